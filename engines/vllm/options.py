@@ -13,6 +13,10 @@ TENSOR_PARALLEL = True
 """An engine may have several devices (`engine.tensor_parallel`)."""
 
 
+BACKEND = "cadence"
+"""The name of our worker's end among vLLM's weight transfer backends."""
+
+
 @dataclass(frozen=True)
 class Options:
     """`engine.<option>`. None leaves the choice to vLLM, unless a comment says otherwise."""

@@ -16,7 +16,7 @@ from transformers.utils.logging import disable_progress_bar
 
 from engines.loading import write_model
 from engines.torch.model import model_shape
-from engines.vllm.options import Options
+from engines.vllm.options import BACKEND, Options
 from harness.protocols import EngineDied
 
 if TYPE_CHECKING:
@@ -207,7 +207,6 @@ def _arguments(
 ) -> dict[str, Any]:
     """Arguments of `AsyncEngineArgs`. Log-probs are of the distribution that was drawn from: after temperature and
     top_p."""
-    from engines.vllm.weights import BACKEND
 
     gpu = device.type == "cuda"
     optional = ("max_num_batched_tokens", "enable_prefix_caching", "attention_backend")

@@ -25,10 +25,6 @@ if TYPE_CHECKING:
     from engines.vllm.process import VLLMProcess
 
 
-BACKEND = "cadence"
-"""The name of the worker's end among vLLM's weight transfer backends."""
-
-
 ADAPTER = 0
 """The adapter's rank in the group of a link; those of vLLM's workers follow."""
 

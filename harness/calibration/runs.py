@@ -19,9 +19,9 @@ from harness.config.fields import checked_name
 from harness.cost_model import shape
 from harness.cost_model.memory import Layout
 from harness.cost_model.roofline import roofline
-from harness.metrics.damaged import reading
 from harness.metrics.done import check_files, is_done
 from harness.metrics.run_files import load_config, load_manifest, load_samples, load_timeline
+from harness.metrics.schemas import reading
 
 WARMUP = 4
 """Iterations that are left out, a quarter of a short run: the first ones allocate memory and fill caches."""

@@ -20,10 +20,10 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from harness.campaigns.cells import ResolvedCell
 from harness.campaigns.process import RunProcess
 from harness.config.compose import cell_prefix
-from harness.metrics.damaged import DamagedFile
 from harness.metrics.done import is_done, read_done
 from harness.metrics.formatting import duration
 from harness.metrics.run_files import load_manifest, load_metrics
+from harness.metrics.schemas import DamagedFile
 
 LIMIT_S = 24 * 3600.0
 """Longest run. Generous: a run that stalls ends itself (cluster.stall_timeout_s and its neighbours)."""

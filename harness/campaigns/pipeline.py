@@ -28,7 +28,7 @@ from harness.config import ConfigError
 from harness.config.compose import compose_job, plain
 from harness.config.fields import checked_name
 from harness.config.machine import Machine
-from harness.metrics.run_inputs import refuse_changed_inputs
+from harness.metrics.run_files import refuse_changed_inputs
 from harness.report.page.document import print_written, write_report
 
 _OF_RUNS = ("seeds", "force")

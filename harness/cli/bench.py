@@ -22,12 +22,10 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
     of the runs, a line each. server: forks the workers, by default one for all seeds. `dry=true`: say which runs these
     would be, with every setting, and run none."""
     from harness.checks.settle import settle
-    from harness.metrics.run_files import run_directory
-    from harness.metrics.run_inputs import refuse_changed_inputs
+    from harness.metrics.run_files import refuse_changed_inputs, run_directory
     from harness.planner.automatic import plan_split
     from harness.runtime.interrupts import leaving_when_asked
-    from harness.runtime.machine import machine_of_runs
-    from harness.runtime.runtime import cluster_address
+    from harness.runtime.runtime import cluster_address, machine_of_runs
 
     own, settings = own_arguments(arguments, "dry")
     dry = is_asked_for("dry", last_values(own))

@@ -13,7 +13,7 @@ from harness.cli.arguments import comparison_arguments, is_asked_for
 from harness.cli.forked_runs import ForkedRuns
 from harness.config import ConfigError
 from harness.config.machine import Machine
-from harness.runtime.machine import machine_of_runs
+from harness.runtime.runtime import machine_of_runs
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:

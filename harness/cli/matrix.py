@@ -20,7 +20,7 @@ from harness.config.machine import Machine
 from harness.config.plugins import is_path
 from harness.report.correction_matrix import draw_matrix
 from harness.report.page.document import print_written
-from harness.runtime.machine import machine_of_runs
+from harness.runtime.runtime import machine_of_runs
 from schedules import SCHEDULES
 
 _SCHEDULES = "fully_async,half_step,one_step_off"

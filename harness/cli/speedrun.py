@@ -57,7 +57,7 @@ def _race(given: dict[str, str], settings: list[str], results: Path, console: Co
     from harness.comparison.runs import read_run
     from harness.config.compose import compose_job, plain
     from harness.metrics.manifest import git_state
-    from harness.runtime.machine import machine_of_runs
+    from harness.runtime.runtime import machine_of_runs
     from harness.studies.speedrun.book import FOLDER, write_book
     from harness.studies.speedrun.record import record_of, refuse_key, refuse_unnamed_code, sign, write_record
     from harness.studies.speedrun.track import DEFAULT, read_track

@@ -17,10 +17,9 @@ from harness.comparison.curves import (
 )
 from harness.comparison.equivalence import Gate
 from harness.comparison.fairness import refuse_unfair
-from harness.comparison.integrity import faults_of, no_verdict
 from harness.comparison.measures import SPEED, Measure, measures_of
 from harness.comparison.runs import Cell
-from harness.comparison.verdict import best_of, question_of, verdict_of
+from harness.comparison.verdict import best_of, faults_of, no_verdict, question_of, verdict_of
 from harness.config import ConfigError
 
 

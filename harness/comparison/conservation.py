@@ -9,8 +9,8 @@ from typing import Any
 
 from harness.comparison.runs import Run
 from harness.config.job import trained_in_iteration
-from harness.metrics.damaged import reading
 from harness.metrics.samples import FATES, read_columns
+from harness.metrics.schemas import reading
 
 _RESPONSES = "responses.parquet"
 

@@ -11,10 +11,10 @@ from typing import Any
 import msgspec
 
 from harness.config.files import MIB, read_json
-from harness.metrics.damaged import reading
 from harness.metrics.done import CRITIC
 from harness.metrics.run_files import load_metrics, load_samples, weight_files
 from harness.metrics.samples import read_responses
+from harness.metrics.schemas import reading
 
 GATE = "gate.json"
 """In an experiment's folder."""

@@ -18,10 +18,10 @@ from harness.config import ConfigError
 from harness.config.files import MIB, read_json
 from harness.config.plugins import is_path
 from harness.metrics.atomic_files import write_text
-from harness.metrics.damaged import reading
 from harness.metrics.done import is_done
 from harness.metrics.formatting import listed
 from harness.metrics.run_files import check_folder_name
+from harness.metrics.schemas import reading
 
 CAMPAIGN = "campaign.json"
 _AXES = ("schedule",)

@@ -428,3 +428,10 @@ def _thresholds(runs: Sequence[Run]) -> list[MetricDefinition]:
 
 def _reach(axis: str, threshold: float) -> Callable[[Run], float]:
     return lambda run: reach(column(run, axis), column(run, EXACT_MATCH), threshold, smoothing(run))
+
+
+def summary_of(run: Run) -> dict[str, float]:
+    """By the keys of measures: rates after warm-up, shares of idle time, what was learnt at the end. An exact match
+    that was never reached is left out."""
+    values = {metric.key: metric.of(run) for metric in metric_definitions([run])}
+    return {key: value for key, value in values.items() if math.isfinite(value)}

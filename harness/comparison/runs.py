@@ -10,7 +10,6 @@ from typing import Any
 import msgspec
 import pyarrow as pa
 
-from harness.metrics.damaged import reading
 from harness.metrics.done import check_files, is_done, read_done
 from harness.metrics.manifest import RunIdentity, identity_of
 from harness.metrics.run_files import (
@@ -23,7 +22,7 @@ from harness.metrics.run_files import (
     load_samples,
     load_timeline,
 )
-from harness.metrics.schemas import ComparedLine, ConfigFile
+from harness.metrics.schemas import ComparedLine, ConfigFile, reading
 from harness.metrics.timeline import Timeline
 
 

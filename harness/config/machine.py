@@ -1,12 +1,16 @@
-"""What this machine has, asked without loading torch."""
+"""What this machine has, asked without loading torch: the GPUs that this process may use, of NVIDIA's driver."""
 
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from types import ModuleType
+from typing import Any
 
 from harness.config import DeviceConfig
-from harness.config.gpus import gpus
+from harness.config.fields import ConfigError
 
 
 @dataclass(frozen=True)
@@ -50,3 +54,136 @@ def gpu_kind() -> str | None:
     instance of a divided GPU: of its peak nothing is known."""
     names = {gpu.name for gpu in gpus()}
     return GPU_KINDS.get(names.pop()) if len(names) == 1 else None
+
+
+VISIBLE = "CUDA_VISIBLE_DEVICES"
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """A device for CUDA: a GPU, or an instance of one that is divided (MIG), which has its own share of its memory.
+
+    name: as the driver has it; an instance's ends in its profile, such as "MIG 3g.40gb". visible_as: how
+    CUDA_VISIBLE_DEVICES names it alone. gpu_uuid: of the whole GPU, its own where it is not divided.
+    """
+
+    name: str
+    uuid: str
+    memory_bytes: int
+    visible_as: str
+    gpu_uuid: str
+
+    @property
+    def instance(self) -> bool:
+        return self.gpu_uuid != self.uuid
+
+    def __str__(self) -> str:
+        return f"{self.name}, {self.memory_bytes >> 20} MiB"
+
+
+@contextmanager
+def nvml() -> Iterator[ModuleType | None]:
+    """NVIDIA's library, started; None where there is no driver. Raises ConfigError where the driver does not answer."""
+    import pynvml
+
+    try:
+        pynvml.nvmlInit()
+    except (pynvml.NVMLError_LibraryNotFound, pynvml.NVMLError_DriverNotLoaded):
+        yield None
+        return
+    except pynvml.NVMLError as error:
+        raise _silent(error) from error
+    try:
+        yield pynvml
+    except pynvml.NVMLError as error:
+        raise _silent(error) from error
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _silent(error: Exception) -> ConfigError:
+    return ConfigError(
+        f"NVIDIA's driver does not say which GPUs there are: {error}; see what nvidia-smi says, or set "
+        f"{VISIBLE}= (empty) to run on cores"
+    )
+
+
+def gpus() -> tuple[Gpu, ...]:
+    """Those that CUDA shows this process, in its order; instances count one by one, where a GPU is divided.
+
+    Indices are taken in the order of the driver, by bus, as CUDA does with CUDA_DEVICE_ORDER=PCI_BUS_ID; GPUs of one
+    kind have that order anyway.
+    """
+    wanted = os.environ.get(VISIBLE)
+    if wanted is not None and not _names(wanted):
+        return ()
+    with nvml() as library:
+        if library is None:
+            return ()
+        there = [_devices(library, index) for index in range(library.nvmlDeviceGetCount())]
+    return tuple(_chosen(wanted, there))
+
+
+def _devices(library: Any, index: int) -> list[Gpu]:
+    """GPU `index`, or its instances."""
+    handle = library.nvmlDeviceGetHandleByIndex(index)
+    whole = library.nvmlDeviceGetUUID(handle)
+    if not _divided(library, handle):
+        return [_gpu(library, handle, whole, str(index))]
+    found = []
+    for place in range(library.nvmlDeviceGetMaxMigDeviceCount(handle)):
+        try:
+            instance = library.nvmlDeviceGetMigDeviceHandleByIndex(handle, place)
+        except library.NVMLError_NotFound:  # fewer were made than could be
+            continue
+        found.append(_gpu(library, instance, whole))
+    return found
+
+
+def _divided(library: Any, handle: Any) -> bool:
+    try:
+        return bool(library.nvmlDeviceGetMigMode(handle)[0])
+    except library.NVMLError_NotSupported:
+        return False
+
+
+def _gpu(library: Any, handle: Any, whole: str, index: str | None = None) -> Gpu:
+    uuid, memory = library.nvmlDeviceGetUUID(handle), int(library.nvmlDeviceGetMemoryInfo(handle).total)
+    return Gpu(library.nvmlDeviceGetName(handle), uuid, memory, uuid if index is None else index, whole)
+
+
+def _names(wanted: str) -> list[str]:
+    """Entries of CUDA_VISIBLE_DEVICES. As for CUDA, the first that can be no device (-1) ends the list."""
+    found: list[str] = []
+    for entry in (part.strip() for part in wanted.split(",")):
+        if not (entry.isdigit() or entry.startswith(("GPU-", "MIG-"))):
+            break
+        found.append(entry)
+    return found
+
+
+def _chosen(wanted: str | None, there: Sequence[Sequence[Gpu]]) -> list[Gpu]:
+    """In the order of `wanted`; the first that is not there ends the list, and one that is named twice makes it empty,
+    both as for CUDA. A divided GPU stands for all its instances."""
+    if wanted is None:
+        return [gpu for devices in there for gpu in devices]
+    found: dict[str, Gpu] = {}
+    for entry in _names(wanted):
+        named = _named(entry, there)
+        if not named:
+            break
+        if any(gpu.uuid in found for gpu in named):
+            return []
+        found |= {gpu.uuid: gpu if gpu.instance else replace(gpu, visible_as=entry) for gpu in named}
+    return list(found.values())
+
+
+def _named(entry: str, there: Sequence[Sequence[Gpu]]) -> list[Gpu]:
+    """By index, or by the beginning of a UUID, which has to be that of one device only."""
+    if entry.isdigit():
+        return list(there[int(entry)]) if int(entry) < len(there) else []
+    if entry.startswith("MIG-"):
+        alike = [gpu for devices in there for gpu in devices if gpu.instance and gpu.uuid.startswith(entry)]
+        return alike if len(alike) == 1 else []
+    of = [devices for devices in there if devices and devices[0].gpu_uuid.startswith(entry)]
+    return list(of[0]) if len(of) == 1 else []

@@ -7,7 +7,7 @@ from typing import Literal, Protocol
 
 from harness.driver.evaluation import Evaluated
 from harness.metrics.ledger import DropReason
-from harness.metrics.restarts import Restart
+from harness.metrics.schemas import Restart
 from harness.protocols import Span
 from harness.workers.training import TrainReport
 

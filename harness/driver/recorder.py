@@ -20,7 +20,6 @@ from harness.metrics.arrivals import Arrivals, RunOf, Sampled, digest_of
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import ENGINE_EVENTS, DropReason, Ledger
 from harness.metrics.parts import Parts
-from harness.metrics.restarts import Restart
 from harness.metrics.run_files import RunDirectory
 from harness.metrics.samples import (
     Fate,
@@ -31,6 +30,7 @@ from harness.metrics.samples import (
     turn_metrics,
     untrained_record,
 )
+from harness.metrics.schemas import Restart
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock, Span
 from harness.rl.diagnostics import add_diagnostics

@@ -12,7 +12,7 @@ from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any, TypeVar
 
-from harness.metrics.restarts import Restart
+from harness.metrics.schemas import Restart
 from harness.protocols import Clock
 from harness.runtime.runtime import Handle, Runtime, WorkerDied, death_in
 from harness.transfer_queue import TransferQueue

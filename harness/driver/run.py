@@ -17,7 +17,7 @@ from rich.console import Console
 
 from harness.checks.earlier_run import run_to_begin_with, run_to_replay
 from harness.checks.job import JobPlan
-from harness.comparison.run_summary import summary_of
+from harness.comparison.measures import summary_of
 from harness.comparison.runs import run_of
 from harness.config import ConfigError, JobConfig, ModelConfig
 from harness.config.compose import cell_name, make_schedule, plain, plugins_of
@@ -35,7 +35,6 @@ from harness.driver.restarts import GivenUp, Restarts, how, roles_in
 from harness.driver.session import Session
 from harness.metrics.done import CRITIC, MODEL
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, build_manifest
-from harness.metrics.restarts import Restart
 from harness.metrics.run_files import (
     RunDirectory,
     last_evaluated,
@@ -44,6 +43,7 @@ from harness.metrics.run_files import (
     mirrored_files,
     run_directory,
 )
+from harness.metrics.schemas import Restart
 from harness.metrics.system import LoadWatch, SystemSampler
 from harness.protocols import EngineDied
 from harness.rl.learning_rate import peak_rate

@@ -1,13 +1,19 @@
-"""Files that are whole or not there, and locks that the operating system releases when their holder dies."""
+"""Files that are whole or not there; files that grow, of which a checkpoint knows how much; and locks that the
+operating system releases when their holder dies."""
 
 from __future__ import annotations
 
 import fcntl
+import hashlib
 import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 _LOOK_S = 0.05  # between two tries for a lock
 
@@ -68,3 +74,29 @@ class Lock:
 
     def __exit__(self, *exception: object) -> None:
         self.release()
+
+
+class GrowingFile:
+    """Goes on from what is there; what is appended is in the hands of the system when `append` returns."""
+
+    def __init__(self, path: Path) -> None:
+        self._file = path.open("ab")
+        self._digest = hashlib.sha256(path.read_bytes())
+
+    @property
+    def size(self) -> int:
+        """Bytes so far: the file cut there holds what it holds now."""
+        return self._file.tell()
+
+    @property
+    def digest(self) -> str:
+        """SHA-256 of these bytes."""
+        return self._digest.hexdigest()
+
+    def append(self, data: ReadableBuffer) -> None:
+        self._file.write(data)
+        self._file.flush()
+        self._digest.update(data)
+
+    def close(self) -> None:
+        self._file.close()

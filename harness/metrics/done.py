@@ -12,7 +12,7 @@ import msgspec
 
 from harness.config.files import MIB, read_text
 from harness.metrics.atomic_files import write_text
-from harness.metrics.damaged import reading
+from harness.metrics.schemas import reading
 
 DONE = "DONE"
 INCOMPLETE = "mlflow-incomplete.txt"

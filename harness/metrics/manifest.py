@@ -18,7 +18,7 @@ import psutil
 
 from engines import DISTRIBUTIONS
 from harness.config import Backend
-from harness.config.gpus import gpus
+from harness.config.machine import gpus
 
 PACKAGES = (
     "cadence-rl",

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pyarrow as pa
 
-from harness.metrics.growing_file import GrowingFile
+from harness.metrics.atomic_files import GrowingFile
 from harness.metrics.samples import CUSTOM, RESPONSES_SCHEMA, SCHEMA, SampleRecord
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span

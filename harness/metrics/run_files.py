@@ -6,7 +6,7 @@ import hashlib
 import json
 import math
 import shutil
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from itertools import pairwise
 from pathlib import Path
@@ -18,11 +18,10 @@ from omegaconf import OmegaConf
 
 from harness.config import JobConfig
 from harness.config.files import read_json, read_text, read_yaml
+from harness.config.inputs import digests, inputs_of, refuse_changed
 from harness.metrics.arrivals import ARRIVALS, Arrivals, RunOf, line_of
-from harness.metrics.atomic_files import Lock, write_text
-from harness.metrics.damaged import reading
+from harness.metrics.atomic_files import GrowingFile, Lock, write_text
 from harness.metrics.done import DONE, INCOMPLETE, MODEL, is_done, write_done
-from harness.metrics.growing_file import GrowingFile
 from harness.metrics.iteration import AXES, check_names
 from harness.metrics.ledger import Ledger
 from harness.metrics.parts import (
@@ -33,9 +32,17 @@ from harness.metrics.parts import (
     read_samples_so_far,
     read_timeline_so_far,
 )
-from harness.metrics.restarts import Restart
 from harness.metrics.samples import read_samples, write_responses, write_table
-from harness.metrics.schemas import LARGEST, EvaluationLine, IterationLine, LedgerFile, ManifestFile, TraceFile
+from harness.metrics.schemas import (
+    LARGEST,
+    EvaluationLine,
+    IterationLine,
+    LedgerFile,
+    ManifestFile,
+    Restart,
+    TraceFile,
+    reading,
+)
 from harness.metrics.timeline import Timeline, chrome_trace, timeline_of
 
 LOCK = ".lock"
@@ -200,7 +207,7 @@ class RunDirectory:
         self._parts = None
 
     def write_summary(self, summary: Mapping[str, float]) -> None:
-        """summary.json: the run in figures, of `harness.comparison.run_summary`."""
+        """summary.json: the run in figures, of `harness.comparison.measures`."""
         self._write_json("summary.json", dict(summary))
 
     def write_trace(self, timeline: Timeline) -> None:
@@ -394,3 +401,15 @@ def load_ledger(path: Path) -> dict[str, Any]:
     with reading(path / "ledger.json"):
         msgspec.convert(ledger, LedgerFile)
     return ledger
+
+
+def refuse_changed_inputs(config: JobConfig, folders: Iterable[Path]) -> None:
+    """Raises ConfigError, naming both digests, where one of these runs of `config` is finished and read something else
+    than is there now: it would be taken for done."""
+    now = None
+    for folder in folders:
+        if not is_done(folder):
+            continue
+        now = inputs_of(config) if now is None else now
+        fix = "run it again with FORCE=1, or keep both with EXPERIMENT=another_name"
+        refuse_changed(digests(load_manifest(folder)), now, f"{folder} was made", fix)

@@ -1,17 +1,22 @@
-"""What is relied on of the files of a run, whatever else they say, and how large each may be: a folder may be
-anybody's, and of an earlier version."""
+"""What is relied on of the files of a run, whatever else they say, how large each may be, and what is said of one that
+is missing, was cut off, or holds what no run writes: a folder may be anybody's, and of an earlier version."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import datetime
+from pathlib import Path
 from typing import Annotated, Literal
 
 import msgspec
+import pyarrow as pa
+import yaml  # type: ignore[import-untyped]
+from omegaconf.errors import OmegaConfBaseException
 
-from harness.config import Backend
+from harness.config import Backend, ConfigError
 from harness.config.files import MIB
 from harness.metrics.ledger import ENGINE_EVENTS, DropReason
-from harness.metrics.restarts import Restart
 
 LARGEST = {
     "manifest.json": 4 * MIB,
@@ -223,3 +228,42 @@ class ConfigFile(msgspec.Struct):
     cluster: ClusterSettings
     cost: CostSettings | None = None
     device: Named | None = None
+
+
+class DamagedFile(ConfigError):
+    """A file of a finished run cannot be read as what it should be."""
+
+
+@contextmanager
+def reading(file: Path, fix: str = "make the run again with FORCE=1, or take its folder away") -> Iterator[None]:
+    """Around everything that reads `file`, to its last value. Raises DamagedFile, one line, where that fails."""
+    try:
+        yield
+    except DamagedFile:
+        raise
+    except FileNotFoundError as error:
+        raise DamagedFile(f"{file} is missing; {fix}") from error
+    except _UNREADABLE as error:
+        why = f"it has no {error}" if isinstance(error, KeyError) else f"{error}"
+        raise DamagedFile(f"{file} is damaged: {' '.join(why.split())}; {fix}") from error
+
+
+_UNREADABLE = (
+    *(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError),
+    *(pa.ArrowException, yaml.YAMLError, msgspec.MsgspecError, OmegaConfBaseException),
+)
+
+
+class Restart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+    """Roles that died and were started again. roles: that were lost; why: how they died; done: what was done about it;
+    at_s: when that was, on the run's clock; took_s: until they were at work again."""
+
+    roles: list[str]
+    why: str
+    done: str
+    at_s: float
+    took_s: float
+
+    @property
+    def line(self) -> str:
+        return f"lost {', '.join(self.roles)}: {self.why}; {self.done}, at work again after {self.took_s:.1f} s"

@@ -17,8 +17,7 @@ from dataclasses import dataclass
 from heapq import heappop, heappush
 from typing import Any
 
-from harness.metrics.restarts import Restart
-from harness.metrics.schemas import TraceFile, TraceSpan
+from harness.metrics.schemas import Restart, TraceFile, TraceSpan
 from harness.protocols import Span
 
 SYNC_KINDS = frozenset({"load_weights", "publish_weights"})

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
@@ -101,3 +101,22 @@ def of_cells(cells: Sequence[Cell]) -> list[str]:
     if len(set(schedules)) == len(schedules):
         return list(of_schedules(schedules).values())
     return [CELLS[number % len(CELLS)] for number in range(len(cells))]
+
+
+def names_of(cells: Sequence[Cell]) -> list[str]:
+    """For markup: `var(--cell-0)`, ..."""
+    return [f"var(--cell-{number})" for number in range(len(cells))]
+
+
+def style_of(cells: Sequence[Cell]) -> str:
+    """What these names are, as page.css has the other colours."""
+    colours = of_cells(cells)
+    dark = _declared(map(on_dark, colours))
+    return (
+        f":root {{ {_declared(colours)} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root:not(.paper) {{ {dark} }} }}\n"
+    )
+
+
+def _declared(colours: Iterable[str]) -> str:
+    return " ".join(f"--cell-{number}: {colour};" for number, colour in enumerate(colours))

@@ -19,8 +19,7 @@ from harness.metrics.atomic_files import replacing
 from harness.metrics.manifest import identity_of, run_title
 from harness.metrics.run_files import load_evaluations, load_manifest, load_metrics, load_samples, load_timeline
 from harness.metrics.timeline import Timeline
-from harness.report.data_versions import data_versions
-from harness.report.gantt import draw_gantt
+from harness.report.gantt import data_versions, draw_gantt
 from harness.report.palette import COLORBLIND
 
 BLUE, ORANGE, GREEN, GRAY = (COLORBLIND[n] for n in (0, 1, 2, 7))

@@ -17,7 +17,6 @@ from harness.metrics.done import is_done
 from harness.metrics.formatting import number, percent
 from harness.metrics.ledger import ENGINE_EVENTS
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, identity_of
-from harness.metrics.restarts import Restart
 from harness.metrics.run_files import (
     load_evaluations,
     load_ledger,
@@ -27,6 +26,7 @@ from harness.metrics.run_files import (
     load_timeline,
 )
 from harness.metrics.samples import CUSTOM, FATES
+from harness.metrics.schemas import Restart
 
 _FILES = (
     "config.yaml",

@@ -12,7 +12,7 @@ from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
-from harness.config.gpus import VISIBLE, gpus
+from harness.config.machine import VISIBLE, gpus
 from harness.config.plugins import import_folders
 from harness.logs import RUN, run_in
 from harness.rpc.handshake import new_token

@@ -17,8 +17,7 @@ from ray.exceptions import RayError
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy
 
 from harness.config.fields import ConfigError
-from harness.config.gpus import VISIBLE, gpus
-from harness.config.machine import Machine
+from harness.config.machine import VISIBLE, Machine, gpus
 
 _REACHED_S = 10.0  # longest wait for the head of a cluster to accept a connection
 _PROBED_S = 60.0  # and for a node to say which GPUs it has

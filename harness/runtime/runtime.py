@@ -14,6 +14,7 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
+from harness.config.machine import Machine, this_machine
 from harness.protocols import Clock, EngineDied
 
 if TYPE_CHECKING:
@@ -281,3 +282,12 @@ async def _waits_of(handle: Handle[WaitingRole], answer_s: float) -> list[str]:
         return [f"{handle.name} does not answer (computing, or dead)"]
     except WorkerDied:
         return [f"{handle.name} is dead"]
+
+
+def machine_of_runs() -> Machine:
+    """This machine, or the cluster that RAY_ADDRESS names. Raises ConfigError where that does not let us in."""
+    if (address := cluster_address()) is None:
+        return this_machine()
+    from harness.runtime.ray_nodes import cluster_machine
+
+    return cluster_machine(address)

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.tasks.task import HELD_OUT_SEED, Problem, Sample, Score, draws
-from harness.tasks.text_task import TextTask
+from harness.tasks.tokenizer import TextTask
 
 DIGITS = np.array(list("0123456789"))
 LETTERS = np.array(list("abcdefghijklmnop"))

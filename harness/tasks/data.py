@@ -15,8 +15,7 @@ from harness.tasks.data_prompts import Columns, PromptFormat
 from harness.tasks.data_source import HUB, DataSource
 from harness.tasks.rewards.text import exact
 from harness.tasks.task import HELD_OUT_SEED, Problem, Sample, Score, draws
-from harness.tasks.text_task import TextTask
-from harness.tasks.tokenizer import Tokenizer
+from harness.tasks.tokenizer import TextTask, Tokenizer
 
 LONGEST = 1024
 """Tokens of prompts, and of responses, where nothing else is said."""

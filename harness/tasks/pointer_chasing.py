@@ -10,7 +10,7 @@ import numpy as np
 from harness.tasks.characters import DIGITS, LETTERS, geometric
 from harness.tasks.environment import Step
 from harness.tasks.task import HELD_OUT_SEED, Problem, Sample, Score, draws
-from harness.tasks.text_task import TextTask
+from harness.tasks.tokenizer import TextTask
 
 ASK = "+"
 """Begins a turn that asks for a letter."""

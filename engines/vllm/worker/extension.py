@@ -6,7 +6,7 @@ from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.platforms import current_platform
 
-from engines.vllm.weights import BACKEND
+from engines.vllm.options import BACKEND
 from engines.vllm.worker.transfer import BucketTransfer
 
 WeightTransferEngineFactory.register_engine(BACKEND, BucketTransfer)

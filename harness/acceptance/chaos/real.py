@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -21,7 +22,6 @@ import psutil
 
 from harness.acceptance.chaos.afterwards import finished_with
 from harness.acceptance.chaos.damage import Damaged, damage, whole_checkpoints
-from harness.acceptance.chaos.disk import Disk, small_disk
 from harness.acceptance.chaos.faults import DAMAGES, Damage
 from harness.campaigns.process import RunProcess
 from harness.comparison.conservation import check_conservation
@@ -292,3 +292,46 @@ def write_felt(felt: Sequence[Felt], folder: Path) -> list[Path]:
     head = f"# Faults on real runs\n\n{len(felt)} faults, {broken} broke a promise; {os.cpu_count()} cores.\n\n"
     write_text(paths[1], head + table(felt))
     return paths
+
+
+_SIZE = "64m"
+_FILLER = ".filler"
+
+
+@dataclass(frozen=True)
+class Disk:
+    """A mounted file system that can be filled."""
+
+    folder: Path
+
+    def fill(self) -> None:
+        """Fill it to the last byte."""
+        block = bytes(64 << 10)
+        with (self.folder / _FILLER).open("wb", buffering=0) as file:
+            while True:
+                try:
+                    if file.write(block) < len(block):
+                        return
+                except OSError:
+                    return
+
+    def empty(self) -> None:
+        """Make room again."""
+        (self.folder / _FILLER).unlink(missing_ok=True)
+
+
+@contextmanager
+def small_disk(folder: Path) -> Iterator[Disk | None]:
+    """None where this process may not mount one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    if os.geteuid() != 0 or _run("mount", "-t", "tmpfs", "-o", f"size={_SIZE}", "chaos", str(folder)):
+        yield None
+        return
+    try:
+        yield Disk(folder)
+    finally:
+        _run("umount", "-l", str(folder))
+
+
+def _run(*command: str) -> int:
+    return subprocess.run(command, check=False, capture_output=True).returncode

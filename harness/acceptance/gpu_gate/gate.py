@@ -11,8 +11,7 @@ from pathlib import Path
 from typing import Literal
 
 from harness.acceptance.gpu_gate.parts import PARTS
-from harness.acceptance.gpu_gate.report import lines, summary, write_report
-from harness.acceptance.gpu_gate.results import PartResult, passed
+from harness.acceptance.gpu_gate.results import PartResult, lines, passed, summary, write_report
 from harness.acceptance.gpu_gate.runner import chosen, run_gate
 from harness.config import ConfigError
 

@@ -13,8 +13,8 @@ from harness.comparison.curves import PerformanceProfile, RoleTime, StalenessHis
 from harness.comparison.measures import CellMeasure
 from harness.comparison.runs import Cell
 from harness.metrics.formatting import percent
-from harness.report.page.colours import names_of
 from harness.report.page.text import histogram_text, lag_text, profile_text, share_label
+from harness.report.palette import names_of
 
 _STRIP, _STRIP_HEIGHT, _EDGE = 220, 26, 8
 _WIDTH, _HEIGHT, _LEFT, _RIGHT, _HEAD, _FOOT = 260, 164, 42, 16, 8, 36

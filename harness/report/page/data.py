@@ -13,9 +13,8 @@ from harness.comparison.measures import HELD_OUT
 from harness.metrics.manifest import run_title
 from harness.metrics.timeline import TRAINING_ROLE, Interval, Timeline, lanes
 from harness.protocols import Span
-from harness.report.data_versions import DataVersion, data_versions
-from harness.report.page.colours import names_of
-from harness.report.palette import DASHES, KINDS, ON_DARK_KINDS, ON_DARK_VERSIONS, VERSIONS
+from harness.report.gantt import DataVersion, data_versions
+from harness.report.palette import DASHES, KINDS, ON_DARK_KINDS, ON_DARK_VERSIONS, VERSIONS, names_of
 
 AXES = {"samples": "samples trained", "tokens": "tokens trained (prompt and response)", "seconds": "time (s)"}
 TITLES = {

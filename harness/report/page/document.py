@@ -18,7 +18,6 @@ from harness.comparison.comparison import Comparison
 from harness.comparison.correction_matrix import has_matrix, matrix_of
 from harness.metrics.atomic_files import write_text
 from harness.report.page.charts import device_cards, profile_cards, staleness_cards
-from harness.report.page.colours import style_of
 from harness.report.page.data import curves_data, timelines_data
 from harness.report.page.exports import measures_csv, table_tex
 from harness.report.page.markdown import markdown
@@ -42,6 +41,7 @@ from harness.report.page.text import (
     measures_caption,
 )
 from harness.report.page.verdict_chart import chart_html, chart_of
+from harness.report.palette import style_of
 from harness.report.plots import FORMATS
 
 _SCRIPTS = ("drawing.js", "timeline.js", "curves.js", "page.js")

@@ -14,8 +14,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from harness.comparison.comparison import Comparison
 from harness.comparison.curves import REWARDS, role_times
 from harness.comparison.measures import SPEED
-from harness.report.data_versions import data_versions
-from harness.report.gantt import NamedTimeline, draw_same_seconds
+from harness.report.gantt import NamedTimeline, data_versions, draw_same_seconds
 from harness.report.page.charts import score_range
 from harness.report.page.data import AXES, TITLES
 from harness.report.page.text import Headings

@@ -17,8 +17,8 @@ from harness.comparison.measures import Measure
 from harness.metrics.formatting import number
 from harness.report.correction_matrix import COLORS
 from harness.report.page.charts import span_of, strip
-from harness.report.page.colours import names_of
 from harness.report.page.text import checks, commands
+from harness.report.palette import names_of
 
 _SIGNS = {"better": "▲ better", "worse": "▼ worse", "differs": "◆ differs", "same": "no significant difference"}
 _OPEN = 2  # measures that are unfolded at first, besides the headlines' table

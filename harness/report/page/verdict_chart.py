@@ -18,9 +18,8 @@ from harness.comparison.comparison import Comparison
 from harness.comparison.measure_text import against, scale_of, titled
 from harness.comparison.measures import EXACT_MATCH, LAG, SPEED, Measure
 from harness.comparison.statistics.estimates import Interval
-from harness.report.page.colours import names_of
 from harness.report.page.labels import Box, places
-from harness.report.palette import of_cells
+from harness.report.palette import names_of, of_cells
 
 WIDE, NARROW = (900.0, 340.0), (362.0, 400.0)
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 14.0, 12.0, 44.0

@@ -16,7 +16,7 @@ from harness.campaigns.preview import print_failures
 from harness.config import STRICT, ConfigError
 from harness.config.fields import Count, Fraction
 from harness.metrics.run_files import load_metrics
-from harness.runtime.machine import machine_of_runs
+from harness.runtime.runtime import machine_of_runs
 from harness.studies.papers.experiment import Context, PaperExperiment
 from harness.studies.papers.modes import Mode, job_of, steps
 from harness.studies.papers.result import Line, Published, Result, Table

@@ -17,8 +17,7 @@ from harness.comparison import measures
 from harness.comparison.comparison import Comparison, compare
 from harness.comparison.console import print_comparison
 from harness.comparison.equivalence import Gate, Pair
-from harness.comparison.measures import SPEED, MetricDefinition
-from harness.comparison.run_summary import summary_of
+from harness.comparison.measures import SPEED, MetricDefinition, summary_of
 from harness.comparison.runs import Cell, Run, read_run
 from harness.comparison.statistics.estimates import Interval
 from harness.config import ConfigError

@@ -6,8 +6,7 @@ import pynvml
 import pytest
 
 from harness.config import ConfigError
-from harness.config.gpus import gpus
-from harness.config.machine import gpu_kind, this_machine
+from harness.config.machine import gpu_kind, gpus, this_machine
 from harness.runtime.local_runtime import device_environment
 from tests.support.fake_nvml import FakeGpu, FakeNvml, install
 

@@ -15,7 +15,7 @@ from harness.comparison.promises import Finished
 from harness.config import JobConfig, RestartsConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.driver.restarts import EngineRestarts, GivenUp, Restarts, how, roles_in
-from harness.metrics.restarts import Restart
+from harness.metrics.schemas import Restart
 from harness.runtime.runtime import RealClock, WorkerDied, parts_of
 from harness.runtime.virtual_runtime import LocalRole
 from harness.weight_sync.membership import LostEngine

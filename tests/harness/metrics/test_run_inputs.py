@@ -13,8 +13,7 @@ from harness.cli import bench
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import compose_job
 from harness.config.inputs import inputs_of
-from harness.metrics.run_files import run_directory
-from harness.metrics.run_inputs import refuse_changed_inputs
+from harness.metrics.run_files import refuse_changed_inputs, run_directory
 from tests.support.played_runs import MANIFEST
 
 

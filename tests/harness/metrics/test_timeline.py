@@ -10,8 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.metrics.iteration import check_names
-from harness.metrics.restarts import Restart
-from harness.metrics.schemas import TraceFile
+from harness.metrics.schemas import Restart, TraceFile
 from harness.metrics.timeline import (
     KINDS,
     WORK_KINDS,

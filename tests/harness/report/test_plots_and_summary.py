@@ -24,8 +24,7 @@ from harness.metrics.run_files import RunDirectory, load_samples, load_timeline
 from harness.metrics.samples import SampleRecord, reward_metrics, staleness_metrics
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
-from harness.report.data_versions import data_versions
-from harness.report.gantt import MOST_BARS, NamedTimeline, draw_gantt, draw_same_seconds, first_window
+from harness.report.gantt import MOST_BARS, NamedTimeline, data_versions, draw_gantt, draw_same_seconds, first_window
 from harness.report.plots import draw_run
 from harness.report.summary import print_summary, summarize
 from tests.support.sample_records import trained_record, write_samples

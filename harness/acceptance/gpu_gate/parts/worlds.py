@@ -4,9 +4,12 @@ NCCL between GPUs, a device each. Between cores Gloo, two processes."""
 
 from __future__ import annotations
 
+import multiprocessing
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -15,7 +18,6 @@ from engines.stores import listening_store
 from engines.torch.fsdp import init_world
 from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.parts.common import per_second, seconds_of
-from harness.acceptance.gpu_gate.parts.processes import in_processes
 from harness.acceptance.gpu_gate.results import Check
 
 _TIMEOUT_S = 60.0
@@ -103,3 +105,14 @@ def _wrong(rank: int, size: int, device: torch.device, group: dist.ProcessGroup)
     dist.reduce_scatter_tensor(shard, torch.arange(8.0 * size, device=device), group=group)
     if not torch.equal(shard, size * torch.arange(8.0 * rank, 8.0 * (rank + 1), device=device)):
         yield "reduce-scatter"
+
+
+Made = TypeVar("Made")
+
+
+def in_processes(work: Callable[..., Made], of: Sequence[tuple[Any, ...]], limit_s: float) -> list[Made]:
+    """Results of `work` for each of these arguments, all computed at the same time. Raises what one of them raised
+    first, or TimeoutError after `limit_s`; the gate's runner ends what is left."""
+    with ProcessPoolExecutor(len(of), multiprocessing.get_context("spawn")) as pool:
+        waiting = [pool.submit(work, *arguments) for arguments in of]
+        return [future.result(limit_s) for future in waiting]

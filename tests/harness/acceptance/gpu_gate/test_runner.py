@@ -9,8 +9,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.acceptance.gpu_gate.report import REPORT, summary, write_report
-from harness.acceptance.gpu_gate.results import PartResult, passed, read_result
+from harness.acceptance.gpu_gate.results import REPORT, PartResult, passed, read_result, summary, write_report
 from harness.acceptance.gpu_gate.runner import GatePart, chosen, run_gate
 from harness.config import ConfigError
 
