@@ -57,10 +57,11 @@ class ResolvedCell:
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of the cell's folder."""
         return cell_name(self.config)
 
     def folder(self, seed: int, results: Path) -> Path:
+        """Folder of one run of the cell."""
         return run_directory(self.config, seed, results).path
 
     @property
@@ -93,7 +94,7 @@ class SkippedCell:
 
 
 def _purpose(roles: str) -> str:
-    """Of a pool, by the names of its roles with + between them."""
+    """Purpose of a pool, by the names of its roles with + between them."""
     named = roles.split("+")
     if "actor" in named:
         return "shared" if "rollout" in named else "training"

@@ -15,7 +15,7 @@ BUNDLES = EXPERIMENTS / "corrections.yaml"
 _CORRECTION = "algorithm.correction"
 _RATE = "algorithm.learning_rate"
 _LAYOUT = frozenset({"algorithm.micro_batch_groups"})
-"""Of a bundle, what a correction needs in order to run, but is not part of what is compared."""
+"""Settings of a bundle that a correction needs in order to run, but that are not part of what is compared."""
 _AT = "@"
 
 

@@ -31,10 +31,10 @@ LIMIT_S = 24 * 3600.0
 _POLL_S = 0.2
 
 START_S = 4.0
-"""About what a run takes besides its iterations: processes that start, plots. Scaling leaves it out."""
+"""Seconds that a run takes, roughly, besides its iterations: processes that start, plots. Scaling leaves it out."""
 
 PendingRun = tuple[ResolvedCell, int]
-"""Its cell and its seed."""
+"""A cell and a seed."""
 
 StartRun = Callable[[str, Sequence[str], Path, Path], RunProcess]
 """`bench` in a process of its own: how errors name the run, its settings, its log, the results folder."""
@@ -53,7 +53,7 @@ class FailedRun:
 
 @dataclass(frozen=True)
 class RunOutcomes:
-    """What became of the runs. done: label and seed, those that were done before included."""
+    """The outcomes of all runs. done: label and seed, those that were done before included."""
 
     done: tuple[tuple[str, int], ...]
     failed: tuple[FailedRun, ...]
@@ -74,7 +74,7 @@ class Runs:
         return [(cell, seed) for seed in self.seeds for cell in self.cells]
 
     def to_do(self) -> list[PendingRun]:
-        """Those that are not done yet, or are to be done again."""
+        """Runs that are not done yet, or are to be done again."""
         return [(cell, seed) for cell, seed in self.all if self.force or not is_done(cell.folder(seed, self.results))]
 
     @property
@@ -84,6 +84,7 @@ class Runs:
         return len(os.sched_getaffinity(0)) if simulated else 1
 
     def estimate(self) -> Estimate:
+        """Durations to expect of these runs."""
         return Estimate(self.cells, self.seeds, self.results)
 
 
@@ -227,14 +228,14 @@ class Estimate:
         self._own[cell.label].append(seconds)
 
     def of(self, cell: ResolvedCell) -> float | None:
-        """Of one run of this cell; None where nothing is known of any."""
+        """Seconds of one run of this cell; None where nothing is known of any."""
         known = {label: guess for label in self._own if (guess := self._guess(label)) is not None}
         return known.get(cell.label, mean(known.values()) if known else None)
 
     def left(
         self, todo: Iterable[ResolvedCell], running: Iterable[tuple[ResolvedCell, float]], at_once: int
     ) -> float | None:
-        """Until runs of the cells of `todo` and those that have been `running` for so many seconds are done."""
+        """Seconds until runs of the cells of `todo` and those that have been `running` for so many seconds are done."""
         whole = [(cell, 0.0) for cell in todo]
         guesses = [(self.of(cell), spent) for cell, spent in (*whole, *running)]
         seconds = [max(0.0, guess - spent) for guess, spent in guesses if guess is not None]
@@ -245,12 +246,13 @@ class Estimate:
 
 
 def time_text(seconds: float | None) -> str:
+    """Words for so many seconds, or for none known yet."""
     return "unknown until a run is done" if seconds is None else duration(seconds)
 
 
 def _seconds_of(folder: Path) -> float | None:
-    """From its manifest to DONE. Imports come before, a few seconds. None of a run that is not done, or is damaged: an
-    estimate does without it."""
+    """Seconds of a run from its manifest to DONE. Imports come before, a few seconds. None of a run that is not done,
+    or is damaged: an estimate does without it."""
     try:
         if not is_done(folder):
             return None

@@ -67,7 +67,7 @@ def _batch(algorithm: AlgorithmConfig | None) -> tuple[str, ...]:
 
 @dataclass(frozen=True)
 class GateJob:
-    """What the gate of one experiment runs. settings: of all its runs; note: where that is not what is compared."""
+    """The runs of one experiment's gate. settings: of all its runs; note: where that is not what is compared."""
 
     experiment: str
     settings: tuple[str, ...]
@@ -75,13 +75,14 @@ class GateJob:
 
     @cached_property
     def made_from(self) -> dict[str, Any]:
-        """What it depends on: it need not run again while this is equal."""
+        """Everything that the gate depends on: it need not run again while this is equal."""
         found = {"settings": list(self.settings), "sources": sources_digest(), "torch": version("torch")}
         plugins = [plugin.sha256 for plugin in plugins_of(compose_job(self.settings))]
         return found | ({"plugins": plugins} if plugins else {})
 
     @property
     def cells(self) -> list[CellRequest]:
+        """The gate's cells, in an experiment of their own."""
         shared = (*self.settings, f"experiment={self.experiment}{GATE_RUNS}")
         return [CellRequest(f"gate: {label}", (*shared, *settings)) for label, settings in CELLS.items()]
 
@@ -101,7 +102,7 @@ def gate_job(cell: ResolvedCell, given: Sequence[str]) -> GateJob:
 
 
 def passed_before(job: GateJob, results: Path) -> Gate | None:
-    """What this gate found when it passed with these settings, sources and packages; None where it did not yet."""
+    """The gate's result when it passed with these settings, sources and packages; None where it did not yet."""
     known = read_gate(results / job.experiment)
     return known if known is not None and known.passed and known.made_from == job.made_from else None
 
@@ -151,7 +152,7 @@ def _judged(job: GateJob, cells: Sequence[ResolvedCell], outcomes: RunOutcomes, 
 
 
 def sources_digest() -> str:
-    """Of every source and setting that a run is made from: another digest is another program."""
+    """SHA-256 of every source and setting that a run is made from: another digest is another program."""
     digest = hashlib.sha256()
     for folder in _SOURCES:
         for path in sorted((_ROOT / folder).rglob("*")):

@@ -60,8 +60,8 @@ def comparison_request(
     *,
     dry: bool,
 ) -> ComparisonRequest:
-    """These cells on devices that most of them can run on, in an experiment of their own unless `shared`, what the user
-    set for all cells, names one."""
+    """The request of these cells, on devices that most of them can run on, in an experiment of their own unless
+    `shared`, what the user set for all cells, names one."""
     chosen = compose_job([setting for setting in shared if _name_of(setting) in _OF_RUNS])
     budget = device_budget(cells, machine)
     cells = [CellRequest(cell.label, (*_without_runs(cell.settings), *budget)) for cell in cells]

@@ -1,4 +1,4 @@
-"""What is printed before runs begin, and of those that failed."""
+"""Texts that are printed before runs begin, and on those that failed."""
 
 from __future__ import annotations
 
@@ -14,11 +14,11 @@ from harness.config.machine import Machine
 from harness.driver.progress import print_banner
 
 GATE_S = 40.0
-"""About what the runs of an equivalence gate take together, the first warm start included."""
+"""Seconds that the runs of an equivalence gate take together, roughly, the first warm start included."""
 
 
 def machine_warnings(cells: Sequence[ResolvedCell], machine: Machine) -> list[str]:
-    """What about this machine makes times of these cells doubtful."""
+    """Facts about this machine that make times of these cells doubtful."""
     plan, cluster = cells[0].plan, cells[0].config.cluster
     if plan.backend == "virtual":
         return []
@@ -67,7 +67,7 @@ def print_preview(
 
 
 def print_failures(failed: Iterable[FailedRun], console: Console) -> None:
-    """Which runs failed, with the end of each log and where the rest of it is."""
+    """Print which runs failed, with the end of each log and where the rest of it is."""
     for failure in failed:
         _say(console, f"{failure.label} seed {failure.seed} {failure.how}; its log is {failure.log}", "bold red")
         _say(console, "\n".join(f"  {line}" for line in failure.log_tail.splitlines()), "red")

@@ -56,11 +56,11 @@ class RunProcess:
 
     @property
     def seconds(self) -> float:
-        """Since it was started."""
+        """Seconds since it was started."""
         return time.monotonic() - self.began
 
     def ended(self) -> int | None:
-        """Its exit code, None while it runs."""
+        """Exit code, None while it runs."""
         return self._process.code(0.0)
 
     def log_tail(self) -> str:
@@ -108,7 +108,7 @@ class _Process(Protocol):
         """None where it has not begun yet."""
 
     def code(self, within_s: float) -> int | None:
-        """Its exit code, once it has ended; None where it has not within so many seconds."""
+        """Exit code, once it has ended; None where it has not within so many seconds."""
 
     def interrupt(self) -> None: ...
 
@@ -144,7 +144,7 @@ class _Spawned:
 
 
 class _Forked:
-    """Its group is killed by the server as it ends."""
+    """A process of a fork server, which kills its group as it ends."""
 
     def __init__(self, server: ForkServer, work: Callable[..., Any], arguments: Sequence[Any], log: Path) -> None:
         with server.share() as shared:

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from harness.config import ConfigError
 
 SEEDS = "seeds=3"
-"""Of a comparison, by default: the fewest that give an interval worth printing."""
+"""Seeds of a comparison, by default: the fewest that give an interval worth printing."""
 
 
 def own_arguments(arguments: Sequence[str], *names: str) -> tuple[dict[str, list[str]], list[str]]:
@@ -24,7 +24,7 @@ def own_arguments(arguments: Sequence[str], *names: str) -> tuple[dict[str, list
 
 
 def last_values(own: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """Of arguments that were given, and not as nothing, the last value."""
+    """The last value of each argument that was given, and not as nothing."""
     return {name: values[-1] for name, values in own.items() if values and values[-1]}
 
 
@@ -37,7 +37,7 @@ def is_asked_for(name: str, given: Mapping[str, str]) -> bool:
 
 
 def comparison_arguments(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
-    """Of a comparison: its own arguments, those of `names` and `dry`; and settings of its jobs, always with seeds."""
+    """Arguments of a comparison: its own, those of `names` and `dry`; and settings of its jobs, always with seeds."""
     given, settings = own_arguments(arguments, *names, "dry")
     chosen = [setting for setting in settings if setting.partition("=")[0] == "seeds"]
     return last_values(given), settings if chosen and chosen[-1] != "seeds=" else [SEEDS, *settings]

@@ -26,6 +26,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 
 def print_costs(path: Path, explained: Sequence[str], console: Console) -> None:
+    """Print what was fitted, and the command that uses it."""
     for line in explained:
         console.print(line, highlight=False, soft_wrap=True, markup=False)
     console.print(f"\n{path}\nmake bench BACKEND=virtual COST={path}", highlight=False, soft_wrap=True, markup=False)

@@ -1,4 +1,4 @@
-"""What commands print on: a terminal does what control characters say, and texts come from anybody's files."""
+"""Consoles that commands print on: a terminal does what control characters say, and texts come from anybody's files."""
 
 from __future__ import annotations
 
@@ -16,5 +16,6 @@ class PlainTextConsole(Console):
     """Leaves out control characters of every text, and so every escape sequence but its own: colours, the cursor."""
 
     def render(self, *renderable: Any, **options: Any) -> Iterable[Segment]:
+        """Render without control characters of texts."""
         for segment in super().render(*renderable, **options):
             yield segment if segment.control else segment._replace(text=segment.text.translate(_CONTROLS))

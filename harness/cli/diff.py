@@ -37,7 +37,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 
 def _print(changes: Changes, console: Console) -> None:
-    """What is not the same, then of every cell its results, and of the rest what is called a difference."""
+    """Print what is not the same, then of every cell its results, and of the rest what is called a difference."""
     from harness.comparison.changes import RESULTS
     from harness.comparison.measure_text import against, scale_of
 

@@ -52,7 +52,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 
 def _every_schedule(arguments: Sequence[str], console: Console) -> int:
-    """Where no schedule is named: a row for each. Exit code 1 if none is accepted."""
+    """Print, where no schedule is named, a row for each. Exit code 1 if none is accepted."""
     from harness.planner.memory import COLUMNS, every_schedule
 
     table = Table(*COLUMNS, title=" ".join(arguments))
@@ -165,7 +165,7 @@ def _packages() -> list[Finding]:
 
 
 def _ray() -> Finding:
-    """This machine alone needs none."""
+    """Finding on Ray, which this machine alone does not need."""
     address, found = cluster_address(), _installed("ray")
     if address and not found:
         return Finding(

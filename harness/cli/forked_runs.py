@@ -28,7 +28,7 @@ DRIVER_PRELOAD = (
     "harness.metrics.mlflow_mirror",
     "mlflow.store.tracking.sqlalchemy_store",
 )
-"""What a driver imports besides what workers do, MLflow above all."""
+"""Modules that a driver imports besides what workers do, MLflow above all."""
 
 
 class ForkedRuns:
@@ -60,7 +60,7 @@ def _launch() -> ForkServer:
 
 
 def _threads() -> int:
-    """Of torch, in a process that was not forked."""
+    """Threads of torch, in a process that was not forked."""
     import torch
 
     return torch.get_num_threads()

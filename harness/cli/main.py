@@ -1,4 +1,4 @@
-"""From the command line to a command. Exit codes: 0 done, 1 failed, 2 a setting that cannot work, 75 left with a
+"""Runs the command that was typed. Exit codes: 0 done, 1 failed, 2 a setting that cannot work, 75 left with a
 checkpoint, as SIGTERM asked, 130 interrupted, 143 ended by SIGTERM."""
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ Command = Callable[[Sequence[str], Path, Console], int]
 
 
 def main(arguments: Sequence[str]) -> int:
+    """Run a command; returns its exit code."""
     console, errors = PlainTextConsole(), PlainTextConsole(stderr=True)
     name = arguments[0] if arguments else ""
     if name.startswith("-"):
@@ -82,5 +83,6 @@ def answered(work: Callable[[], int], errors: Console) -> int:
 
 
 def command(name: str) -> Command:
+    """The function that runs a command."""
     run: Command = import_module(f"harness.cli.{name.replace('-', '_')}").run
     return run

@@ -36,6 +36,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 
 def write_plan(plan: Plan, settings: list[str], seconds: float, folder: Path) -> None:
+    """Write plan.json and plan.png."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / "plan.json", json.dumps(as_json(plan, settings, seconds), indent=1) + "\n")
     draw_plan(plan, folder / "plan.png")

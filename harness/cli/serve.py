@@ -47,7 +47,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 
 def _certificate(given: Mapping[str, str]) -> tuple[Path, Path] | None:
-    """And its key."""
+    """Paths of certificate and key; None where neither is given."""
     if not {"certificate", "key"} & given.keys():
         return None
     for name in ("certificate", "key"):
@@ -57,7 +57,7 @@ def _certificate(given: Mapping[str, str]) -> tuple[Path, Path] | None:
 
 
 async def _serve(host: str, port: int, token: str, certificate: tuple[Path, Path] | None, console: Console) -> int:
-    """Until a signal ends it; which one."""
+    """Serve until a signal ends it; returns which one."""
     from harness.rpc.http_server import serving
     from harness.service.app import service_app
     from harness.service.requests import MOST_ENGINES

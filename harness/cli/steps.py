@@ -22,7 +22,7 @@ class Steps:
         self._task = self._bar.add_task("time left is said when a first step is done", total=None)
 
     def done(self, steps: int, of: int, last: str) -> None:
-        """So many steps are done; `last` was the last of them."""
+        """Show that so many steps are done; `last` was the last of them."""
         left = duration((self._clock() - self._began) * (of - steps) / steps) + " left"
         self._bar.update(self._task, completed=steps, total=of, description=f"{left} | done with {last}")
         if not self._console.is_terminal:
