@@ -21,7 +21,7 @@ class Option:
     setting: str
     help: str
     value: str | None = None
-    """What its value is called in the help."""
+    """Name of the value in the help."""
     group: str | None = None
     """The group of settings of which it is a choice."""
     several: bool = False
@@ -35,7 +35,8 @@ class Option:
 
 @dataclass(frozen=True)
 class Command:
-    """What the help says, and the options. one_thread: its processes have a core each, and torch one thread in each."""
+    """The help and the options of a command. one_thread: its processes have a core each, and torch one thread in
+    each."""
 
     help: str
     options: tuple[Option, ...] = ()

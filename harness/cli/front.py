@@ -1,4 +1,4 @@
-"""From words to settings, as argparse reads them; `cadence --help`, `--version` and `--print-completion`: what there is
+"""Settings from words, as argparse reads them; `cadence --help`, `--version` and `--print-completion`: what there is
 before a command."""
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ class Parser(argparse.ArgumentParser):
     """Raises ConfigError where others end the process."""
 
     def error(self, message: str) -> NoReturn:
+        """Raise ConfigError, which names where the options are listed."""
         raise ConfigError(f"{self.prog}: {message}; {self.prog} --help lists what it takes")
 
 
