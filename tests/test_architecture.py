@@ -256,8 +256,8 @@ def test_an_engine_is_named_by_module_and_class_that_exist() -> None:
 
 
 NOT_YET_HELD = (
-    *(f"harness/{name}/" for name in "checks comparison config driver metrics report".split()),
-    *(f"harness/{name}/" for name in "rl rpc runtime studies transfer_queue workers".split()),
+    *(f"harness/{name}/" for name in "checks config driver".split()),
+    *(f"harness/{name}/" for name in "rl rpc runtime transfer_queue workers".split()),
 )
 """Where docstrings are still to be written."""
 NO_SUBJECT = frozenset(

@@ -97,7 +97,7 @@ def outlying_runs(cell: Cell, speed: CellMeasure) -> list[tuple[str, float]]:
 
 
 def _of_runs(cells: Sequence[Cell]) -> Iterator[str]:
-    """Of single runs, a line per cell: otherwise every seed would repeat it."""
+    """Warnings on single runs, a line per cell: otherwise every seed would repeat it."""
     for text, of in _RUN_WARNINGS:
         lines, worst = [], 0.0
         for cell in cells:
@@ -123,7 +123,7 @@ def _of_drift(cells: Sequence[Cell]) -> list[str]:
 
 
 def _few(lines: list[str], many: str) -> list[str]:
-    """These, or one line for all of them where they are many."""
+    """The lines, or one for all of them where they are many."""
     return lines if len(lines) <= _EACH else [many]
 
 

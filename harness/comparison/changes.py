@@ -1,4 +1,5 @@
-"""What changed from one experiment to another, cell by cell, and how surely: the code, the machine or a setting may."""
+"""Changes from one experiment to another, cell by cell, and how sure they are: of the code, the machine or a
+setting."""
 
 from __future__ import annotations
 
@@ -16,7 +17,7 @@ from harness.config.job import flatten
 from harness.metrics.formatting import listed
 
 RESULTS = (SPEED, EXACT_MATCH, *HELD_OUT)
-"""What a run is made for: where one of these got worse, so did the code, or whatever else is not the same."""
+"""Results that a run is made for: where one of these got worse, so did the code, or whatever else is not the same."""
 
 _NO_CAUSES = ("experiment", "seeds", "force")
 """Settings that decide nothing of a run."""
@@ -102,7 +103,7 @@ def _same_seeds(one: Cell, other: Cell) -> tuple[Cell, Cell]:
 
 
 def _alone(one: Cell, other: Cell, pair: tuple[Cell, Cell]) -> Iterator[str]:
-    """Of both cells, the seeds that are not in their pair."""
+    """Lines on seeds of both cells that are not in their pair."""
     for cell, kept, where in ((one, pair[0], "first"), (other, pair[1], "second")):
         if more := sorted(set(cell.seeds) - set(kept.seeds)):
             yield f"{cell.label} is without {listed('seed', more)}, which only the {where} has"
@@ -121,7 +122,8 @@ def _unlike(labels: Sequence[str], pairs: Sequence[tuple[Cell, Cell]]) -> list[s
 
 
 def _told_of(cell: Cell) -> Mapping[str, Any]:
-    """What may explain a change: every setting, also those free to differ in a comparison; code, packages, machine."""
+    """Facts that may explain a change: every setting, also those free to differ in a comparison; code, packages,
+    machine."""
     run = cell.runs[0]
     manifest, settings = run.manifest, flatten(run.config)
     git = manifest.get("git") or {}

@@ -54,7 +54,7 @@ class Comparison:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """What keeps it from a verdict."""
+        """Reasons against a verdict."""
         base, speed = self.cells[self.baseline], self.measure(SPEED)
         alone = self.simulated or speed is None or len(self.cells) == 1
         odd = [] if alone or speed is None else [line for line, _ in outlying_runs(base, speed.cells[self.baseline])]

@@ -17,7 +17,7 @@ _RESPONSES = "responses.parquet"
 
 @dataclass(frozen=True)
 class Conservation:
-    """What the check of some runs found. problems: one line each, with the run's folder; empty where all close."""
+    """The result of checking some runs. problems: one line each, with the run's folder; empty where all close."""
 
     runs: int
     admitted: int
@@ -26,6 +26,7 @@ class Conservation:
 
     @property
     def passed(self) -> bool:
+        """Whether every sample is accounted for."""
         return not self.problems
 
     def summary(self) -> str:

@@ -119,7 +119,7 @@ def _means(comparison: Comparison, title: str, measures: Sequence[Measure]) -> T
 
 
 def _different(measures: Sequence[Measure]) -> list[Measure]:
-    """Without those that say the same as one before: roles on the same devices are idle together."""
+    """The measures without those that say the same as one before: roles on the same devices are idle together."""
     by_values = {str([dict(cell.per_seed) for cell in measure.cells]): measure for measure in reversed(measures)}
     return list(reversed(by_values.values()))
 

@@ -24,9 +24,9 @@ _WIDEST = 6  # columns
 _FEWEST_SEEDS = 3  # to tell pairs apart
 _CORRECTION = "algorithm.correction"
 _SCHEDULE = {"schedule", "schedule.max_staleness", "schedule.k"}
-"""What distinguishes the rows of a matrix."""
+"""Settings that distinguish the rows of a matrix."""
 _ALGORITHM = "algorithm."
-"""What its columns do: corrections, with all that belongs to them."""
+"""Beginning of the settings that distinguish its columns: corrections, with all that belongs to them."""
 
 
 @dataclass(frozen=True)
@@ -43,17 +43,19 @@ class Entry:
 
     @property
     def mark(self) -> str:
+        """The word or star that marks it."""
         return "baseline" if self.baseline else "*" if self.distinguishable else ""
 
     @property
     def interval_text(self) -> str:
-        """In brackets; empty where there is none."""
+        """The interval in brackets; empty where there is none."""
         interval = self.measured.interval
         bounded = interval is not None and interval.bounded
         return f"[{number(interval.low)}, {number(interval.high)}]" if interval is not None and bounded else ""
 
     @property
     def seeds_text(self) -> str:
+        """Values of all seeds."""
         return " ".join(number(value) for value in self.measured.per_seed.values())
 
 
@@ -83,6 +85,7 @@ class CorrectionMatrix:
 
     @property
     def upright(self) -> bool:
+        """Whether it has too many columns to lie across a page."""
         return len(self.columns) > _WIDEST
 
 

@@ -1,4 +1,4 @@
-"""What is drawn of a comparison: learning curves, histograms of staleness, performance profiles, time of devices."""
+"""Curves of a comparison: learning curves, histograms of staleness, performance profiles, time of devices."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from harness.comparison.statistics.estimates import performance_profile, t_bound
 from harness.comparison.statistics.series import running_mean
 
 Axis = Literal["samples", "tokens", "seconds"]
-"""What curves are drawn against: samples trained, their prompt and response tokens, the run's clock."""
+"""Axes of curves: samples trained, their prompt and response tokens, the run's clock."""
 
 REWARDS = (EXACT_MATCH, "reward/mean")
 OFF_POLICY = ("policy/kl_behaviour", "policy/effective_samples", "policy/left_out")
@@ -75,7 +75,7 @@ class StalenessHistogram:
 
 @dataclass(frozen=True)
 class PerformanceProfile:
-    """For each score tau, the share of a cell's seeds that end above it, with an interval.
+    """The share of a cell's seeds that end above each score tau, with an interval.
 
     taus, shares, low, high: float64 [points].
     """
@@ -99,8 +99,8 @@ class RoleTime:
 
 
 def curves_of(cells: Sequence[Cell]) -> tuple[Curve, ...]:
-    """Of every cell against every axis: rewards where there are any, response length, and what every iteration has of
-    how far training is off policy, and of extra values of scores."""
+    """Curves of every cell against every axis: rewards where there are any, response length, and what every iteration
+    has of how far training is off policy, and of extra values of scores."""
     runs = [run for cell in cells for run in cell.runs]
     extra = [key for key in (*OFF_POLICY, *custom_metrics(runs)) if in_every_iteration(runs, key)]
     keys = [*(REWARDS if rewarded(runs) else ()), "response_length/mean", *extra]
@@ -113,7 +113,7 @@ def curves_of(cells: Sequence[Cell]) -> tuple[Curve, ...]:
 
 
 def _held_out(index: int, cell: Cell, key: str, axis: Axis) -> Curve:
-    """Between versions that were evaluated, on straight lines."""
+    """The curve between versions that were evaluated, on straight lines."""
     drawn = {}
     for run in cell.runs:
         after = np.concatenate(([0.0], _along(run, axis)))  # what had been trained when a version was made

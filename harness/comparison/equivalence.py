@@ -17,7 +17,7 @@ from harness.metrics.samples import read_responses
 from harness.metrics.schemas import reading
 
 GATE = "gate.json"
-"""In an experiment's folder."""
+"""File of the gate's result in an experiment's folder."""
 
 GATE_RUNS = "-gate"
 """Ends the name of the experiment that the gate's own runs are in, beside the one it is for."""
@@ -29,7 +29,7 @@ _SAMPLES = ["sample_id", "group_id", "response_tokens", "reward", "exact_match",
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """What differs between the runs in two folders, time aside; empty where they are equal to the bit.
+    """Differences between the runs in two folders, time aside; empty where they are equal to the bit.
 
     Compared are samples with their rewards and lags, tokens and log-probs of every response, what was learnt in each
     iteration, and the final weights, the critic's as well.
@@ -77,7 +77,7 @@ class Pair:
 
 @dataclass(frozen=True)
 class Gate:
-    """What the equivalence gate found. made_from: settings and digest of the sources, by which it is found again."""
+    """The result of the equivalence gate. made_from: settings and digest of the sources, by which it is found again."""
 
     baseline: str
     baseline_path: str
@@ -91,6 +91,7 @@ class Gate:
 
     @property
     def passed(self) -> bool:
+        """Whether it ran to its end and every pair is equal."""
         return not self.failure and not any(pair.differing for pair in self.pairs)
 
     def summary(self) -> list[str]:
@@ -115,11 +116,12 @@ class Gate:
 
 
 def as_json(gate: Gate) -> str:
+    """gate.json."""
     return json.dumps({"passed": gate.passed, **asdict(gate)}, indent=1) + "\n"
 
 
 def read_gate(folder: Path) -> Gate | None:
-    """What the gate of the experiment in `folder` found; None where it has not run."""
+    """The gate's result in the folder of an experiment; None where it has not run."""
     path = folder / GATE
     if not path.exists():
         return None

@@ -25,7 +25,7 @@ from harness.metrics.schemas import reading
 
 CAMPAIGN = "campaign.json"
 _AXES = ("schedule",)
-"""What differs on purpose where nobody asked for a comparison."""
+"""Settings that differ on purpose where nobody asked for a comparison."""
 
 
 @dataclass(frozen=True)
@@ -66,6 +66,7 @@ class Campaign:
 
 
 def write_campaign(folder: Path, campaign: Campaign) -> None:
+    """Write campaign.json."""
     folder.mkdir(parents=True, exist_ok=True)
     write_text(folder / CAMPAIGN, json.dumps(asdict(campaign), indent=1) + "\n")
 
@@ -135,7 +136,7 @@ def comparison_of(folder: Path, campaign: Campaign) -> Comparison:
 
 
 def named_folder(named: str, results: Path) -> Path | None:
-    """Of an experiment in `results`, or a path; None where there is none."""
+    """The folder of an experiment in `results`, or a path; None where there is none."""
     return next((folder.resolve() for folder in (results / named, Path(named)) if folder.is_dir()), None)
 
 

@@ -34,8 +34,8 @@ _SIMULATED = ("cost", "device")
 
 
 def fairness_key(config: Mapping[str, Any], seeds: Sequence[int], axes: Iterable[str] = ()) -> dict[str, Any]:
-    """What has to be equal in two cells, by the path of its setting: schedule, model, engine, task, algorithm with its
-    sampling parameters, training, devices in all, samples, seeds, backend; without the axes, which differ on purpose.
+    """Settings that have to be equal in two cells, by path: schedule, model, engine, task, algorithm with its sampling
+    parameters, training, devices in all, samples, seeds, backend; without the axes, which differ on purpose.
 
     config: config.yaml, or `plain(config)`. An axis is a setting's path, or a group: `schedule` is all of its options.
     How a job is laid out over its devices is not in the key. Costs are, where the run is simulated. Raises ConfigError
@@ -66,7 +66,7 @@ def run_key(run: Run, seeds: Sequence[int], axes: Iterable[str] = ()) -> dict[st
 
 
 def contents_of(run: Run) -> dict[str, str]:
-    """What was in the files that its settings name, as `<setting>.content`."""
+    """Digests of the files that the run's settings name, as `<setting>.content`."""
     return {f"{setting}{_CONTENT}": digest[:SHOWN] for setting, digest in digests(run.manifest).items()}
 
 

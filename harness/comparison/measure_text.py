@@ -26,12 +26,14 @@ class Scale:
     digits: int
 
     def value(self, value: float) -> str:
+        """A value in words."""
         return number(value * self.factor, self.digits)
 
     def step(self, value: float) -> str:
         return signed(value * self.factor, self.digits)
 
     def bounds(self, interval: Interval | None) -> str:
+        """An interval's bounds in words."""
         return bounds(interval, self.digits, self.factor)
 
     def seeds(self, cell: CellMeasure) -> str:
@@ -59,18 +61,18 @@ def bounds(interval: Interval | None, digits: int, factor: float = 1.0) -> str:
 
 
 def unit_of(measure: Measure) -> str:
-    """Of its values, where its title does not say it already."""
+    """Unit of a measure's values, where its title does not say it already."""
     return "" if "per second" in measure.title else scale_of(measure).unit
 
 
 def titled(measure: Measure) -> str:
-    """Its title, with the unit."""
+    """A measure's title, with the unit."""
     unit = unit_of(measure)
     return f"{measure.title} ({unit})" if unit else measure.title
 
 
 def scale_of(measure: Measure) -> Scale:
-    """By what the measure is, and how large its values are."""
+    """The scale of a measure, by what it is and how large its values are."""
     share = measure.key.startswith(_SHARES)
     factor = 100.0 if share else 1.0
     values = [value * factor for cell in measure.cells for value in cell.per_seed.values()]

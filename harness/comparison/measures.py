@@ -32,13 +32,13 @@ HELD_OUT = {
     "eval/sampled": "held-out accuracy, sampled",
     "eval/pass_at_k": "held-out pass@k",
 }
-"""Of runs that were evaluated (`eval.every`), and how each is called."""
+"""Metrics of runs that were evaluated (`eval.every`), and how each is called."""
 HEADLINES = (SPEED, EXACT_MATCH)
 """The two questions of a comparison. The differences of each are a family of their own; all others are one together, so
 that the more is measured, the more it takes to call any of it a difference."""
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
-"""Of exact match. Shown are those that some run reaches and not every run has reached from the start."""
+"""Thresholds of exact match. Shown are those that some run reaches and not every run has reached from the start."""
 
 _END = 10  # the end of a run is its last tenth
 _SMOOTH = 20  # running means span a twentieth of a run
@@ -64,7 +64,8 @@ class Metric:
 
 @dataclass(frozen=True)
 class MetricDefinition(Metric):
-    """of: its value for a run; infinite where the run never got there. range: what it can be at all."""
+    """A metric and how a run gives it. of: its value for a run; infinite where the run never got there. range: what it
+    can be at all."""
 
     of: Callable[[Run], float]
     range: tuple[float, float] = _POSITIVE
@@ -122,7 +123,8 @@ def measures_of(cells: Sequence[Cell], baseline: int) -> tuple[Measure, ...]:
 
 
 def measures_of_pairs(pairs: Sequence[tuple[Cell, Cell]]) -> list[tuple[Measure, ...]]:
-    """Of each pair, every metric that its runs give, the second cell against the first. Families go over all pairs."""
+    """Measures of each pair: every metric that its runs give, the second cell against the first. Families go over all
+    pairs."""
     each = [_uncorrected(pair, 0) for pair in pairs]
     called = iter(_by_family([measure for measures in each for measure in measures]))
     return [tuple(next(called) for _ in measures) for measures in each]
@@ -134,7 +136,8 @@ def _uncorrected(cells: Sequence[Cell], baseline: int) -> list[Measure]:
 
 
 def _by_family(measures: Sequence[Measure]) -> list[Measure]:
-    """These, with what is left to be called after Holm's correction: of each headline, and of all others together."""
+    """The measures, with what is left to be called after Holm's correction: of each headline, and of all others
+    together."""
     found = list(measures)
     families = [[index for index, measure in enumerate(found) if measure.key == key] for key in HEADLINES]
     families.append([index for index, measure in enumerate(found) if measure.key not in HEADLINES])
@@ -165,7 +168,8 @@ def _alone(metric: MetricDefinition, per_seed: PerSeed) -> CellMeasure:
 
 
 def _compared(metric: MetricDefinition, values: PerSeed, baseline: PerSeed) -> CellMeasure:
-    """By seed where the two share any. An infinity has a rank, and neither a difference nor a ratio."""
+    """A cell's measure against the baseline: by seed where the two share any. An infinity has a rank, and neither a
+    difference nor a ratio."""
     alone = _alone(metric, values)
     if metric.better is not None:
         sides = [np.array(list(side.values())) for side in (values, baseline)]
@@ -181,14 +185,15 @@ def _compared(metric: MetricDefinition, values: PerSeed, baseline: PerSeed) -> C
 
 
 def ratio_of(values: PerSeed, others: PerSeed) -> Difference:
-    """By seed where the two share any. Raises ValueError for a value that is not positive."""
+    """The ratio of two cells' values: by seed where they share any. Raises ValueError for a value that is not
+    positive."""
     if values.keys() & others.keys():
         return paired_ratio(values, others)
     return group_ratio([*values.values()], [*others.values()])
 
 
 def _corrected(family: Sequence[Measure]) -> list[Measure]:
-    """These measures, with what Holm leaves of their differences; difference and ratio of a cell are called alike."""
+    """The measures, with what Holm leaves of their differences; difference and ratio of a cell are called alike."""
     places = [(m, c) for m, measure in enumerate(family) for c in range(len(measure.cells))]
     compared = {(m, c): found for m, c in places if (found := family[m].against_baseline(c)) is not None}
     left = corrected(list(compared.values()))
@@ -206,7 +211,7 @@ def _called(cell: CellMeasure, called: bool) -> CellMeasure:
 
 
 def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
-    """Those that every one of these runs can give: a simulated run has no rewards, one of another version may have
+    """Metrics that every one of these runs can give: a simulated run has no rewards, one of another version may have
     metrics that others lack."""
     metrics = [
         MetricDefinition(SPEED, "samples per second", "1/s", "higher", "ratio", _samples_per_s),
@@ -283,7 +288,7 @@ def _in_steps(runs: Sequence[Run]) -> list[MetricDefinition]:
 
 
 def _steps_per_version(run: Run) -> int:
-    """Of a run whose settings say nothing of it, one."""
+    """Optimizer steps of a version; one for a run whose settings say nothing of it."""
     algorithm = run.config["algorithm"]
     return int(algorithm.get("mini_batches", 1) * algorithm.get("epochs", 1))
 
@@ -295,10 +300,12 @@ def custom_metrics(runs: Sequence[Run]) -> list[str]:
 
 
 def in_every_iteration(runs: Sequence[Run], key: str) -> bool:
+    """Whether all iterations of these runs have this metric."""
     return all(key in iteration for run in runs for iteration in run.metrics)
 
 
 def rewarded(runs: Sequence[Run]) -> bool:
+    """Whether these runs have rewards."""
     return in_every_iteration(runs, EXACT_MATCH)
 
 
@@ -431,7 +438,7 @@ def _reach(axis: str, threshold: float) -> Callable[[Run], float]:
 
 
 def summary_of(run: Run) -> dict[str, float]:
-    """By the keys of measures: rates after warm-up, shares of idle time, what was learnt at the end. An exact match
-    that was never reached is left out."""
+    """Values of a run by the keys of measures: rates after warm-up, shares of idle time, what was learnt at the end. An
+    exact match that was never reached is left out."""
     values = {metric.key: metric.of(run) for metric in metric_definitions([run])}
     return {key: value for key, value in values.items() if math.isfinite(value)}

@@ -1,5 +1,5 @@
-"""What its schedule promises of a finished run (docs/schedules.md), whatever clock it ran on: a line for each promise
-that it broke."""
+"""Promises of its schedule to a finished run (docs/schedules.md), whatever clock it ran on: a line for each that was
+broken."""
 
 from __future__ import annotations
 
@@ -30,19 +30,22 @@ class Finished:
 
     @property
     def batch(self) -> int:
+        """Groups of a batch."""
         return self.config.algorithm.batch_groups
 
     @property
     def group(self) -> int:
+        """Samples of a group."""
         return self.config.algorithm.group_size
 
     @property
     def trained(self) -> list[SampleRecord]:
+        """Samples that were trained."""
         return [sample for sample in self.samples if sample.fate == "trained"]
 
 
 def read_finished(folder: Path) -> Finished:
-    """From the files of a run."""
+    """A finished run from its files."""
     ledger = load_ledger(folder)
     return Finished(
         job_config(load_config(folder)),
@@ -54,7 +57,7 @@ def read_finished(folder: Path) -> Finished:
 
 
 def broken_promises(run: Finished, *, newer: bool = False) -> list[str]:
-    """Of all schedules, and of this one. newer: as in `lag_problems`."""
+    """Promises of all schedules, and of this one, that the run broke. newer: as in `lag_problems`."""
     parts = (sample_problems(run), dispatch_problems(run), time_problems(run), lag_problems(run, newer=newer))
     return [problem for part in (*parts, drop_problems(run)) for problem in part]
 
@@ -101,7 +104,8 @@ def sample_problems(run: Finished) -> Iterator[str]:
 
 
 def baseline_problems(run: Finished) -> Iterator[str]:
-    """Of each group that is trained the first sample is compared with, where that is asked, and no other ever."""
+    """Problems with baselines: of each group that is trained the first sample is compared with, where that is asked,
+    and no other ever."""
     found = [sample.sample_id for sample in run.samples if sample.fate == "dropped_baseline"]
     greedy = run.config.algorithm.has_greedy_baseline
     wanted = sorted({sample.group_id * run.group for sample in run.trained} if greedy else [])
@@ -114,8 +118,8 @@ def place_of(sample: SampleRecord) -> int:
 
 
 def refusal_problems(run: Finished) -> Iterator[str]:
-    """Of the groups that a place was dealt, one after the other, all but the last were refused by a filter, or took
-    too long; and samples end early only where they are to."""
+    """Problems with refusals: of the groups that a place was dealt, one after the other, all but the last were refused
+    by a filter, or took too long; and samples end early only where they are to."""
     dealt: dict[int, list[tuple[int, str]]] = {}
     for sample in run.samples:
         dealt.setdefault(place_of(sample), []).append((sample.group_id // DEALT_AGAIN, sample.fate))
@@ -137,8 +141,8 @@ def refusal_problems(run: Finished) -> Iterator[str]:
 
 
 def spare_problems(run: Finished) -> Iterator[str]:
-    """Of each batch as many groups as it has spares are given up: refused ones, or where none was dealt again others,
-    which come last."""
+    """Problems with spares: of each batch as many groups as it has spares are given up: refused ones, or where none was
+    dealt again others, which come last."""
     algorithm, left = run.config.algorithm, run.counts["dropped_spare"]
     if not algorithm.spare_groups:
         yield from _unless(left == 0, f"{left} samples were not needed, and there are no spares")

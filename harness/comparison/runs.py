@@ -39,6 +39,7 @@ class Run:
 
     @cached_property
     def identity(self) -> RunIdentity:
+        """Names of the run: experiment, cell, seed and the rest."""
         return identity_of(self.manifest)
 
     @cached_property
@@ -53,6 +54,7 @@ class Run:
 
     @cached_property
     def timeline(self) -> Timeline:
+        """Spans of the run, read from its trace."""
         return load_timeline(self.path)
 
     @property
@@ -79,6 +81,7 @@ class Cell:
 
     @property
     def seeds(self) -> tuple[int, ...]:
+        """Seeds of its runs, in their order."""
         return tuple(run.identity.seed for run in self.runs)
 
 

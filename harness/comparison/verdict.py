@@ -1,4 +1,4 @@
-"""What a comparison comes to, in a sentence or two that claim no more than its intervals."""
+"""The verdict of a comparison, in a sentence or two that claim no more than its intervals."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ def question_of(measures: Sequence[Measure], axes: Iterable[str]) -> str:
 
 
 def best_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int, question: str) -> tuple[int, ...]:
-    """For whom the verdict is. Of speed: the fastest cell and those that do not differ significantly from it; of
+    """Cells that the verdict is for. Of speed: the fastest cell and those that do not differ significantly from it; of
     learning: those that are significantly higher than the baseline. None where no difference to the baseline is."""
     (measure,) = (measure for measure in measures if measure.key == question)
     others = _others(cells, baseline)
@@ -43,8 +43,8 @@ def best_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int, q
 
 
 def verdict_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int, question: str) -> str:
-    """Of the fastest cell: how fast against the baseline, and whether it learns as well; or of what is learnt, where
-    that is the question."""
+    """The verdict on the fastest cell: how fast against the baseline, and whether it learns as well; or of what is
+    learnt, where that is the question."""
     by_key = {measure.key: measure for measure in measures}
     speed = by_key[SPEED]
     backend = cells[0].runs[0].identity.backend
@@ -58,7 +58,8 @@ def verdict_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int
 
 
 def _best(cells: Sequence[Cell], learnt: Measure, baseline: int) -> str:
-    """Which cells have another exact match at the end than the baseline, as far as these seeds can tell."""
+    """A sentence on which cells have another exact match at the end than the baseline, as far as these seeds can
+    tell."""
     values = [measured.value for measured in learnt.cells]
     best = max(range(len(cells)), key=lambda index: values[index])
     first = f"{cells[best].label} has the highest exact match at the end, {number(values[best])}"
@@ -123,7 +124,7 @@ def _fastest_of(cells: Sequence[int], speed: Measure) -> int:
 
 
 def _ties(cells: Sequence[Cell], speed: Measure, best: int, others: Sequence[int]) -> str:
-    """Those of the others in words, of which the table says only what they are against the baseline."""
+    """Words for ties with the fastest, of which the table says only what they are against the baseline."""
     named = [
         f"{cells[index].label} ({_ratio(speed, index).interval.value:.2f}x)" for index in _tied(speed, best, others)
     ]
@@ -131,7 +132,7 @@ def _ties(cells: Sequence[Cell], speed: Measure, best: int, others: Sequence[int
 
 
 def _tied(speed: Measure, best: int, others: Sequence[int]) -> list[int]:
-    """Which of the others do not differ significantly from the fastest."""
+    """Cells among the others that do not differ significantly from the fastest."""
     rest = [index for index in others if index != best]
     against = corrected([ratio_of(speed.cells[best].per_seed, speed.cells[index].per_seed) for index in rest])
     return [index for index, ratio in zip(rest, against, strict=True) if not ratio.distinguishable]
@@ -201,5 +202,5 @@ def faults_of(
 
 
 def no_verdict(faults: Sequence[str]) -> str:
-    """What stands in its place."""
+    """The sentence in place of a verdict."""
     return f"No verdict: {'; '.join(faults)}."

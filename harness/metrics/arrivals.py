@@ -21,7 +21,7 @@ FORMAT = 1
 
 
 class DamagedArrivals(ValueError):
-    """What was written is not what is there."""
+    """Raised where the file does not hold what was written."""
 
 
 class RunOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -69,7 +69,7 @@ class Recording:
 
     @property
     def sampled(self) -> Iterable[Sampled]:
-        """Of all responses that were trained."""
+        """All responses that were trained."""
         return (sampled for iteration in self.iterations for sampled in iteration.sampled)
 
 
@@ -89,7 +89,7 @@ def runs_of(versions: np.ndarray, tokens: np.ndarray | None = None) -> list[tupl
 
 
 def digest_of(arrays: Iterable[np.ndarray]) -> str:
-    """Of their bytes, in this order."""
+    """Digest of the arrays' bytes, in this order."""
     digest = hashlib.blake2b(digest_size=16)
     for array in arrays:
         digest.update(np.ascontiguousarray(array).data)
@@ -97,8 +97,8 @@ def digest_of(arrays: Iterable[np.ndarray]) -> str:
 
 
 def read_arrivals(path: Path) -> Recording:
-    """Of a run that is over. Raises DamagedArrivals, naming the line, where one is missing, was changed, or says what
-    cannot have been: a sample that was trained twice, or is in no group of its iteration."""
+    """The recording of a run that is over. Raises DamagedArrivals, naming the line, where one is missing, was changed,
+    or says what cannot have been: a sample that was trained twice, or is in no group of its iteration."""
     try:
         lines = path.read_bytes().split(b"\n")
     except FileNotFoundError:
@@ -146,7 +146,7 @@ def _check_whole(path: Path, iterations: Sequence[Arrivals]) -> None:
 
 
 def differences(recorded: Arrivals, found: Arrivals) -> str | None:
-    """What of an iteration came out otherwise than recorded, times aside; None: nothing."""
+    """A sentence on what of an iteration came out otherwise than recorded, times aside; None: nothing."""
     if recorded.drops != found.drops:
         return f"groups {found.drops} were dropped, not {recorded.drops}"
     if recorded.ranks != found.ranks:

@@ -94,9 +94,11 @@ class GrowingFile:
         return self._digest.hexdigest()
 
     def append(self, data: ReadableBuffer) -> None:
+        """Write data at the end."""
         self._file.write(data)
         self._file.flush()
         self._digest.update(data)
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()

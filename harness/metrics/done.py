@@ -20,7 +20,7 @@ INCOMPLETE = "mlflow-incomplete.txt"
 MODEL = "model"
 """The folder of the final weights, with all that transformers and the engines need to load them."""
 CRITIC = "critic"
-"""That of the final critic, where there is one, as a model that classifies tokens."""
+"""Folder of the final critic, where there is one, as a model that classifies tokens."""
 
 
 class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -31,15 +31,15 @@ class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """at: when everything was there; files: by their paths in the run's folder, None where an earlier version wrote
-    only the time."""
+    """The contents of DONE. at: when everything was there; files: by their paths in the run's folder, None where an
+    earlier version wrote only the time."""
 
     at: Annotated[datetime, msgspec.Meta(tz=True)]
     files: dict[str, Written] | None
 
 
 def write_done(folder: Path) -> None:
-    """That all files are there as they stay: those of the folder, and of its models."""
+    """Write that all files are there as they stay: those of the folder, and of its models."""
     files = {
         path.relative_to(folder).as_posix(): Written(path.stat().st_size, _sha256(path))
         for path in sorted(_files_of(folder))
@@ -81,8 +81,8 @@ def is_done(folder: Path) -> bool:
 
 
 def check_files(folder: Path) -> None:
-    """Of a run that is done. Raises DamagedFile as `is_done`, and for a file whose bytes are others than they were; of
-    weights the size has to do, they may be as large as the disk is."""
+    """Check the files of a run that is done. Raises DamagedFile as `is_done`, and for a file whose bytes are others
+    than they were; of weights the size has to do, they may be as large as the disk is."""
     for name, written in (read_done(folder).files or {}).items():
         path = folder / name
         _check_size(path, written)

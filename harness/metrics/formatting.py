@@ -39,10 +39,12 @@ def signed(value: float, digits: int | None = None) -> str:
 
 
 def percent(share: float, digits: int = 0) -> str:
+    """A share as a percentage."""
     return f"{number(100 * share, digits)} %"
 
 
 def plural(count: int, thing: str) -> str:
+    """A count and its noun."""
     return f"{count:,} {thing}" + ("" if count == 1 else "s")
 
 
@@ -69,7 +71,8 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _in_a_table(value: str) -> str:
-    """In code all stands as it is, so that it can be copied, but what would begin a column."""
+    """A value in a cell of a table: in code all stands as it is, so that it can be copied, but what would begin a
+    column."""
     is_code = len(value) > 2 and value[0] == value[-1] == "`" and value.count("`") == 2
     return value.replace("|", "\\|") if is_code else escaped(value)
 
@@ -84,7 +87,7 @@ def latex_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def redacted(text: str) -> str:
-    """Without the passwords of addresses in it: user:***@host."""
+    """The text without the passwords of addresses in it: user:***@host."""
     return re.sub(r"(://[^/\s:@]*):[^/\s]*@", r"\1:***@", text)
 
 

@@ -102,7 +102,7 @@ METRIC_NAMES = frozenset(
 `custom/<name>` for each extra value of a task's scores."""
 
 AXES = ("iteration", "samples", "seconds")
-"""What plots are drawn against: the iteration, the samples trained and the seconds on the run's clock at its end."""
+"""Axes of plots: the iteration, the samples trained and the seconds on the run's clock at its end."""
 
 _FAMILIES = re.compile(rf"idle/[a-z][a-z0-9_]*|queue(/[a-z][a-z0-9_]*)+|(eval/)?{CUSTOM}{EXTRA_NAME.pattern}")
 

@@ -18,7 +18,7 @@ ENGINE_EVENTS = {
     "joins": "comes back with the next weights",
     "works": "works again",
 }
-"""What can happen to a rollout engine during a run, as ledger.json lists it, in words."""
+"""Events of a rollout engine during a run, as ledger.json lists them, in words."""
 
 
 Range = tuple[int, int]
@@ -39,8 +39,8 @@ class LedgerError(RuntimeError):
 
 
 class _Trained:
-    """Which samples were trained in which iteration, as ranges of ids: of a batch that is trained in the order of
-    admission, one."""
+    """The samples trained in each iteration, as ranges of ids: a batch that is trained in the order of admission has
+    one."""
 
     def __init__(self) -> None:
         self.ranges: list[tuple[int, int, int]] = []  # (first, end, iteration), disjoint, by first
@@ -162,7 +162,7 @@ class Ledger:
 
     @classmethod
     def restored(cls, state: LedgerState) -> Ledger:
-        """As it was. Raises LedgerError for a state that does not close."""
+        """A ledger in this state. Raises LedgerError for a state that does not close."""
         ledger = cls()
         ledger._admitted = state.admitted
         ledger._in_flight = {sample for first, end in state.in_flight for sample in range(first, end)}
@@ -173,7 +173,7 @@ class Ledger:
         return ledger
 
     def to_json(self) -> dict[str, object]:
-        """What ledger.json holds: the counts, how many were trained in each iteration, and who was not trained."""
+        """Contents of ledger.json: the counts, how many were trained in each iteration, and who was not trained."""
         by_iteration = self._trained.by_iteration
         dropped: dict[str, list[int]] = {reason: [] for reason in get_args(DropReason)}
         for sample in sorted(self._dropped):

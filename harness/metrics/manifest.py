@@ -1,4 +1,4 @@
-"""What made a run: which run it is, code, packages, hardware, seeds. Imports neither torch nor ray to find out."""
+"""The origin of a run: its names, code, packages, hardware, seeds. Imports neither torch nor ray to find out."""
 
 from __future__ import annotations
 
@@ -37,12 +37,12 @@ PACKAGES = (
 )
 
 HOW_TIMED = {"real": "measured", "virtual": "simulated", "paced": "paced by the cost model"}
-"""Where a run's times come from, by its backend, as titles and tables have it."""
+"""The origin of a run's times, by its backend, as titles and tables have it."""
 
 
 @dataclass(frozen=True)
 class RunIdentity:
-    """Which run this is: what titles, tags and tables name it by."""
+    """Names of a run in titles, tags and tables."""
 
     experiment: str
     cell: str

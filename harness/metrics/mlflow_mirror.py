@@ -92,7 +92,7 @@ class Store:
                 raise MlflowException(first_line(error)) from error
 
     def experiment_id(self, name: str) -> str:
-        """Of the MLflow experiment, made where it is not there."""
+        """Id of the MLflow experiment, made where it is not there."""
         with self._lock():  # two first runs must not both make it
             return self._experiment(name)
 
@@ -127,15 +127,18 @@ class Store:
                 self.client.set_terminated(run.info.run_id, "KILLED")
 
     def log_params(self, run_id: str, params: Mapping[str, Any]) -> None:
+        """Send parameters, in batches."""
         listed = [Param(key, str(value)) for key, value in params.items()]
         for start in range(0, len(listed), _PARAM_BATCH):
             self.client.log_batch(run_id, params=listed[start : start + _PARAM_BATCH])
 
     def log_metrics(self, run_id: str, metrics: Sequence[Metric]) -> None:
+        """Send metrics, in batches."""
         for start in range(0, len(metrics), _BATCH):
             self.client.log_batch(run_id, metrics=metrics[start : start + _BATCH])
 
     def log_files(self, run_id: str, files: Iterable[Path]) -> None:
+        """Send files as artifacts."""
         for path in files:
             self.client.log_artifact(run_id, str(path))
 
@@ -200,7 +203,7 @@ def summary_metrics(path: Path, at_ms: int) -> list[Metric]:
 
 
 def run_tags(identity: RunIdentity, manifest: Mapping[str, Any]) -> dict[str, str]:
-    """What to find a run by, and its description."""
+    """Tags to find a run by, and its description."""
     git = manifest["git"] or {}
     commit = {MLFLOW_GIT_COMMIT: git["commit"]} if git else {}
     return commit | {
@@ -240,7 +243,7 @@ def description(identity: RunIdentity, manifest: Mapping[str, Any]) -> str:
 
 
 def first_line(failure: BaseException) -> str:
-    """What went wrong, without MLflow's details and without passwords; of a request that failed, which one."""
+    """The message of a failure, without MLflow's details and without passwords; of a request that failed, which one."""
     lines = [line for line in str(failure).splitlines() if not line.startswith("(raised as a result of")]
     line = lines[0] if lines and lines[0] else type(failure).__name__
     return redacted(re.sub(r" failed with (timeout )?exception .*", " failed", line))
@@ -369,7 +372,7 @@ class Tracker:
 
 @dataclass(frozen=True)
 class SyncedRun:
-    """What MLflow was given of one run's folder."""
+    """Counts of what MLflow was given of one run's folder."""
 
     path: Path
     created: bool = False
@@ -378,6 +381,7 @@ class SyncedRun:
 
     @property
     def changed(self) -> bool:
+        """Whether MLflow was given anything."""
         return self.created or self.metrics > 0 or self.files > 0
 
 
@@ -430,7 +434,7 @@ def _metrics_of(path: Path) -> list[Metric]:
 
 
 def _lacking(store: Store, run: Run, metrics: Iterable[Metric]) -> list[Metric]:
-    """Those whose steps MLflow does not have."""
+    """Metrics whose steps MLflow does not have."""
     have = {
         name: {point.step for point in store.client.get_metric_history(run.info.run_id, name)}
         for name in run.data.metrics

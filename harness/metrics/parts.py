@@ -1,4 +1,4 @@
-"""What a run has found so far, in tables that grow batch by batch while it goes on, so that its driver need not
+"""The findings of a run so far, in tables that grow batch by batch while it goes on, so that its driver need not
 remember it: samples, responses and spans, in the folder `parts` of the run.
 
 Each is a file in Arrow's stream format. It can be read at any moment; what follows the last whole batch, where its
@@ -51,6 +51,7 @@ class GrowingTable:
             self.file.append(schema.serialize())
 
     def append(self, columns: Mapping[str, Sequence[object]]) -> None:
+        """Write a batch of rows."""
         table = pa.table(dict(columns), schema=self.schema)
         for batch in table.to_batches():
             self.file.append(batch.serialize())
@@ -97,15 +98,17 @@ class Parts:
 
     @property
     def files(self) -> dict[str, GrowingFile]:
-        """By name."""
+        """Growing files by name."""
         return {name: table.file for name, table in self._tables.items()}
 
     def samples(self, records: Sequence[SampleRecord]) -> None:
+        """Append samples."""
         columns: dict[str, list[object]] = {name: [getattr(r, name) for r in records] for name in SCHEMA.names}
         columns |= {CUSTOM + name: [r.custom.get(name) for r in records] for name in self._extra_names}
         self._tables[SAMPLES].append(columns)
 
     def responses(self, responses: Sequence[Response]) -> None:
+        """Append responses."""
         names = RESPONSES_SCHEMA.names
         ids, tokens, log_probs, masks = (
             (list(column) for column in zip(*responses, strict=True)) if responses else ([] for _ in names)
@@ -120,6 +123,7 @@ class Parts:
         self._tables[SPANS].append({name: [getattr(row, name) for row in rows] for name in _SPAN_SCHEMA.names})
 
     def close(self) -> None:
+        """Close all tables."""
         with ExitStack() as closing:
             for file in self.files.values():
                 closing.callback(file.close)
@@ -131,7 +135,7 @@ class Parts:
 
 
 def read_samples_so_far(folder: Path) -> pa.Table:
-    """As samples.parquet has it: by sample id, with those of the `custom/` columns that have a value."""
+    """Samples as samples.parquet has them: by sample id, with those of the `custom/` columns that have a value."""
     table = read_growing(folder / SAMPLES)
     custom = sorted(name for name in table.column_names if name.startswith(CUSTOM))
     filled = [name for name in custom if table.column(name).null_count < len(table)]
@@ -139,7 +143,7 @@ def read_samples_so_far(folder: Path) -> pa.Table:
 
 
 def read_timeline_so_far(folder: Path) -> Timeline:
-    """Of all spans."""
+    """The timeline of all spans so far."""
     table = read_growing(folder / SPANS)
     told = {key.decode(): value.decode() for key, value in (table.schema.metadata or {}).items()}
     placement = {

@@ -19,7 +19,7 @@ def run_text(health: Mapping[str, Any], metrics: Mapping[str, float]) -> bytes:
 
 
 def exposition(collector: Collector) -> bytes:
-    """What it collects now, as text."""
+    """Metrics that the collector gives now, as text."""
     registry = CollectorRegistry(auto_describe=False)
     registry.register(collector)
     return generate_latest(registry)

@@ -53,14 +53,15 @@ RESTARTS = "restarts.jsonl"
 """A line for each time that roles died and were started again; there only where some did."""
 
 Kept = Callable[[Path], Collection[str]]
-"""What is to stay of what an earlier attempt left in a run's folder, which is locked: names of files and folders."""
+"""Chooses what is to stay of what an earlier attempt left in a run's folder, which is locked: names of files and
+folders."""
 
 
-def nothing_kept(folder: Path) -> Collection[str]:
+def _nothing_kept(folder: Path) -> Collection[str]:
     return ()
 
 
-def run_directory(config: JobConfig, seed: int, results: Path, kept: Kept = nothing_kept) -> RunDirectory:
+def run_directory(config: JobConfig, seed: int, results: Path, kept: Kept = _nothing_kept) -> RunDirectory:
     """The folder of this configuration and seed."""
     from harness.config.compose import cell_name  # with Hydra, which readers of results need not load
 
@@ -80,7 +81,7 @@ class RunDirectory:
     unfinished run, which the next `start` clears away.
     """
 
-    def __init__(self, root: Path, experiment: str, cell: str, seed: int, kept: Kept = nothing_kept) -> None:
+    def __init__(self, root: Path, experiment: str, cell: str, seed: int, kept: Kept = _nothing_kept) -> None:
         """root: the results folder. Raises ValueError if a name would leave its place in the layout."""
         for what, name in (("experiment", experiment), ("cell", cell)):
             check_folder_name(what, name)
@@ -182,14 +183,14 @@ class RunDirectory:
         return digests
 
     def _growing(self) -> dict[str, GrowingFile]:
-        """Those that are open, by their paths in the folder."""
+        """Open files by their paths in the folder."""
         assert self._metrics is not None, "start comes first"
         parts = {} if self._parts is None else self._parts.files
         arrivals = {} if self._arrivals is None else {ARRIVALS: self._arrivals}
         return {"metrics.jsonl": self._metrics} | arrivals | {f"{PARTS}/{name}": file for name, file in parts.items()}
 
     def open_parts(self, timeline: Timeline, extra_names: Sequence[str]) -> Parts:
-        """Where samples, responses and the spans of this timeline go while the run lasts."""
+        """Open the tables of samples, responses and the spans of this timeline, which grow while the run lasts."""
         self._parts = Parts(self.path / PARTS, timeline, extra_names)
         return self._parts
 

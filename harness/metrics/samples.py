@@ -29,7 +29,7 @@ DEALT_AGAIN = 1 << 26
 """A place whose group was refused by a filter, or took too long, is dealt another: its number is as much higher each
 time."""
 CUSTOM = "custom/"
-"""What the columns, and the metrics, of extra values of scores begin with."""
+"""Beginning of the columns, and the metrics, of extra values of scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -325,7 +325,7 @@ def custom_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
 
 
 def write_table(path: Path, table: pa.Table) -> None:
-    """As Parquet, atomically."""
+    """Write a table as Parquet, atomically."""
     with replacing(path) as temporary:
         pq.write_table(table, temporary)
 
@@ -334,8 +334,8 @@ _MOST_ROWS, _MOST_BYTES = 200_000_000, 64 << 30
 
 
 def read_columns(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Of a Parquet file. Raises ValueError for one that says it has more rows, or bytes when read, than any run writes:
-    a few bytes may stand for as many as fit no memory."""
+    """Columns of a Parquet file. Raises ValueError for one that says it has more rows, or bytes when read, than any run
+    writes: a few bytes may stand for as many as fit no memory."""
     told = pq.read_metadata(path)
     size = sum(told.row_group(number).total_byte_size for number in range(told.num_row_groups))
     if told.num_rows > _MOST_ROWS or size > _MOST_BYTES:

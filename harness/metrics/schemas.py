@@ -1,5 +1,6 @@
-"""What is relied on of the files of a run, whatever else they say, how large each may be, and what is said of one that
-is missing, was cut off, or holds what no run writes: a folder may be anybody's, and of an earlier version."""
+"""Schemas of what is relied on in the files of a run, whatever else they say, how large each may be, and what is said
+of one that is missing, was cut off, or holds what no run writes: a folder may be anybody's, and of an earlier
+version."""
 
 from __future__ import annotations
 
@@ -38,12 +39,12 @@ _Command = Annotated[list[str], msgspec.Meta(min_length=1)]
 _Positive = Annotated[int, msgspec.Meta(ge=1)]
 
 
-class Git(msgspec.Struct):
+class _Git(msgspec.Struct):
     commit: str
     dirty: bool
 
 
-class Hardware(msgspec.Struct):
+class _Hardware(msgspec.Struct):
     cpu: str
     cores: int | None
     memory_bytes: int
@@ -51,21 +52,23 @@ class Hardware(msgspec.Struct):
     platform: str
 
 
-class Load(msgspec.Struct):
+class _Load(msgspec.Struct):
     others: float = 0.0
 
 
-class Input(msgspec.Struct):
+class _Input(msgspec.Struct):
     setting: str
     digest: str
 
 
-class UsersCode(msgspec.Struct):
+class _UsersCode(msgspec.Struct):
     path: str
     sha256: str
 
 
 class ManifestFile(msgspec.Struct):
+    """The part of manifest.json that is relied on."""
+
     experiment: _Folder
     cell: _Folder
     seed: Count
@@ -76,17 +79,17 @@ class ManifestFile(msgspec.Struct):
     smoke: bool
     started_at: Annotated[datetime, msgspec.Meta(tz=True)]
     command: _Command
-    git: Git | None
+    git: _Git | None
     python: str
     packages: dict[str, str | None]
-    hardware: Hardware
-    inputs: list[Input] = []
-    plugins: list[UsersCode] = []
-    load: Load = msgspec.field(default_factory=Load)
+    hardware: _Hardware
+    inputs: list[_Input] = []
+    plugins: list[_UsersCode] = []
+    load: _Load = msgspec.field(default_factory=_Load)
 
 
 class IterationLine(msgspec.Struct):
-    """Of metrics.jsonl. samples, seconds: since the run began."""
+    """A line of metrics.jsonl. samples, seconds: since the run began."""
 
     iteration: Count
     samples: Count
@@ -94,7 +97,7 @@ class IterationLine(msgspec.Struct):
 
 
 class ComparedLine(msgspec.Struct):
-    """Of metrics.jsonl, for comparisons."""
+    """A line of metrics.jsonl, for comparisons."""
 
     samples: _Positive
     seconds: Annotated[float, msgspec.Meta(gt=0)]
@@ -108,7 +111,7 @@ class ComparedLine(msgspec.Struct):
 
 
 class EvaluationLine(msgspec.Struct):
-    """Of eval.jsonl."""
+    """A line of eval.jsonl."""
 
     version: Count
     at_s: float
@@ -133,6 +136,8 @@ class EngineEvent(msgspec.Struct):
 
 
 class LedgerFile(msgspec.Struct):
+    """The part of ledger.json that is relied on."""
+
     admitted: Count
     trained: Count
     in_flight: Count
@@ -148,7 +153,7 @@ class LedgerFile(msgspec.Struct):
     restarts: list[Restart] = []
 
 
-class SpanOf(msgspec.Struct):
+class _SpanOf(msgspec.Struct):
     engine: str
     version: int
     iteration: int
@@ -161,55 +166,57 @@ class TraceSpan(msgspec.Struct, tag_field="ph", tag="X"):
     cat: str
     ts: float
     dur: Seconds
-    args: SpanOf
+    args: _SpanOf
 
 
 class TraceName(msgspec.Struct, tag_field="ph", tag="M"):
-    """For viewers."""
+    """A name for viewers."""
 
 
 class TraceMark(msgspec.Struct, tag_field="ph", tag="i"):
-    """For viewers."""
+    """A mark for viewers."""
 
 
-class Placed(msgspec.Struct):
+class _Placed(msgspec.Struct):
     role: str
     engine: str
     pool: str
     devices: tuple[str, ...]
 
 
-class TraceFacts(msgspec.Struct):
+class _TraceFacts(msgspec.Struct):
     started_at: float
     warmup: Count
     iteration_ends: dict[str, float]
-    placement: list[Placed]
+    placement: list[_Placed]
 
 
 class TraceFile(msgspec.Struct):
+    """trace.json."""
+
     trace_events: list[TraceSpan | TraceName | TraceMark] = msgspec.field(name="traceEvents")
-    other_data: TraceFacts = msgspec.field(name="otherData")
+    other_data: _TraceFacts = msgspec.field(name="otherData")
 
 
-class Named(msgspec.Struct):
+class _Named(msgspec.Struct):
     name: str
 
 
-class ClusterSettings(msgspec.Struct):
+class _ClusterSettings(msgspec.Struct):
     devices: _Positive
     kind: str
     threads_per_device: _Positive
     oversubscribe: bool
 
 
-class AlgorithmSettings(msgspec.Struct):
+class _AlgorithmSettings(msgspec.Struct):
     batch_groups: _Positive
     group_size: _Positive
     mini_batches: _Positive = 1
     epochs: _Positive = 1
 
 
-class CostSettings(msgspec.Struct):
+class _CostSettings(msgspec.Struct):
     kind: str
 
 
@@ -220,14 +227,14 @@ class ConfigFile(msgspec.Struct):
     iterations: _Positive
     warmup_iterations: Count
     max_tokens: int | None
-    schedule: Named
-    model: Named
-    engine: Named
-    task: Named
-    algorithm: AlgorithmSettings
-    cluster: ClusterSettings
-    cost: CostSettings | None = None
-    device: Named | None = None
+    schedule: _Named
+    model: _Named
+    engine: _Named
+    task: _Named
+    algorithm: _AlgorithmSettings
+    cluster: _ClusterSettings
+    cost: _CostSettings | None = None
+    device: _Named | None = None
 
 
 class DamagedFile(ConfigError):
@@ -236,7 +243,7 @@ class DamagedFile(ConfigError):
 
 @contextmanager
 def reading(file: Path, fix: str = "make the run again with FORCE=1, or take its folder away") -> Iterator[None]:
-    """Around everything that reads `file`, to its last value. Raises DamagedFile, one line, where that fails."""
+    """Read `file`, to its last value, inside of this. Raises DamagedFile, one line, where that fails."""
     try:
         yield
     except DamagedFile:
@@ -266,4 +273,5 @@ class Restart(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
     @property
     def line(self) -> str:
+        """The restart as a line."""
         return f"lost {', '.join(self.roles)}: {self.why}; {self.done}, at work again after {self.took_s:.1f} s"

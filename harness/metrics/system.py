@@ -98,7 +98,7 @@ class LoadWatch:
 
 
 def _cores() -> list[int]:
-    """Those that this process may use."""
+    """Cores that this process may use."""
     return sorted(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else list(range(os.cpu_count() or 1))
 
 
@@ -160,6 +160,7 @@ class GpuMonitor:
         return {name: round(sum(values) / len(values), 1) for name, values in self._samples.items()}
 
     def clear_metrics(self) -> None:
+        """Forget the samples."""
         self._samples.clear()
 
 

@@ -1,4 +1,4 @@
-"""Who worked when: spans of work on devices, and the idle time, bound and phase times that follow from them.
+"""Spans of work on devices, and the idle time, bound and phase times that follow from them.
 
 All times are seconds on the run's clock. A span is work if its kind is in WORK_KINDS; waiting is not, and
 neither is `stage_weights`: weights that travel from host to host while devices go on.
@@ -38,7 +38,7 @@ _SAME_INSTANT_S = 1e-9
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """Where an engine works: a pool (devices that a schedule splits work over) and its devices in that pool."""
+    """The place of an engine: a pool (devices that a schedule splits work over) and its devices in that pool."""
 
     pool: str
     devices: tuple[str, ...]
@@ -96,7 +96,8 @@ class Timeline:
         self.iteration_ends[iteration] = at
 
     def forget(self, iteration: int) -> None:
-        """What only iterations up to this one, which has ended, are made of: no more can be asked of those."""
+        """Forget spans that only iterations up to this one, which has ended, are made of: no more can be asked of
+        those."""
         end = self.iteration_ends[iteration]
         for past in [past for past in self._by_iteration if past <= iteration]:
             del self._by_iteration[past]
@@ -104,13 +105,13 @@ class Timeline:
             del spans[: bisect_right(spans, end, key=_end)]
 
     def window(self, iteration: int) -> Interval:
-        """From the end of the iteration before (or the start of the run) to the end of this one."""
+        """Seconds from the end of the iteration before (or the start of the run) to the end of this one."""
         end = self.iteration_ends[iteration]
         earlier = [at for i, at in self.iteration_ends.items() if i < iteration]
         return (max(earlier, default=self.started_at), end)
 
     def elapsed_window(self) -> Interval:
-        """From the start of the run to the end of its last iteration."""
+        """Seconds from the start of the run to the end of its last iteration."""
         return (self.started_at, max(self.iteration_ends.values(), default=self.started_at))
 
     def steady_window(self) -> Interval:
@@ -209,7 +210,7 @@ def _end(span: Span) -> float:
 
 
 def _overlapping(spans: Sequence[Span], window: Interval) -> Iterator[Span]:
-    """Those of `spans`, sorted by end, that overlap the window."""
+    """Spans, of those sorted by end, that overlap the window."""
     for span in spans[bisect_right(spans, window[0], key=_end) :]:
         if span.start < window[1]:
             yield span
@@ -245,7 +246,7 @@ def union(intervals: Iterable[Interval]) -> list[Interval]:
 
 
 def clip(intervals: Iterable[Interval], window: Interval) -> list[Interval]:
-    """What of the intervals lies inside the window."""
+    """Parts of the intervals inside of the window."""
     low, high = window
     return [(max(start, low), min(end, high)) for start, end in intervals if end > low and start < high]
 
@@ -348,7 +349,7 @@ def _slice(span: Span, process: int, thread: int) -> dict[str, Any]:
 
 
 def _mark(restart: Restart) -> dict[str, Any]:
-    """Across all lanes."""
+    """A mark across all lanes."""
     told = {"why": restart.why, "done": restart.done, "took_s": restart.took_s}
     name = f"lost {', '.join(restart.roles)}"
     return {"ph": "i", "s": "g", "name": name, "pid": 1, "tid": 1, "ts": round(restart.at_s * 1e6, 3), "args": told}

@@ -24,7 +24,7 @@ _WORDS = 0.07  # of the width, that "iteration 12" needs
 _SMALLEST_GAP = 0.003  # of the width
 _LOWEST_LABEL = 0.1  # of a lane of an engine: text in a lower bar would not be readable
 MOST_BARS = 4_000
-"""In one panel; what a picture lasts grows with them, and others may have written a trace."""
+"""Bars in one panel, at most; what a picture lasts grows with them, and others may have written a trace."""
 _SMALLEST_LABEL = 0.006  # of the width, per character: text in a narrower bar would not be readable
 
 Owner = tuple[str, str]
@@ -128,7 +128,7 @@ def by_data(version: DataVersion) -> Paint:
 
 
 def legend(figure: Figure, timelines: Sequence[Timeline], window: Interval = (0.0, float("inf"))) -> None:
-    """Below everything: a colour for each kind of work that is in the window of one of these."""
+    """Add a legend below everything: a colour for each kind of work that is in the window of one of these."""
     present = {span.kind for timeline in timelines for span in _within(timeline, window)}
     handles = [_patch(color, kind.replace("_", " ")) for kind, color in KINDS.items() if kind in present]
     handles.append(Patch(fill=False, edgecolor="none", label="in bars: iteration, or v = weight version"))
@@ -136,7 +136,7 @@ def legend(figure: Figure, timelines: Sequence[Timeline], window: Interval = (0.
 
 
 def legend_of_data(figure: Figure, seen: Iterable[int | None]) -> None:
-    """Below everything: the colours of versions."""
+    """Add a legend below everything: the colours of versions."""
     found = set(seen)
     versions = sorted(version for version in found if version is not None)
     steps = len(VERSIONS)
@@ -159,7 +159,7 @@ def _within(timeline: Timeline, window: Interval) -> list[Span]:
 
 
 def _at_work(timeline: Timeline, owners: Iterable[Owner], window: Interval) -> list[Span]:
-    """What has the colour of a version."""
+    """Spans that have the colour of a version."""
     shown = set(owners)
     coloured = (span for span in _within(timeline, window) if span.kind != _WAIT and span.kind not in _TRANSFERS)
     return [span for span in coloured if (span.role, span.engine) in shown]

@@ -12,18 +12,19 @@ if TYPE_CHECKING:
     from harness.comparison.runs import Cell
 
 CELLS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D", "#8C6BB1")
-"""Of cells that are not a schedule each, in their order, again from the first where there are more. Okabe and Ito
-(2008), without the yellow that vanishes on white; the last two are of equal distance to the others."""
+"""Colours of cells that are not a schedule each, in their order, again from the first where there are more. Okabe and
+Ito (2008), without the yellow that vanishes on white; the last two are of equal distance to the others."""
 
 OWN = dict(zip(SCHEDULES, CELLS, strict=False))
 """A built-in schedule has one colour on every page and in every picture; those of the user's get what is left."""
 _OTHERS = (*CELLS[len(OWN) :], "#882255", "#999933", "#332288")
 
 DASHES = ("", "7 3", "2 3", "10 3 2 3")
-"""Of lines, likewise: they can be told apart in grey, too."""
+"""Dashes of lines, likewise: they can be told apart in grey, too."""
 
 VERSIONS = ("#46237A", "#3B528B", "#23808D", "#27AD81", "#84D44B", "#F6E620")
-"""Of policy versions 0, 1, ...: six steps of viridis, then again from the first; bars carry the number besides."""
+"""Colours of policy versions 0, 1, ...: six steps of viridis, then again from the first; bars carry the number
+besides."""
 
 ON_DARK_VERSIONS = ("#A184D6", "#6A8BD0", "#2FA0B0", "#27B884", "#84D44B", "#F6E620")
 """The same on a dark page, where the first three would vanish."""
@@ -43,7 +44,7 @@ KINDS = {
     "stage_weights": "#FBAFE4",
     "wait_for_samples": "#EDEDED",
 }
-"""Of kinds of work."""
+"""Colours of kinds of work."""
 COLORBLIND = (
     *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc"),
     *("#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"),
@@ -59,7 +60,7 @@ _STEPS = 50  # from a colour to white
 
 
 def contrast(one: str, other: str) -> float:
-    """Of two colours, 1 to 21, as the Web Content Accessibility Guidelines define it."""
+    """Contrast of two colours, 1 to 21, as the Web Content Accessibility Guidelines define it."""
     low, high = sorted((_luminance(one), _luminance(other)))
     return (high + 0.05) / (low + 0.05)
 
@@ -75,7 +76,7 @@ def _parts(colour: str) -> tuple[int, ...]:
 
 
 def on_dark(colour: str) -> str:
-    """As much nearer to white as it takes to be seen on a dark page."""
+    """The colour as much nearer to white as it takes to be seen on a dark page."""
     for step in range(_STEPS):
         lighter = "#" + "".join(f"{round(part + (255 - part) * step / _STEPS):02X}" for part in _parts(colour))
         if contrast(lighter, DARK) >= _CONTRAST:
@@ -86,17 +87,17 @@ def on_dark(colour: str) -> str:
 ON_DARK_KINDS = {
     kind: _WAITS_ON_DARK if kind == "wait_for_samples" else on_dark(colour) for kind, colour in KINDS.items()
 }
-"""Of kinds of work, on a dark page."""
+"""Colours of kinds of work, on a dark page."""
 
 
 def of_schedules(names: Sequence[str]) -> dict[str, str]:
-    """By name."""
+    """Colours of schedules by name."""
     others = cycle(_OTHERS)
     return {name: OWN[name] if name in OWN else next(others) for name in names}
 
 
 def of_cells(cells: Sequence[Cell]) -> list[str]:
-    """Of their schedules, where no two have the same; else by their number."""
+    """Colours of cells: those of their schedules, where no two have the same; else by their number."""
     schedules = [cell.runs[0].identity.schedule for cell in cells]
     if len(set(schedules)) == len(schedules):
         return list(of_schedules(schedules).values())
@@ -104,12 +105,12 @@ def of_cells(cells: Sequence[Cell]) -> list[str]:
 
 
 def names_of(cells: Sequence[Cell]) -> list[str]:
-    """For markup: `var(--cell-0)`, ..."""
+    """Colours of cells for markup: `var(--cell-0)`, ..."""
     return [f"var(--cell-{number})" for number in range(len(cells))]
 
 
 def style_of(cells: Sequence[Cell]) -> str:
-    """What these names are, as page.css has the other colours."""
+    """Style sheet that defines these names, as page.css has the other colours."""
     colours = of_cells(cells)
     dark = _declared(map(on_dark, colours))
     return (

@@ -43,7 +43,7 @@ _STYLE: Any = {
 }
 _DPI = 150
 FORMATS = ("png", "svg", "pdf")
-"""Of pictures that are for pages, for the web and for papers."""
+"""Formats of pictures, for pages, for the web and for papers."""
 
 
 def draw_run(run_dir: Path) -> list[Path]:
@@ -136,7 +136,8 @@ def draw_staleness(figure: Figure, metrics: pd.DataFrame, samples: pd.DataFrame)
 
 
 def draw_idle(figure: Figure, timeline: Timeline) -> None:
-    """Per role, how its devices spent the run after warm-up: own work, work of other roles that share them, idle."""
+    """Draw for each role how its devices spent the run after warm-up: own work, work of other roles that share them,
+    idle."""
     roles = timeline.roles
     figure.set_size_inches(8, 1.6 + 0.42 * len(roles))
     axes = figure.subplots()

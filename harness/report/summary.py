@@ -182,7 +182,7 @@ def _figures(run: RunSummary) -> tuple[str, ...]:
 
 
 def _held_out(found: Mapping[str, Any]) -> tuple[str, ...]:
-    """Of one version."""
+    """Cells of one evaluated version."""
     shares = (_optional(found[name]) for name in ("greedy", "sampled", "pass_at_k"))
     return str(found["version"]), f"{found['problems']:,}", *shares
 
@@ -192,7 +192,7 @@ def _optional(value: float | None) -> str:
 
 
 def _mean_of(name: str, metrics: Sequence[Mapping[str, Any]]) -> float | None:
-    """Over those iterations that have it; None where none has."""
+    """Mean over those iterations that have it; None where none has."""
     values = [m[name] for m in metrics if name in m]
     return _mean(values) if values else None
 

@@ -1,1 +1,1 @@
-"""What is studied with simulated runs: plans, predictions, published experiments, the table of schedules."""
+"""Studies of simulated runs: plans, predictions, published experiments, the table of schedules."""

@@ -27,7 +27,8 @@ JOB = ("algorithm.reference=true",)
 SIZES = (32, 64, 128, 256, 512, 1024)
 
 STALENESS = "schedule.max_staleness"
-"""Of fully_async it is as in its file: the study compares schedules, and another staleness is another schedule."""
+"""The staleness of fully_async, which is as in its file: the study compares schedules, and another staleness is another
+schedule."""
 
 EFFORT = Effort(samples=10**6, trials=2)  # two trials of each schedule, however many iterations they take
 
@@ -58,9 +59,11 @@ class ScalingStudy:
 
     @property
     def models(self) -> list[str]:
+        """Models in their order."""
         return list(dict.fromkeys(point.model for point in self.points))
 
     def of(self, model: str, schedule: str) -> list[Point]:
+        """Points of a model under a schedule."""
         return [point for point in self.points if (point.model, point.schedule) == (model, schedule)]
 
     def schedules(self, model: str) -> list[str]:

@@ -50,6 +50,8 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Condition:
+    """A simulated condition: what is slow, how long the tail is, and how weights travel."""
+
     bottleneck: str
     tail: str
     transfer: str
@@ -159,6 +161,7 @@ def decode_seconds(condition: Condition) -> float:
 
 
 def figures(recorder: Recorder) -> ScheduleFigures:
+    """Figures of a run, after warm-up."""
     timeline = recorder.timeline
     start, end = timeline.steady_window()
     late = [r for r in recorder.samples() if r.trained_iteration is not None and r.trained_iteration >= WARMUP]

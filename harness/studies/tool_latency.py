@@ -74,7 +74,8 @@ def write_page(progress: Callable[[str], None]) -> Path:
 
 
 def page(study: Study) -> str:
-    """What was simulated, what each latency leaves of each schedule's throughput, and the last one in detail."""
+    """The page: what was simulated, what each latency leaves of each schedule's throughput, and the last one in
+    detail."""
     *_, latency = study
     parts = ["# Turns and tools: what latency does to every schedule (simulated)", INTRO, kept_table(study)]
     return "\n\n".join([*parts, f"## Tool latency: {latency}", condition_table(study[latency])]) + "\n"

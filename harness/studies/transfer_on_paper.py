@@ -19,7 +19,7 @@ _COLUMNS = (
 
 
 def table() -> str:
-    """On H100s: experiments/device/h100.yaml, experiments/cost/roofline.yaml."""
+    """The table on H100s: experiments/device/h100.yaml, experiments/cost/roofline.yaml."""
     config = compose_job(["device=h100", "cost=roofline"])
     assert isinstance(config.cost, RooflineConfig)
     lines = [f"| {' | '.join(_COLUMNS)} |", "|---" + "|---:" * (len(_COLUMNS) - 1) + "|"]

@@ -1,1 +1,1 @@
-"""What repeated runs say, and how surely: pure functions on arrays, without files and without pictures."""
+"""Statistics of repeated runs: pure functions on arrays, without files and without pictures."""

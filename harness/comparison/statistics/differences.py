@@ -38,6 +38,7 @@ class Difference:
 
     @property
     def paired(self) -> bool:
+        """Whether seeds are shared."""
         return bool(self.per_seed)
 
 

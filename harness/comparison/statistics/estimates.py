@@ -11,7 +11,7 @@ from scipy import special, stats
 from scipy.optimize.elementwise import find_root
 
 CONFIDENCE = 0.95
-"""Of every interval."""
+"""Confidence of every interval."""
 
 OUTLIER_Z = 10.0
 """Modified z-score beyond which a value is an outlier, as in hyperfine (github.com/sharkdp/hyperfine). Of few values,
@@ -40,6 +40,7 @@ class Interval:
         return replace(self, low=max(low, self.low), high=min(high, self.high))
 
     def excludes(self, value: float) -> bool:
+        """Whether the value lies outside."""
         return not self.low <= value <= self.high
 
 
@@ -135,8 +136,8 @@ def pair_share_bounds(share: np.ndarray, m: int, n: int) -> tuple[np.ndarray, np
 
 
 def performance_profile(scores: Values, taus: Values) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """For each tau, the share of [n] runs that score above it (Agarwal et al. 2021, section 4.2), and Wilson's interval
-    for each tau by itself (JASA 22, 1927), which stays open where all or none do: float64 [taus] each."""
+    """The share of [n] runs that score above each tau (Agarwal et al. 2021, section 4.2), and Wilson's interval for
+    each tau by itself (JASA 22, 1927), which stays open where all or none do: float64 [taus] each."""
     array = np.asarray(scores, dtype=np.float64)
     above = np.sum(array[:, None] > np.asarray(taus), axis=0)
     bounds = np.array(

@@ -23,7 +23,7 @@ def reach(x: np.ndarray, y: np.ndarray, threshold: float, window: int = 1) -> fl
 
 
 def steady_rate(seconds: np.ndarray, amounts: np.ndarray, warmup: int) -> float:
-    """What was made per second after the first `warmup` iterations; over all of them if there are no more than those.
+    """The amount per second after the first `warmup` iterations; over all of them if there are no more than those.
 
     seconds: float64 [n], when each iteration ended on a clock that began at 0; amounts: [n], what each made.
     """

@@ -41,6 +41,7 @@ def profile_cards(comparison: Comparison) -> str:
 
 
 def device_cards(comparison: Comparison) -> str:
+    """A card for each cell: how idle its devices were."""
     colours = names_of(comparison.cells)
     return "".join(
         _card(colour, cell.label, _idle(cell)) for cell, colour in zip(comparison.cells, colours, strict=True)
@@ -70,7 +71,7 @@ def _idle_row(time: RoleTime) -> str:
 
 
 def span_of(cells: Sequence[CellMeasure]) -> tuple[float, float]:
-    """What an axis must cover to show every seed and every bounded interval of one measure."""
+    """The range that an axis must cover to show every seed and every bounded interval of one measure."""
     shown = [value for cell in cells for value in cell.per_seed.values() if math.isfinite(value)]
     for cell in cells:
         if cell.interval is not None and cell.interval.bounded:
@@ -170,7 +171,7 @@ def score_range(profiles: Sequence[PerformanceProfile]) -> tuple[float, float]:
 
 
 def _corners(taus: np.ndarray, values: np.ndarray) -> list[tuple[float, float]]:
-    """Where a line of steps turns, and its ends."""
+    """Points where a line of steps turns, and its ends."""
     turns = [0, *(np.flatnonzero(np.diff(values)) + 1).tolist()]
     ends = [*turns[1:], len(taus) - 1]
     return [(float(taus[at]), float(values[turn])) for turn, end in zip(turns, ends, strict=True) for at in (turn, end)]

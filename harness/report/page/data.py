@@ -31,9 +31,9 @@ TITLES = {
 _SIGNIFICANT = 5  # digits, more than any screen shows
 
 MOST_SPANS = 60_000
-"""In one page, over all its runs: some two megabytes."""
+"""Spans in one page at most, over all its runs: some two megabytes."""
 MOST_ENGINES = 16
-"""Of one role; more lanes than that cannot be read."""
+"""Engines of one role at most; more lanes than that cannot be read."""
 _FIRST_ITERATIONS = 6
 _UNKNOWN = -1  # version
 _KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
@@ -74,7 +74,7 @@ def curves_data(comparison: Comparison) -> dict[str, Any]:
 
 
 def _rounded(values: np.ndarray) -> list[float | None]:
-    """To some digits; null for what is not finite."""
+    """Values to some digits; null for what is not finite."""
     return [float(f"{value:.{_SIGNIFICANT}g}") if np.isfinite(value) else None for value in values.tolist()]
 
 
@@ -145,7 +145,7 @@ def first_window(timeline: Timeline, iterations: int = _FIRST_ITERATIONS) -> Int
 
 
 def _shown_owners(timeline: Timeline) -> dict[Owner, int]:
-    """Which engines have a row, and its number."""
+    """Engines that have a row, and its number."""
     seen: dict[str, int] = defaultdict(int)
     shown: dict[Owner, int] = {}
     for role, engine in timeline.placement:
@@ -165,7 +165,7 @@ def _until(timeline: Timeline, spans: list[Span], most: int) -> float:
 
 
 def _arrows(spans: Iterable[Span], owners: dict[Owner, int]) -> list[list[int]]:
-    """To each engine that loads a version, from the trainer's first engine as it last published it."""
+    """Arrows to each engine that loads a version, from the trainer's first engine as it last published it."""
     published: dict[int, Span] = {}
     arrows = []
     for span in sorted(spans, key=lambda span: span.start if span.kind == "publish_weights" else span.end):

@@ -122,7 +122,7 @@ def document(comparison: Comparison) -> str:
 
 
 def _policy(script: str) -> str:
-    """What a browser lets the page do: run this script and no other, load nothing, send nothing."""
+    """The policy by which a browser lets the page run this script and no other, load nothing, send nothing."""
     digest = b64encode(sha256(script.encode()).digest()).decode()
     return (
         f"default-src 'none'; script-src 'sha256-{digest}'; style-src 'unsafe-inline'; img-src data:; "
@@ -158,7 +158,7 @@ def _curves(curves: Mapping[str, Any]) -> str:
 
 
 def _matrix(comparison: Comparison) -> str:
-    """Where schedules and corrections were crossed; empty otherwise."""
+    """The matrix where schedules and corrections were crossed; empty otherwise."""
     if not has_matrix(comparison):
         return ""
     matrix = matrix_of(comparison)

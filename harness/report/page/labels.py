@@ -1,4 +1,4 @@
-"""Where labels of points go, so that they hide neither points nor each other."""
+"""Places for labels of points, where they hide neither points nor each other."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _OVER_LINE = 4.0  # and of area, where nothing is hidden
 
 @dataclass(frozen=True)
 class Box:
-    """In the plane, from the upper left corner."""
+    """A rectangle in the plane, from the upper left corner."""
 
     left: float
     top: float
@@ -23,11 +23,12 @@ class Box:
 
     @staticmethod
     def around(x: float, y: float, radius: float) -> Box:
+        """The square around a point."""
         return Box(x - radius, y - radius, x + radius, y + radius)
 
     @staticmethod
     def of_line(x1: float, y1: float, x2: float, y2: float) -> Box:
-        """Of a line along an axis."""
+        """The rectangle around a line along an axis."""
         return Box(min(x1, x2) - 1, min(y1, y2) - 1, max(x1, x2) + 1, max(y1, y2) + 1)
 
     def overlap(self, other: Box) -> float:
@@ -37,11 +38,12 @@ class Box:
         return max(wide, 0.0) * max(high, 0.0)
 
     def inside(self, other: Box) -> bool:
+        """Whether it lies inside of the other."""
         within_x = other.left <= self.left and self.right <= other.right
         return within_x and other.top <= self.top and self.bottom <= other.bottom
 
     def nearest(self, x: float, y: float) -> tuple[float, float]:
-        """Of its points the one nearest to this."""
+        """The point of the rectangle that is nearest to this one."""
         return min(max(x, self.left), self.right), min(max(y, self.top), self.bottom)
 
 

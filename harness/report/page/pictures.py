@@ -110,7 +110,7 @@ def draw_staleness(comparison: Comparison, figure: Figure) -> None:
 
 
 def _panel_each(figure: Figure, count: int, height: float) -> list[Axes]:
-    """So many panels, four in a row of `height` inches, on one vertical scale."""
+    """Make so many panels, four in a row of `height` inches, on one vertical scale."""
     columns = min(count, 4)
     rows = -(-count // columns)
     figure.set_size_inches(3.3 * columns, 0.5 + height * rows)
@@ -121,7 +121,7 @@ def _panel_each(figure: Figure, count: int, height: float) -> list[Axes]:
 
 
 def draw_profiles(comparison: Comparison, figure: Figure) -> None:
-    """Of every cell the share of its seeds that end above each exact match, its interval, and the baseline in grey."""
+    """Draw the share of every cell's seeds that end above each exact match, its interval, and the baseline in grey."""
     panels, colors = _panel_each(figure, len(comparison.cells), 2.4), of_cells(comparison.cells)
     base, scores = comparison.profiles[comparison.baseline], score_range(comparison.profiles)
     for index, (panel, cell, profile) in enumerate(zip(panels, comparison.cells, comparison.profiles, strict=True)):
@@ -136,7 +136,7 @@ def draw_profiles(comparison: Comparison, figure: Figure) -> None:
 
 
 def draw_idle(comparison: Comparison, figure: Figure) -> None:
-    """Per cell and role: own work, work of other roles on the same devices, idle."""
+    """Draw for each cell and role: own work, work of other roles on the same devices, idle."""
     times = [(cell.label, time) for cell in comparison.cells for time in role_times(cell)]
     figure.set_size_inches(9, 1.4 + 0.28 * len(times) + 0.2 * len(comparison.cells))
     axes = figure.subplots()

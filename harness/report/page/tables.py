@@ -112,7 +112,8 @@ def _unit(comparison: Comparison, measure: Measure) -> str:
 
 
 def _name(colour: str, label: str) -> str:
-    """With its colour, in one line with it; a long one may break where a setting's name has its joints."""
+    """A cell's name with its colour, in one line with it; a long one may break where a setting's name has its
+    joints."""
     first, joint, rest = re.sub(r"(=|\.(?!\d))", r"\1<wbr>", escape(label)).partition("<wbr>")
     return f'<span class="joined"><i class="dot" style="background:{colour}"></i>{first}</span>{joint}{rest}'
 
@@ -156,6 +157,7 @@ def facts_list(facts: Mapping[str, str | Iterable[str]], name: str) -> str:
 
 
 def checks_html(comparison: Comparison) -> str:
+    """The checks, with their results and lines."""
     words = {True: ("passed", "good"), False: ("failed", "bad"), None: ("not run", "unknown")}
     parts = []
     for name, passed, lines in checks(comparison):
@@ -166,6 +168,7 @@ def checks_html(comparison: Comparison) -> str:
 
 
 def commands_table(comparison: Comparison) -> str:
+    """A row for each run: cell, seed, start, folder and command."""
     rows = "".join(
         f'<tr><th scope="row">{escape(cell)}</th><td>{escape(str(seed))}</td><td>{escape(began)}</td>'
         f"<td><code>{escape(folder)}</code></td><td><code>{escape(command)}</code></td></tr>"

@@ -1,4 +1,4 @@
-"""What the page and its Markdown twin say: headings, captions, checks, and how the runs were made."""
+"""Texts of the page and its Markdown twin: headings, captions, checks, and how the runs were made."""
 
 from __future__ import annotations
 
@@ -37,14 +37,14 @@ MATRIX = (
 
 
 def _asked(comparison: Comparison) -> str:
-    """What differs on purpose; of a matrix not every setting that its corrections are made of."""
+    """Words for what differs on purpose; of a matrix not every setting that its corrections are made of."""
     if not has_matrix(comparison):
         return " or ".join(axis.replace("_", " ") for axis in comparison.axes)
     return "correction" if len({row_of(cell) for cell in comparison.cells}) == 1 else "schedule or correction"
 
 
 class Headings:
-    """What the page calls the comparison."""
+    """The page's names of the comparison."""
 
     def __init__(self, comparison: Comparison) -> None:
         first = comparison.cells[0].runs[0]
@@ -107,7 +107,7 @@ def histogram_text(staleness: StalenessHistogram) -> str:
 
 
 def lag_text(cell: Cell) -> str:
-    """Where the lag grew, and what was dropped for it."""
+    """A sentence on where the lag grew, and what was dropped for it."""
     flight, queue = (_over_iterations(cell, f"staleness/{part}_mean") for part in ("in_flight", "in_queue"))
     dropped = sum(run.ledger["dropped_stale"] for run in cell.runs)
     admitted = sum(run.ledger["admitted"] for run in cell.runs)
@@ -190,7 +190,7 @@ def commands(comparison: Comparison) -> list[tuple[str, int, str, str, str]]:
 
 
 def _command(words: list[str]) -> str:
-    """As it is typed."""
+    """The command as it is typed."""
     program = ["python", "-m", "harness"] if words[0] == "__main__.py" else words[:1]
     return shlex.join([*program, *words[1:]])
 

@@ -68,7 +68,7 @@ class Words:
 
 @dataclass(frozen=True)
 class Layout:
-    """What to paint, first to last; from the upper left corner."""
+    """Things to paint, first to last; from the upper left corner."""
 
     size: tuple[float, float]
     lines: tuple[Line, ...]
@@ -78,7 +78,8 @@ class Layout:
 
 @dataclass(frozen=True)
 class VerdictChart:
-    """across: how fast; up: what is learnt, or how stale samples are where nothing is rewarded."""
+    """Speed against learning. across: how fast; up: what is learnt, or how stale samples are where nothing is
+    rewarded."""
 
     comparison: Comparison
     across: Measure
@@ -115,6 +116,7 @@ class VerdictChart:
         return ". ".join(parts)
 
     def layout(self, size: tuple[float, float]) -> Layout:
+        """Place everything on a picture of this size."""
         width, height = size
         frame = Box(_LEFT, _TOP, width - _RIGHT, height - _BOTTOM)
         x = _Axis(self.across, frame.left, frame.right)
@@ -161,7 +163,7 @@ class VerdictChart:
 
     @property
     def _values(self) -> list[tuple[Interval, Interval]]:
-        """Across and up; an interval without bounds where there are none."""
+        """Intervals across and up; one without bounds where there are none."""
         return [(_interval(self.across, index), _interval(self.up, index)) for index in range(len(self.across.cells))]
 
     def _bars(self, index: int, x: _Axis, y: _Axis, middle: tuple[float, float]) -> list[Line]:
@@ -183,7 +185,7 @@ class VerdictChart:
         return measure.cells[index].value if measure is not None else 0.0
 
     def _note(self, index: int) -> str:
-        """What is called of the cell, in the words of the tables; and its lag."""
+        """A line on the cell, in the words of the tables; and its lag."""
         parts = ["baseline"] if index == self.comparison.baseline else []
         question = self.comparison.measure(self.comparison.question)
         found = against(question, index) if question is not None else None
@@ -228,7 +230,7 @@ class _Axis:
         return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
 
     def ticks(self, most: int) -> list[tuple[str, float]]:
-        """As written, and where; none below zero."""
+        """Ticks as written, and where; none below zero."""
         values = MaxNLocator(most).tick_values(self.low * self.factor, self.high * self.factor)
         inside = [value for value in values if max(self.low, 0) <= value / self.factor <= self.high]
         return [(f"{value:,.12g}", self.at(value / self.factor)) for value in inside]

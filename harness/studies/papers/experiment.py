@@ -20,7 +20,7 @@ from harness.config.compose import EXPERIMENTS, read_settings
 
 PAPERS = EXPERIMENTS / "papers"
 ENDING = ".paper.yaml"
-"""Of their files: tables to predict have settings of their own beside them."""
+"""Ending of their files: tables to predict have settings of their own beside them."""
 
 Kind = Literal["fitted_ratio", "scaling", "calibrated", "predicted_table", "measured", "gantt"]
 
@@ -80,14 +80,15 @@ class PaperExperiment:
 
     @property
     def path(self) -> Path:
+        """The YAML file."""
         return PAPERS / f"{self.name}{ENDING}"
 
 
 @plain_dataclass(frozen=True)
 class Context:
-    """What an experiment is run with. results: the folder that runs are written to and found in; processes: how many
-    simulate side by side; progress: called with what is being done; console: for runs that show their own progress;
-    start: starts these."""
+    """The circumstances in which an experiment is run. results: the folder that runs are written to and found in;
+    processes: how many simulate side by side; progress: called with what is being done; console: for runs that show
+    their own progress; start: starts these."""
 
     results: Path
     console: Console
@@ -101,7 +102,7 @@ def _typed(value: Any) -> str:
 
 
 def names() -> list[str]:
-    """Of all paper experiments."""
+    """Names of all paper experiments."""
     return sorted(path.name.removesuffix(ENDING) for path in PAPERS.glob(f"*{ENDING}"))
 
 

@@ -99,7 +99,7 @@ class Calibrated:
 
 @plain_dataclass(frozen=True)
 class SimulatedStep:
-    """Of a mode. Shares of the time in which devices work: of all, and of the busiest pool."""
+    """A simulated step of a mode. Shares of the time in which devices work: of all, and of the busiest pool."""
 
     step_s: float
     busy: float
@@ -189,7 +189,7 @@ def _sweep(sweep: SettingSweep, modes: Sequence[Mode], job: Sequence[str], proce
 def _workloads_table(
     form: Calibrated, labels: Sequence[str], fits: Sequence[FittedUnknown], published: Mapping[str, float]
 ) -> Table:
-    """What is fitted and predicted under each variation."""
+    """A table of what is fitted and predicted under each variation."""
     columns = ["settings", form.unknown]
     for mode in form.modes:
         columns += [f"{mode.label}, s"] + ([] if mode.role == "base" else ["error"])
@@ -237,7 +237,7 @@ class FittedRatio:
 
 @plain_dataclass(frozen=True)
 class RatioSetup:
-    """What the fit may know: no published figure is in it."""
+    """The facts that the fit may know: no published figure is among them."""
 
     job: tuple[str, ...]
     engines: int
@@ -286,7 +286,7 @@ def run_fitted_ratio(experiment: PaperExperiment, context: Context) -> Result:
 
 
 def ratio_setup(job: Sequence[str], form: FittedRatio, variation: RatioVariation) -> RatioSetup:
-    """What is fitted with, in a variation of the experiment."""
+    """The setup of a fit in a variation of the experiment."""
     modes = tuple(replace(mode, job=variation.modes.get(mode.label, mode.job)) for mode in form.modes)
     share = variation.reference_share or form.reference_share
     engines = variation.engines or form.engines
@@ -318,7 +318,7 @@ class RatioSimulation:
         self._known: dict[tuple[str, float], float] = {}
 
     def speedup(self, mode: Mode, ratio: float) -> float:
-        """Of a mode over the base. What was simulated once is not simulated again."""
+        """Speedup of a mode over the base. What was simulated once is not simulated again."""
         if mode == self._base:
             return 1.0
         if (mode.label, ratio) not in self._known:

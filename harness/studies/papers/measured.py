@@ -110,7 +110,7 @@ def lines_of(
 
 
 def _published(experiment: PaperExperiment, form: MeasuredCells) -> dict[tuple[str, str], Published]:
-    """By cell and quantity. Raises ConfigError for a cell whose row the data does not have."""
+    """Published figures by cell and quantity. Raises ConfigError for a cell whose row the data does not have."""
     found: dict[tuple[str, str], Published] = {}
     for cell in form.cells:
         found |= {(cell.label, quantity): value for quantity, value in cell.published.items()}

@@ -1,4 +1,4 @@
-"""What a paper experiment came to: published, simulated and measured figures side by side."""
+"""The result of a paper experiment: published, simulated and measured figures side by side."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.metrics.formatting import decimals, number
 from harness.studies.papers.experiment import PaperExperiment
 
 Role = Literal["base", "fitted", "predicted", "measured"]
-"""Of a line: what the others are relative to or calibrated on; fitted to; predicted without; only measured."""
+"""Roles of a line: what the others are relative to or calibrated on; fitted to; predicted without; only measured."""
 
 Published = float | tuple[float, float] | str | None
 """A figure, a band, or words where the source gives no figure; None where it says nothing."""
@@ -110,7 +110,7 @@ def figures(line: Line) -> list[str]:
 
 
 def error(line: Line) -> str:
-    """Of what is simulated, relative to what is published; empty where one of them is not there."""
+    """Error of what is simulated, relative to what is published; empty where one of them is not there."""
     if line.error is None:
         return ""
     return "inside" if isinstance(line.published, tuple) and line.error == 0 else f"{line.error:+.1%}"

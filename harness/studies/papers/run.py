@@ -14,7 +14,7 @@ from harness.studies.papers.scaling import Scaling, run_scaling
 from harness.studies.papers.simulated import Gantt, PredictedTable, run_gantt, run_predicted_table
 
 FOLDER = "papers"
-"""Below the results."""
+"""Folder of papers below the results."""
 
 KINDS: dict[Kind, tuple[type, Callable[[PaperExperiment, Context], Result]]] = {
     "fitted_ratio": (FittedRatio, run_fitted_ratio),
@@ -24,7 +24,7 @@ KINDS: dict[Kind, tuple[type, Callable[[PaperExperiment, Context], Result]]] = {
     "measured": (MeasuredCells, run_measured),
     "gantt": (Gantt, run_gantt),
 }
-"""What the `settings` of an experiment of this kind are, and what runs it."""
+"""The `settings` of an experiment of each kind, and what runs it."""
 
 
 def run_papers(wanted: str, context: Context) -> list[Path]:

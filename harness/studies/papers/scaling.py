@@ -19,7 +19,7 @@ from harness.studies.papers.result import Line, Result, Table
 
 @dataclass(frozen=True, config=STRICT)
 class Span:
-    """From one size to another. label: of the published row; job: its own settings."""
+    """A step from one size to another. label: of the published row; job: its own settings."""
 
     label: str
     job: list[str]

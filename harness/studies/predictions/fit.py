@@ -1,4 +1,4 @@
-"""What the synchronous rows of a table say of its workload: how many tokens, and how long a tail."""
+"""The workload of a table, fitted to its synchronous rows: how many tokens, and how long a tail."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from harness.studies.predictions.phases import UPDATE, Scaling
 from harness.studies.predictions.table import Row, factors_of, nearest
 
 SHORTEST_TAIL, LONGEST_TAIL = 0.05, 1.5
-"""Of a log-normal's sigma. Longer ones have half of their tokens in a few capped responses."""
+"""Bounds of a log-normal's sigma. Longer tails have half of their tokens in a few capped responses."""
 
 _STEPS = 4096  # in which what is fitted is looked for
 
@@ -34,7 +34,8 @@ _NORMAL = NormalDist()
 
 @dataclass(frozen=True)
 class WorkloadFit:
-    """What was fitted to the synchronous rows of one engine. They are runs of one job, so that they share its workload.
+    """The workload fitted to the synchronous rows of one engine. They are runs of one job, so that they share its
+    workload.
 
     tokens: prompts and responses of a batch; tokens_from: the phase that they were read off, or "settings" where no row
     has one. step_s: seconds added to every decode step; scale: of all costs of an engine. generated_s: seconds that a
@@ -48,7 +49,7 @@ class WorkloadFit:
     step_s: float = 0.0
     scale: float = 1.0
     generated_s: Mapping[int, float] = field(default_factory=dict)
-    """By the line of the row."""
+    """Seconds by the line of the row."""
 
     def applied(self, cost: CostConfig) -> CostConfig:
         """A cost model of the same engines with what was fitted."""
@@ -134,14 +135,14 @@ def generated_s(row: Row) -> float | None:
 
 
 def around_s(row: Row) -> float:
-    """Of the phase of generation of a synchronous row: what it takes besides generating sequences."""
+    """Seconds of a synchronous row's phase of generation besides generating sequences."""
     if row.gen_s is None or row.generate_sequences_s is None:
         return 0.0
     return max(0.0, row.gen_s - row.generate_sequences_s)
 
 
 def host_s(row: Row) -> float:
-    """Of the step of a synchronous row: what it takes besides its phases. Rewards, advantages, moving data."""
+    """Seconds of a synchronous row's step besides its phases: rewards, advantages, moving data."""
     if row.step_s is None or row.gen_s is None:
         return 0.0
     return max(0.0, row.step_s - row.gen_s - sum(row.phases.values()))

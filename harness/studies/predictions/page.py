@@ -1,4 +1,4 @@
-"""What was fitted and what was predicted, beside what was published: for people, as CSV, and as a picture."""
+"""Fitted and predicted figures beside published ones: for people, as CSV, and as a picture."""
 
 from __future__ import annotations
 
@@ -23,11 +23,11 @@ READ = {
     "train": "synchronous rows, and the training phases of the others",
     "sync": "synchronous rows only",
 }
-"""What a prediction reads, by GIVEN."""
+"""Rows that a prediction reads, by GIVEN."""
 
 
 def print_fits(fits: Iterable[WorkloadFit], console: Console) -> None:
-    """What was fitted, to which rows, and what is left over."""
+    """Print what was fitted, to which rows, and what is left over."""
     for fit in fits:
         console.print(f"fitted to {', '.join(str(row) for row in fit.rows)}:", highlight=False)
         lengths = fit.lengths

@@ -1,4 +1,4 @@
-"""What a training pool does with a batch, in seconds: as given, or carried over from another number of devices."""
+"""Phases of a training pool, seconds for a batch: as given, or carried over from another number of devices."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from harness.studies.predictions.table import Row, TableSettings, nearest
 UPDATE = "update_actor_s"
 
 Given = Literal["sync", "train"]
-"""What a prediction reads: synchronous rows only, or the training phases of the other rows too."""
+"""Rows that a prediction reads: synchronous ones only, or the training phases of the others too."""
 
 
 def check_given(text: str) -> Given:
@@ -35,11 +35,12 @@ class Scaling:
     device_s: float
 
     def on(self, devices: int) -> float:
+        """Seconds on this many devices."""
         return self.fixed_s + self.device_s / devices
 
 
 def scalings(rows: Sequence[Row], scoring_fixed_s: float) -> dict[str, Scaling]:
-    """Of every phase that these rows give, over their training devices: least squares, neither part below 0.
+    """Scalings of every phase that these rows give, over their training devices: least squares, neither part below 0.
 
     Rows that all have the same number of devices do not tell the parts apart: then `scoring_fixed_s`, half of the phase
     at most, is the fixed part of a scoring phase, and update_actor has none.

@@ -47,16 +47,18 @@ class Prediction:
 
     @property
     def wait_error_s(self) -> float | None:
+        """Predicted less published wait; None where none is published."""
         return None if self.row.wait_s is None else self.wait_s - self.row.wait_s
 
     @property
     def speedup(self) -> float | None:
-        """Over the published step of the nearest synchronous row."""
+        """Speedup over the published step of the nearest synchronous row."""
         step_s = self.fit.nearest(self.row).step_s
         return step_s / self.step_s if step_s else None
 
     @property
     def published_speedup(self) -> float | None:
+        """The same of the published step; None where one of them is missing."""
         anchor, own = self.fit.nearest(self.row).step_s, self.row.step_s
         return anchor / own if anchor and own else None
 
@@ -74,7 +76,7 @@ class Case:
 
     @property
     def fetch_s(self) -> float:
-        """Of a batch: what the trainer spends on taking its samples from the queue, and waits meanwhile."""
+        """Seconds of a batch that the trainer spends on taking its samples from the queue, and waits meanwhile."""
         return self.settings.fetch_s_per_sample.get(self.row.mode, 0.0) * self.config.algorithm.batch_samples
 
 
@@ -187,7 +189,7 @@ def job(case: Case) -> JobConfig:
 
 
 def cost(case: Case) -> CostConfig:
-    """What the row's engines cost by the fitted roofline, and its training pool by the phases, spread over tokens.
+    """Costs of the row's engines by the fitted roofline, and of its training pool by the phases, spread over tokens.
 
     What surrounds the phases is taken to be what it is in the nearest synchronous row.
     """

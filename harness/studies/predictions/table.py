@@ -21,7 +21,7 @@ from schedules import SCHEDULES
 COLOCATED = "colocate_sync"
 
 PHASES = ("old_log_prob_s", "ref_log_prob_s", "update_actor_s")
-"""What a training pool does with a batch; everything else in a step is generation, waiting, or work on the host."""
+"""Work of a training pool on a batch; everything else in a step is generation, waiting, or work on the host."""
 
 DEFAULTS = EXPERIMENTS / "papers" / "defaults.yaml"
 
@@ -40,7 +40,7 @@ class Row:
     """
 
     number: int
-    """Its line in the file."""
+    """Line in the file."""
     mode: str
     engine: str
     rollout_gpus: int
@@ -49,16 +49,18 @@ class Row:
     gen_s: float | None
     generate_sequences_s: float | None
     phases: Mapping[str, float] = field(hash=False)
-    """Those of PHASES that the row gives."""
+    """Seconds of those PHASES that the row gives."""
     options: Mapping[str, str] = field(hash=False)
     """Options of the schedule that the row sets."""
 
     @property
     def colocated(self) -> bool:
+        """Whether rollout and training share their devices."""
         return self.mode == COLOCATED
 
     @property
     def gpus(self) -> int:
+        """Devices in all."""
         return self.rollout_gpus if self.colocated else self.rollout_gpus + self.train_gpus
 
     @property
@@ -162,7 +164,7 @@ def _pools(where: str, mode: str, total: float | None, rollout: float | None, tr
 
 @dataclass(frozen=True, config=STRICT)
 class TableSettings:
-    """As experiments/papers/defaults.yaml explains them. None of them is of a single row."""
+    """Settings of a table, as experiments/papers/defaults.yaml explains them. None of them is of a single row."""
 
     chunks: Count
     optimizer_steps: Count

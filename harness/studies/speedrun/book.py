@@ -12,7 +12,7 @@ from harness.metrics.formatting import markdown_table, number, percent
 from harness.studies.speedrun.record import RECORD, SIGNATURE, Record, digest_of, read_record
 
 FOLDER, PAGE = "records", "records.md"
-"""Below the results."""
+"""Folder and page of records below the results."""
 
 _HEADS = (
     *("schedule", "hardware", "devices", "seconds (95 %)", "device-seconds", "version", "others' load"),
@@ -28,6 +28,7 @@ def write_book(results: Path) -> Path:
 
 
 def record_folders(results: Path) -> list[Path]:
+    """Folders of all records in the results."""
     return sorted(path.parent for path in (results / FOLDER).glob(f"*/*/{RECORD}"))
 
 

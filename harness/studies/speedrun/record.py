@@ -68,12 +68,12 @@ class Record(msgspec.Struct, frozen=True):
 
     @property
     def seconds(self) -> Interval:
-        """To the target: the mean over runs with its t interval."""
+        """Seconds to the target: the mean over runs with its t interval."""
         return mean_interval([run.seconds for run in self.runs]).within(0.0, math.inf)
 
     @property
     def name(self) -> str:
-        """Of its folder."""
+        """Name of its folder."""
         return f"{self.schedule.replace(':', '.')}-{digest_of(self)[:8]}"
 
 
@@ -254,8 +254,8 @@ def sign(folder: Path, key: Path) -> None:
 
 
 def signer(folder: Path) -> str | None:
-    """Which key signed the record, in OpenSSH's words; None where none did. Raises ConfigError for a signature that is
-    not of this record."""
+    """The key that signed the record, in OpenSSH's words; None where none did. Raises ConfigError for a signature that
+    is not of this record."""
     if not (folder / SIGNATURE).exists():
         return None
     with (folder / RECORD).open("rb") as record:

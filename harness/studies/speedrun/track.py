@@ -64,7 +64,7 @@ class Track:
             )
 
     def frozen_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
-        """By their paths, the settings that a record may not choose."""
+        """Settings, by their paths, that a record may not choose."""
         free = (*self.free, *_OF_A_RUN)
         return {
             name: value
@@ -81,6 +81,7 @@ class Track:
 
 
 def track_names() -> list[str]:
+    """Names of all tracks."""
     return sorted(path.stem for path in TRACKS.glob("*.yaml"))
 
 
