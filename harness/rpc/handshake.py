@@ -13,7 +13,7 @@ import asyncio
 import hmac
 import secrets
 import socket
-from collections.abc import Generator
+from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
 from typing import Literal
 
@@ -31,7 +31,7 @@ def new_token() -> bytes:
 
 
 Role = Literal["reader", "writer", "admin"]
-"""What a client may do (`connection.MAY`) follows from its token. An admin makes the others' from its own."""
+"""What a client may do (of a queue: `requests.MAY`) follows from its token. An admin makes the others' from its own."""
 
 
 def token_for(role: Role, token: bytes) -> bytes:
@@ -77,6 +77,41 @@ class Handshake:
             raise PermissionError(f"{server} refuses a client without its token")
         if not hmac.compare_digest(proof, self.server_proof()):
             raise PermissionError(f"what listens on {address} has not the token of {server}")
+
+
+class Admission:
+    """The server's side of a greeting, without its socket: what a client says goes in.
+
+    tokens: of each role; channel: a new one, which is open when a role is known; send: takes what the client is to get.
+    """
+
+    def __init__(self, tokens: Mapping[Role, bytes], channel: Channel, send: Callable[[bytes], None]) -> None:
+        self._tokens, self._channel, self._send = tokens, channel, send
+        self._challenge, self._said = new_nonce(), b""
+        self._challenged = False
+
+    def feed(self, data: bytes) -> Role | None:
+        """What the client may do, once it has proved it; nothing to begin with, which sends the challenge where the
+        channel needs nothing of the client. PermissionError, and a refusal is sent, without the proof; ConnectionError
+        where the channel cannot be opened."""
+        if self._challenged:
+            return self._proved(self._channel.unseal(data))
+        self._send(self._channel.begin(data))
+        if self._channel.is_open:
+            self._challenged = True
+            self._send(self._channel.seal(self._challenge))
+        return None
+
+    def _proved(self, data: bytes) -> Role | None:
+        self._said += data
+        if len(self._said) < ANSWER:
+            return None
+        for role, token in self._tokens.items():  # none is admitted that says more
+            if (handshake := Handshake.admitted(token, self._challenge, self._said)) is not None:
+                self._send(self._channel.seal(handshake.server_proof()))
+                return role
+        self._send(self._channel.seal(REFUSED))
+        raise PermissionError("a client without a token was refused")
 
 
 async def greet(sock: socket.socket, token: bytes, server: str, address: str) -> Channel:

@@ -8,6 +8,7 @@ a header, a message, and the descriptors that come with it.
 from __future__ import annotations
 
 import array
+import asyncio
 import os
 import socket
 import struct
@@ -92,20 +93,6 @@ def check_peer(sock: socket.socket) -> None:
             raise PermissionError(f"a process of user {uid} is at the other end, not one of user {os.geteuid()}")
 
 
-class ClientSocket(socket.socket):
-    """Closed with its last reference, without a warning: a queue's client has no `close`, for a queue outlives its
-    clients."""
-
-    def __del__(self) -> None:
-        self.close()
-
-
-def client_socket(address: Address) -> tuple[ClientSocket, str | tuple[str, int]]:
-    """A socket to connect, and what to."""
-    family, place = socket_address(address)
-    return ClientSocket(family), place
-
-
 def send_at_once(sock: socket.socket) -> None:
     """Requests are small and are waited for: TCP must not collect them."""
     if not is_of_this_node(sock):
@@ -140,12 +127,61 @@ def _forked() -> None:
 os.register_at_fork(after_in_child=_forked)
 
 
+class ClientSocket(socket.socket):
+    """Closed with its last reference, without a warning: a queue's client has no `close`, for a queue outlives its
+    clients."""
+
+    def abandon(self) -> None:
+        """See `Inherited`."""
+        self.close()
+
+    def __del__(self) -> None:
+        self.close()
+
+
+def client_socket(address: Address) -> tuple[ClientSocket, str | tuple[str, int]]:
+    """A socket to connect, and what to. A forked child abandons it."""
+    family, place = socket_address(address)
+    sock = ClientSocket(family)
+    abandon_in_children(sock)
+    return sock, place
+
+
+async def connected(address: Address) -> ClientSocket:
+    """A socket that does not block, connected to who listens there. OSError where nobody does, PermissionError where
+    that is another user."""
+    sock, place = client_socket(address)
+    try:
+        sock.setblocking(False)
+        await asyncio.get_running_loop().sock_connect(sock, place)
+        check_peer(sock)
+        send_at_once(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
+def connected_blocking(address: Address, timeout_s: float) -> ClientSocket:
+    """`connected`, with a socket that blocks for so long."""
+    sock, place = client_socket(address)
+    try:
+        sock.settimeout(timeout_s)
+        sock.connect(place)
+        check_peer(sock)
+        send_at_once(sock)
+    except BaseException:
+        sock.close()
+        raise
+    return sock
+
+
 HEADER = struct.Struct("<IHI")
 """Bytes of the message, descriptors that come with it, number of the call."""
 MESSAGE_LIMIT = 512 << 20
 """Bytes: a put, or what a get takes, where payloads are in messages. None is made room for before it comes."""
 CHUNK = 64 << 10
-_ANY_NUMBER = (1 << 16) - 1  # of descriptors, as many as a header can say
+ANY_NUMBER = (1 << 16) - 1  # of descriptors, as many as a header can say
 _PER_SEND = 250  # descriptors; the kernel takes 253 at a time
 _ANCILLARY = socket.CMSG_SPACE(253 * 4)
 _CLOSE_ON_EXEC, _CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)  # as enums they cost more than the call
@@ -184,7 +220,7 @@ class Splitter:
     one; WireError on more.
     """
 
-    def __init__(self, limit: int = MESSAGE_LIMIT, descriptors: int = _ANY_NUMBER) -> None:
+    def __init__(self, limit: int = MESSAGE_LIMIT, descriptors: int = ANY_NUMBER) -> None:
         self.limit, self.descriptors = limit, descriptors
         self._data = bytearray()
         self._wanted = HEADER.size  # bytes that make the first frame of them whole, as far as is known
@@ -295,6 +331,10 @@ class Outbox:
 
     def send(self, data: bytes, descriptors: Sequence[int] = ()) -> None:
         """Sends what the socket takes, and keeps the rest for `flush`."""
+        if not descriptors and not self._owed:
+            if (sent := self._try(data, ())) < len(data):
+                self.keep(data[sent:])
+            return
         for portion, passed in portions(data, descriptors):
             sent = 0 if self._owed else self._try(portion, passed)
             if sent < len(portion):

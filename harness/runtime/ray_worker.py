@@ -86,7 +86,7 @@ class WorkerActor:
             os._exit(1)  # Ray's own way out asks its head
 
     def _leave_alone(self) -> None:
-        if len(self._server.clients) == len(self._server.strangers):
+        if not self._server.clients:
             self._leave()
 
     def _leave(self) -> None:

@@ -15,24 +15,15 @@ from typing import Any, Generic, Protocol, TypeVar
 
 import msgspec
 
+from harness.rpc.channel import Channel
 from harness.rpc.handshake import greet
-from harness.rpc.sockets import (
-    Address,
-    ClientSocket,
-    Framer,
-    Outbox,
-    Splitter,
-    abandon_in_children,
-    check_peer,
-    client_socket,
-    send_at_once,
-)
+from harness.rpc.sockets import Address, Framed, connected
+from harness.rpc.stream import FramedStream, PendingCalls
 from harness.runtime import messages as m
 from harness.runtime.runtime import Handle, RoleName, WorkerDied, retrieved, role_name
 
 R_co = TypeVar("R_co", covariant=True)
 
-_CHUNK = 256 << 10  # bytes read at a time
 _REASON_S = 5.0  # how long the cause of a death may take to be known, after its connection has ended
 _CLOCK_READINGS = 5  # of which the fastest counts
 
@@ -148,14 +139,14 @@ class WorkerConnection:
         try:
             async with asyncio.timeout(self.start_timeout_s):
                 address = await self.process.address()
-                sock, place = client_socket(address)
-                sock.setblocking(False)
-                await asyncio.get_running_loop().sock_connect(sock, place)
-                check_peer(sock)
-                send_at_once(sock)
+                sock = await connected(address)
                 _keep_alive(sock)
-                stream = _Stream(self, sock)
-                await stream.open(address)
+                try:
+                    channel = await greet(sock, self.token, self.worker, address)
+                except BaseException:
+                    sock.close()
+                    raise
+                stream = _Stream(self, sock, channel)
                 if not self.here:
                     self._watching = asyncio.create_task(self._watch(stream))
                 return stream
@@ -168,7 +159,7 @@ class WorkerConnection:
 
     async def _watch(self, stream: _Stream) -> None:
         """A host that is gone ends no connection: who started the process knows first that it died."""
-        stream.end(await self.process.death(float("inf")))
+        stream.end(await self.process.death(float("inf")) or "it has ended")
 
     async def reason(self, otherwise: str) -> str:
         """How it died."""
@@ -177,100 +168,47 @@ class WorkerConnection:
 
 
 class _Stream:
-    """Sends requests, and hands out answers by the number of their call."""
+    """Calls over an open connection; once that ends, they fail with how the worker died."""
 
-    def __init__(self, connection: WorkerConnection, sock: ClientSocket) -> None:
-        self._connection, self._sock = connection, sock
-        self._loop = asyncio.get_running_loop()
-        self._framer, self._splitter = Framer(m.FRAME_LIMIT), Splitter(m.FRAME_LIMIT, descriptors=0)
-        self._outbox = Outbox(sock)
-        self._waiting: dict[int, asyncio.Future[msgspec.Raw]] = {}
-        self._calls = 0
+    def __init__(self, connection: WorkerConnection, sock: socket.socket, channel: Channel) -> None:
+        self._connection = connection
+        self._stream = FramedStream(sock, channel, self._take, self._ended, limit=m.FRAME_LIMIT, descriptors=0)
+        self._calls = PendingCalls(self._stream)
         self._failing: asyncio.Task[None] | None = None
-        abandon_in_children(self)
-
-    async def open(self, address: Address) -> None:
-        """PermissionError where one side has not the other's token, ConnectionError where the worker ends."""
-        connection = self._connection
-        try:
-            self._channel = await greet(self._sock, connection.token, connection.worker, address)
-        except BaseException:
-            self._sock.close()
-            raise
-        self._loop.add_reader(self._sock.fileno(), self._readable)
 
     async def ask(self, request: m.Message) -> msgspec.Raw:
         if self._connection.ended is not None:
             raise ConnectionEnded(self._connection.ended)
-        answer = self._loop.create_future()
-        self._send(request, answer)
-        return await answer
-
-    def abandon(self) -> None:
-        self._sock.close()
-
-    def _send(self, request: m.Message, answer: asyncio.Future[msgspec.Raw]) -> None:
         body = m.encode(request)
         if len(body) > m.FRAME_LIMIT:
             raise ValueError(f"a call with {len(body)} bytes of arguments is too long to travel")
-        self._calls += 1
-        self._waiting[self._calls] = answer
-        if self._sock.fileno() < 0:  # `_fail` says how it ended, once that is known
-            return
+        frame = await self._calls.ask(body)
         try:
-            self._outbox.send(self._channel.seal(self._framer.frame(self._calls, body)))
-        except OSError:  # the reader sees the end, too
-            return
-        if self._outbox:
-            self._loop.add_writer(self._sock.fileno(), self._writable)
-
-    def _writable(self) -> None:
-        try:
-            empty = self._outbox.flush()
-        except OSError:
-            empty = True
-        if empty:
-            self._loop.remove_writer(self._sock.fileno())
-
-    def _readable(self) -> None:
-        try:
-            data = self._sock.recv(_CHUNK)
-            if not data:
-                return self.end()
-            for frame in self._splitter.feed(self._channel.unseal(data)):
-                self._take(frame.call, m.decode_answer(frame.body))
-        except BlockingIOError:
-            return
-        except OSError:  # the connection's, or bytes that are no frame
-            self.end()
+            answer = m.decode_answer(frame.body)
         except msgspec.MsgspecError as error:
-            self.end(f"it answered with what is no message: {error}")
-
-    def _take(self, call: int, answer: m.Answer) -> None:
-        waiting = self._waiting.pop(call, None)
-        if waiting is None or waiting.done():  # who asked has given up
-            return
+            why = f"it answered with what is no message: {error}"
+            self.end(why)
+            raise ConnectionEnded(why) from error
         if isinstance(answer, m.Failed):
-            waiting.set_exception(m.error_of(answer.failure))
-        else:
-            waiting.set_result(answer.value)
+            raise m.error_of(answer.failure)
+        return answer.value
 
-    def end(self, reason: str | None = None) -> None:
-        """No answer comes any more; the reason is asked of the process, where none is given."""
-        if self._sock.fileno() < 0:
-            return
-        self._loop.remove_reader(self._sock.fileno())
-        self._loop.remove_writer(self._sock.fileno())
-        self._sock.close()
-        self._failing = self._loop.create_task(self._fail(reason))
+    def _take(self, frame: Framed) -> None:
+        self._calls.take(frame)  # but where who asked has given up
 
-    async def _fail(self, reason: str | None) -> None:
-        how = reason or self._connection.ended or await self._connection.reason("its connection ended")
-        self._connection.ended = how
-        for answer in self._waiting.values():
-            if not answer.done():
-                answer.set_exception(ConnectionEnded(how))
-        self._waiting.clear()
+    def end(self, reason: str) -> None:
+        """No answer comes any more."""
+        self._connection.ended = self._connection.ended or reason
+        self._stream.close()
+
+    def _ended(self, error: Exception | None) -> None:
+        self._failing = asyncio.get_running_loop().create_task(self._fail())
+
+    async def _fail(self) -> None:
+        """The reason is asked of the process, where none is known."""
+        connection = self._connection
+        how = connection.ended = connection.ended or await connection.reason("its connection ended")
+        self._calls.fail(ConnectionEnded, how)
 
 
 class RemoteRole(Generic[R_co]):

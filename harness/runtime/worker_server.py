@@ -21,15 +21,16 @@ from functools import partial
 from typing import Any
 
 from harness.logs import log_as_lines
-from harness.rpc.channel import server_channels
-from harness.rpc.handshake import ANSWER, REFUSED, Handshake, new_nonce
-from harness.rpc.sockets import Framed, Framer, Splitter, WireError, check_peer
+from harness.rpc.channel import Channel
+from harness.rpc.handshake import Role
+from harness.rpc.listener import Listener
+from harness.rpc.room import Room
+from harness.rpc.sockets import Framed
+from harness.rpc.stream import ServedStream
 from harness.runtime import messages as m
 from harness.runtime.runtime import Built, RoleName, WorkerDied, role_name
 
 _PR_SET_NAME = 15
-_HANDSHAKE_S = 30.0
-_STRANGERS = 16  # connections that have proved nothing yet; the oldest goes for one more
 
 _log = logging.getLogger(__name__)
 
@@ -45,14 +46,14 @@ class WorkerServer:
     def __init__(
         self, worker: str, listener: socket.socket, token: bytes, on_left: Callable[[], None] = lambda: None
     ) -> None:
-        self.worker, self.token, self.on_left = worker, token, on_left
-        self._listener = listener
-        self.new_channel, self.address = server_channels(listener)
+        self.worker, self.on_left = worker, on_left
+        self.listener = Listener(listener, {"admin": token}, self._admit)
+        self.address = self.listener.address
+        self.room = Room()
         self._roles: dict[str, object] = {}
         self._failure: m.Failure | None = None
         self._running: dict[str, set[asyncio.Task[Any]]] = {}
-        self.clients: set[asyncio.Transport] = set()
-        self.strangers: dict[asyncio.Transport, None] = {}  # of them, in the order in which they came
+        self.clients: set[_Client] = set()
         self._ended: set[str] = set()
         self._stop = asyncio.Event()
 
@@ -64,32 +65,27 @@ class WorkerServer:
             self._roles = {role_name(name): role for name, role in made.items()}
         except Exception as error:
             self._failure = m.failure_of(error, self.worker)
-        server = await asyncio.get_running_loop().create_server(partial(_Client, self), sock=self._listener)
+        self.listener.start()
         try:
             await self._stop.wait()
         finally:
-            server.close()
+            self.listener.close()
             for role in list(self._roles):
                 with suppress(Exception):
                     await self.end(role)
             for client in list(self.clients):
-                client.close()
+                client.stream.finish()
 
     def stop(self) -> None:
         self._stop.set()
 
-    def let_in(self, stranger: asyncio.Transport) -> None:
-        """The oldest one goes, at once, where there are too many: a loop takes many connections in one turn."""
-        self.clients.add(stranger)
-        self.strangers[stranger] = None
-        if len(self.strangers) > _STRANGERS:
-            oldest = next(iter(self.strangers))
-            self.forget(oldest)
-            oldest.abort()
+    def _admit(self, sock: socket.socket, channel: Channel, role: Role) -> None:
+        self.clients.add(_Client(self, sock, channel))
 
-    def forget(self, client: asyncio.Transport) -> None:
+    def left(self, client: _Client) -> None:
         self.clients.discard(client)
-        self.strangers.pop(client, None)
+        if not self._stop.is_set():
+            self.on_left()
 
     def version(self) -> int | None:
         """The newest that a role of it has."""
@@ -159,70 +155,24 @@ class WorkerServer:
             raise LookupError(f"{self.worker} has no role {role}; it has {', '.join(self._roles) or 'none'}")
 
 
-class _Client(asyncio.Protocol):
-    """One connection, from its proof that it has the token to its end."""
+class _Client:
+    """Serves the calls of who has the token, until the connection ends."""
 
-    def __init__(self, server: WorkerServer) -> None:
+    def __init__(self, server: WorkerServer, sock: socket.socket, channel: Channel) -> None:
         self._server = server
-        self._framer, self._splitter = Framer(m.FRAME_LIMIT), Splitter(m.FRAME_LIMIT, descriptors=0)
-        self._channel = server.new_channel()
-        self._challenge, self._said = new_nonce(), b""
-        self._read = self._open_channel
-        self._loop = asyncio.get_running_loop()
-        self._transport: Any = None
+        self.stream = ServedStream(
+            sock,
+            channel,
+            self._serve,
+            self._ended,
+            name="the driver",
+            refusal=lambda error: m.encode(m.Failed(m.failure_of(error))),
+            room=server.room,
+            limit=m.FRAME_LIMIT,
+        )
 
-    def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
-        self._deadline = self._loop.call_later(_HANDSHAKE_S, self._transport.abort)
-        try:
-            check_peer(self._transport.get_extra_info("socket"))
-        except PermissionError:
-            return self._transport.abort()
-        self._server.let_in(self._transport)
-        self._open_channel(b"")
-
-    def data_received(self, data: bytes) -> None:
-        try:
-            self._read(data)
-        except ConnectionError:  # the channel's: nothing more can be said through it
-            self._transport.abort()
-
-    def connection_lost(self, error: Exception | None) -> None:
-        self._deadline.cancel()
-        self._server.forget(self._transport)
-        if self._read == self._read_requests:
-            self._server.on_left()
-
-    def _open_channel(self, data: bytes) -> None:
-        """At once where that needs nothing of the client."""
-        self._transport.write(self._channel.begin(data))
-        if self._channel.is_open:
-            self._read = self._read_proof
-            self._write(self._challenge)
-
-    def _write(self, data: bytes) -> None:
-        self._transport.write(self._channel.seal(data))
-
-    def _read_proof(self, data: bytes) -> None:
-        self._said += self._channel.unseal(data)
-        if len(self._said) < ANSWER or self._transport.is_closing():
-            return
-        handshake = Handshake.admitted(self._server.token, self._challenge, self._said)  # none where it says more
-        if handshake is None:
-            self._write(REFUSED)
-            return self._transport.close()
-        self._deadline.cancel()
-        del self._server.strangers[self._transport]
-        self._write(handshake.server_proof())
-        self._read = self._read_requests
-
-    def _read_requests(self, data: bytes) -> None:
-        try:
-            for frame in self._splitter.feed(self._channel.unseal(data)):
-                self._serve(frame)
-        except WireError as error:
-            self._fail(0, error)
-            self._transport.close()
+    def _ended(self, error: Exception | None) -> None:
+        self._server.left(self)
 
     def _serve(self, frame: Framed) -> None:
         try:
@@ -244,7 +194,7 @@ class _Client(asyncio.Protocol):
             self._fail(frame.call, error)
 
     def _begin(self, call: int, role: str, method: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
-        self._server.track(self._loop.create_task(self._finish(call, role, method, work)), role)
+        self._server.track(asyncio.create_task(self._finish(call, role, method, work)), role)
 
     async def _finish(self, call: int, role: str, method: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         where = f"{role}.{method}"
@@ -265,12 +215,10 @@ class _Client(asyncio.Protocol):
         self._send(call, m.Failed(m.failure_of(error, where)))
 
     def _send(self, call: int, answer: m.Message) -> None:
-        if self._transport.is_closing():
-            return
         body = m.encode(answer)
         if len(body) > m.FRAME_LIMIT:
             body = m.encode(m.Failed(m.failure_of(ValueError(f"an answer of {len(body)} bytes is too long to travel"))))
-        self._write(self._framer.frame(call, body))
+        self.stream.send(call, body)
 
 
 def run_worker(worker: str, roles: Sequence[RoleName], build: bytes, token: bytes, descriptor: int) -> None:

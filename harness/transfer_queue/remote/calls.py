@@ -137,6 +137,16 @@ def handle_notice(storage: Storage, notice: m.AnyResponse) -> None:
         forget_segment(storage, notice.partition)
 
 
+def waited(endpoint: Endpoint, what: str) -> str:
+    """Why a call ends that had no answer in time."""
+    return f"the transfer queue on {endpoint.address} did not answer {what} within {endpoint.call_timeout_s} s"
+
+
+def lost(endpoint: Endpoint, why: Exception | str) -> str:
+    """Why calls end whose connection did."""
+    return f"the connection to the transfer queue on {endpoint.address} is lost: {why}"
+
+
 def describe(message: m.Message) -> str:
     """For an error: what was waited for."""
     of = getattr(message, "request", message)

@@ -2,38 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import errno
 import resource
 import secrets
 import socket
-from collections.abc import Mapping
 from typing import Any, get_args
 
-from harness.rpc.channel import server_channels
+from harness.rpc.channel import Channel
 from harness.rpc.handshake import Role, new_token, token_for
-from harness.rpc.sockets import (
-    MESSAGE_LIMIT,
-    Address,
-    check_peer,
-    forget_address,
-    listen,
-    new_address,
-    send_at_once,
-    takes_descriptors,
-)
+from harness.rpc.listener import Listener
+from harness.rpc.room import Room
+from harness.rpc.sockets import MESSAGE_LIMIT, Address, forget_address, listen, new_address, takes_descriptors
 from harness.transfer_queue.control.spec import QueueSpec
-from harness.transfer_queue.remote.connection import ServerConnection
-from harness.transfer_queue.remote.messages import Cleared
-from harness.transfer_queue.remote.room import Room
+from harness.transfer_queue.remote.messages import Cleared, Welcome
+from harness.transfer_queue.remote.requests import Requests
 from harness.transfer_queue.service.service import QueueService
 from harness.transfer_queue.snapshots.snapshot import load
 from harness.transfer_queue.storage.protocol import Backend, Session
 from harness.transfer_queue.storage.shm import ShmStorage, ShmStore
-
-_RETRY_S = 0.1  # between two tries to accept while this process may open no more files, or no more strangers are let in
-_STRANGERS = 256  # connections that have proved nothing yet
-_PATIENCE_S = 1.0  # that each of them has, where there are so many
 
 _NO_CLIENT = 0  # clients are numbered from 1
 
@@ -61,7 +46,6 @@ class QueueServer:
         self.saves = saves
         self.backend = backend
         self.token = new_token() if token is None else token
-        self.tokens: Mapping[Role, bytes] = {role: token_for(role, self.token) for role in get_args(Role)}
         self.address = new_address() if address is None else address
         self.limit = limit
         self.name = f"transfer-queue-{secrets.token_hex(8)}"
@@ -73,10 +57,9 @@ class QueueServer:
                 raise ValueError(f"no descriptors travel over {self.address}: take InlineBackend, or a unix socket")
         self.service = self._start_service(resume)
         self.room = Room()
-        self._listener: socket.socket | None = None
-        self._connections: dict[int, ServerConnection] = {}
-        self._strangers: dict[int, ServerConnection] = {}  # of them, in the order in which they came
-        self._accepted = 0
+        self._listener: Listener | None = None
+        self._clients: dict[int, Requests] = {}
+        self._admitted = 0
 
     def _start_service(self, resume: str | None) -> QueueService:
         """In the event loop that runs. Payload that it brings is from then on the store's."""
@@ -97,19 +80,20 @@ class QueueServer:
     def start(self) -> None:
         """OSError where the address cannot be listened on."""
         allow_many_files()
-        self._listener, _ = listen(self.address)
-        self._new_channel, self.address = server_channels(self._listener)
-        asyncio.get_running_loop().add_reader(self._listener.fileno(), self._accept)
+        sock, _ = listen(self.address)
+        tokens = {role: token_for(role, self.token) for role in get_args(Role)}
+        self._listener = Listener(sock, tokens, self._admit)
+        self.address = self._listener.address
+        self._listener.start()
 
     def close(self) -> None:
         """Every client learns it at once, by the end of its stream."""
         if self._listener is not None:
-            asyncio.get_running_loop().remove_reader(self._listener.fileno())
             self._listener.close()
             self._listener = None
             forget_address(self.address)
-        for connection in list(self._connections.values()):
-            connection.close()
+        for client in list(self._clients.values()):
+            client.stream.close()
         self.store.close()
 
     async def __aenter__(self) -> QueueServer:
@@ -119,66 +103,21 @@ class QueueServer:
     async def __aexit__(self, *exception: Any) -> None:
         self.close()
 
-    def end_clients_of(self, consumer: str, asked_by: ServerConnection) -> None:
+    def end_clients_of(self, consumer: str, asked_by: Requests) -> None:
         """As `Host` says: a process that was cut off, and is not dead, must not go on where it was."""
-        for connection in list(self._connections.values()):
-            if connection is not asked_by and connection.was_only(consumer):
-                connection.close()
+        for client in list(self._clients.values()):
+            if client is not asked_by and client.was_only(consumer):
+                client.stream.close()
 
-    def _accept(self) -> None:
-        assert self._listener is not None
-        if not self._has_room():
-            return self._pause()
-        try:
-            sock, _ = self._listener.accept()
-        except BlockingIOError:  # it has gone again
-            return
-        except OSError as error:
-            if error.errno not in (errno.EMFILE, errno.ENFILE, errno.ECONNABORTED):
-                raise
-            self._pause()
-            return
-        try:
-            check_peer(sock)
-        except PermissionError:
-            return sock.close()
-        sock.setblocking(False)
-        send_at_once(sock)
-        self._accepted += 1
-        connection = ServerConnection(
-            self, sock, self._new_channel(), self._accepted, admitted=self._strangers.pop, gone=self._forget
-        )
-        self._connections[self._accepted] = self._strangers[self._accepted] = connection
-        connection.begin()
-
-    def _has_room(self) -> bool:
-        """For one more that has proved nothing: the oldest goes where it has had its time."""
-        if len(self._strangers) < _STRANGERS:
-            return True
-        oldest = next(iter(self._strangers.values()))
-        if asyncio.get_running_loop().time() - oldest.since < _PATIENCE_S:
-            return False
-        oldest.close()
-        return True
-
-    def _forget(self, writer: int) -> None:
-        del self._connections[writer]
-        self._strangers.pop(writer, None)
-
-    def _pause(self) -> None:
-        """Clients wait in the listener's backlog until another has gone, or proved itself."""
-        loop, listener = asyncio.get_running_loop(), self._listener
-        assert listener is not None
-        loop.remove_reader(listener.fileno())
-        loop.call_later(_RETRY_S, self._resume, listener)
-
-    def _resume(self, listener: socket.socket) -> None:
-        if listener is self._listener:
-            asyncio.get_running_loop().add_reader(listener.fileno(), self._accept)
+    def _admit(self, sock: socket.socket, channel: Channel, role: Role) -> None:
+        self._admitted += 1
+        client = Requests(self, sock, channel, role, self._admitted, self._clients.pop)
+        self._clients[self._admitted] = client
+        client.send(0, Welcome(self.name, self._admitted))
 
     def _notify_writers(self, partition: str, writers: set[int]) -> None:
-        for writer in writers & self._connections.keys():
-            self._connections[writer].send(0, Cleared(partition))
+        for writer in writers & self._clients.keys():
+            self._clients[writer].send(0, Cleared(partition))
 
 
 def allow_many_files() -> None:

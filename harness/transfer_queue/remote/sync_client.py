@@ -17,12 +17,10 @@ from harness.rpc.sockets import (
     Splitter,
     WireError,
     abandon_in_children,
-    check_peer,
-    client_socket,
     close_all,
+    connected_blocking,
     portions,
     receive,
-    send_at_once,
     send_some,
 )
 from harness.transfer_queue.control.spec import GetRequest, QueueSpec, with_get_options
@@ -49,18 +47,12 @@ class SyncConnection:
         self._used = threading.Lock()
         self.ended: str | None = None
         self.inherited = False
-        self._sock, place = client_socket(endpoint.address)
         try:
-            self._sock.settimeout(endpoint.call_timeout_s)
-            self._sock.connect(place)
-            check_peer(self._sock)
+            self._sock = connected_blocking(endpoint.address, endpoint.call_timeout_s)
         except PermissionError:
-            self._sock.close()
             raise
         except OSError as error:
-            self._sock.close()
             raise ConnectionError(f"no transfer queue listens on {endpoint.address}: {error}") from None
-        send_at_once(self._sock)
         abandon_in_children(self)
         try:
             self._greet()
@@ -113,11 +105,10 @@ class SyncConnection:
                 self._set_timeout(None)
             return self._reply(call)
         except TimeoutError:
-            waited = f"the transfer queue on {self._endpoint.address} did not answer {calls.describe(step.message)}"
-            self.end(f"{waited} within {self._endpoint.call_timeout_s} s")
+            self.end(calls.waited(self._endpoint, calls.describe(step.message)))
             raise TimeoutError(self.ended) from None
         except OSError as error:
-            self.end(f"the connection to the transfer queue on {self._endpoint.address} is lost: {error}")
+            self.end(calls.lost(self._endpoint, error))
             raise ConnectionError(self.ended) from None
         except BaseException:  # an interrupt: where in a frame that was is unknown
             if asked:  # what was asked for, here already or on its way, goes back

@@ -19,7 +19,7 @@ import numpy as np
 
 from harness.transfer_queue import GetRequest
 from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.remote.connection import read_put
+from harness.transfer_queue.remote.requests import read_put
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.rows.columns import Column, Ragged
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame

@@ -258,7 +258,7 @@ class Here:
 
 
 async def test_a_server_over_tcp_answers_likewise(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.runtime.worker_server._STRANGERS", 1)
+    monkeypatch.setattr("harness.rpc.listener._STRANGERS", 1)
     here = Here()
     server, handle = here.server, here.connected()
     assert await handle.role.pid() == os.getpid()
@@ -277,7 +277,7 @@ async def test_a_server_over_tcp_answers_likewise(monkeypatch: pytest.MonkeyPatc
 
 
 async def test_no_more_strangers_stay_than_may_though_they_come_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.runtime.worker_server._STRANGERS", 3)
+    monkeypatch.setattr("harness.rpc.listener._STRANGERS", 3)
     here = Here()
     handle = here.connected()
     await handle.connected()
@@ -285,7 +285,7 @@ async def test_no_more_strangers_stay_than_may_though_they_come_at_once(monkeypa
         for _ in range(20):  # while the loop stands still: it takes them in one turn
             strangers.enter_context(socket.create_connection(here.listener.getsockname()))
         assert await handle.role.echo(1) == [1]
-        assert len(here.server.strangers) <= 3 and len(here.server.clients) == 1 + len(here.server.strangers)
+        assert len(here.server.listener.strangers) <= 3 and len(here.server.clients) == 1
     here.server.stop()
     await here.serving
 
@@ -304,9 +304,9 @@ async def test_a_call_to_a_worker_that_just_ended_says_so_though_another_is_half
     calls = [asyncio.create_task(handle.role.warn("x" * (64 << 20)))]
     await asyncio.sleep(0)
     (client,) = here.server.clients
-    client.abort()
-    stream = handle.connection._opening.result()  # type: ignore[union-attr]
-    while stream._sock.fileno() >= 0:  # noqa: ASYNC110
+    client.stream.close()
+    stream = handle.connection._opening.result()._stream  # type: ignore[union-attr]
+    while stream.is_open:  # noqa: ASYNC110
         await asyncio.sleep(0)
     calls.append(asyncio.create_task(handle.role.warn("y")))
     await asyncio.sleep(0)

@@ -16,10 +16,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from harness.rpc import listener, room, stream
 from harness.rpc.handshake import ANSWER, STEP
-from harness.rpc.sockets import CHUNK, HEADER, Framer, forget_address, new_address
+from harness.rpc.sockets import CHUNK, HEADER, MESSAGE_LIMIT, Framer, forget_address, new_address
 from harness.transfer_queue import GetRequest
-from harness.transfer_queue.remote import connection, room
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
@@ -110,8 +110,8 @@ async def test_a_server_that_does_not_answer_is_named_with_what_was_asked() -> N
         )
         await queue.waiting()
         server.service.clear = lambda partition: None  # type: ignore[method-assign]
-        for one in server._connections.values():
-            one._serve = lambda frame: None  # type: ignore[method-assign]
+        for one in server._clients.values():
+            one.stream._on_frame = lambda frame: None  # type: ignore[method-assign]
         with pytest.raises(TimeoutError, match=r"did not answer Clear\(partition='a'\) within 0.2 s"):
             await queue.clear("a")
         await queue.disconnect()
@@ -133,11 +133,11 @@ async def test_a_waiting_call_of_a_client_that_went_at_once_is_never_begun() -> 
         await queue.create_partition("a", range(4))
         async with Stranger.at(server) as stranger:
             await stranger.say(2, m.encode(m.Get(GetRequest("score", 2))))
-        await until(queue, lambda waiting: not waiting and len(server._connections) == 1)
+        await until(queue, lambda waiting: not waiting and len(server._clients) == 1)
 
 
 async def test_a_client_that_reads_nothing_is_not_read_from(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_UNSENT", 1000)
+    monkeypatch.setattr(stream, "_UNSENT", 1000)
     async with serving(InlineBackend()) as (server, queue), Stranger.at(server) as stranger:
         await queue.create_partition("a", range(400))
         await queue.put("a", range(400), tokens(range(400)))
@@ -152,12 +152,12 @@ async def test_a_client_that_reads_nothing_is_not_read_from(monkeypatch: pytest.
 
 
 async def test_a_client_that_never_reads_is_given_up(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_LOST", 1000)
+    monkeypatch.setattr(stream, "_LOST", 1000 - MESSAGE_LIMIT)
     async with serving(InlineBackend()) as (server, queue), Stranger.at(server) as stranger:
         await queue.create_partition("a", range(400))
         await queue.put("a", range(400), tokens(range(400)))
         await stranger.say(2, m.encode(m.Get(GetRequest("score", 400))))
-        await until(queue, lambda _: len(server._connections) == 1)
+        await until(queue, lambda _: len(server._clients) == 1)
         monkeypatch.undo()
         assert ids(await queue.get("score", 400)) == list(range(400))
 
@@ -207,7 +207,7 @@ async def test_a_client_travels() -> None:
     async with serving() as (server, queue):
         other = pickle.loads(pickle.dumps(queue))
         await other.create_partition("a", range(4))
-        assert list((await queue.describe())["partitions"]) == ["a"] and len(server._connections) == 1
+        assert list((await queue.describe())["partitions"]) == ["a"] and len(server._clients) == 1
         sync = pickle.loads(pickle.dumps(SyncQueue(queue.endpoint)))
         assert list((await asyncio.to_thread(sync.describe))["partitions"]) == ["a"]
         sync.disconnect()
@@ -303,7 +303,7 @@ async def test_a_unix_socket_is_for_processes_of_one_user(monkeypatch: pytest.Mo
             with pytest.raises(ConnectionError):
                 await stranger.hear()
         monkeypatch.undo()
-        assert await queue.waiting() == [] and len(server._connections) == 1
+        assert await queue.waiting() == [] and len(server._clients) == 1
     assert not os.path.exists(path)  # noqa: ASYNC240
 
 
@@ -336,12 +336,12 @@ def test_folders_of_sockets_go_with_their_process_or_with_the_next(tmp_path: Pat
 
 
 async def test_strangers_do_not_keep_clients_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.transfer_queue.remote.server._STRANGERS", 3)
-    monkeypatch.setattr("harness.transfer_queue.remote.server._PATIENCE_S", 0.0)
+    monkeypatch.setattr(listener, "_STRANGERS", 3)
+    monkeypatch.setattr(listener, "_PATIENCE_S", 0.0)
     async with serving() as (server, queue), AsyncExitStack() as stack:
         strangers = [await stack.enter_async_context(Stranger.at(server, known=False)) for _ in range(9)]
         assert await queue.waiting() == []
-        assert len(server._strangers) <= 3 and len(server._connections) <= 4
+        assert len(server._listener.strangers) <= 3 and len(server._clients) == 1  # type: ignore[union-attr]
         loop = asyncio.get_running_loop()
         first = [await loop.sock_recv(strangers[0].sock, 4096) for _ in range(2)]
         assert [len(said) for said in first] == [STEP, 0], "the oldest was sent away"
@@ -351,12 +351,12 @@ async def test_a_client_that_has_gone_before_it_was_let_in_is_no_error(caplog: p
     async with serving() as (server, queue):
         with socket.socket(socket.AF_UNIX) as hasty:
             hasty.connect(server.address.removeprefix("unix:"))
-        assert await queue.waiting() == [] and len(server._connections) == 1
+        assert await queue.waiting() == [] and len(server._clients) == 1
     assert not caplog.records
 
 
 async def test_a_stranger_has_so_much_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_HANDSHAKE_S", 0.01)
+    monkeypatch.setattr(listener, "_HANDSHAKE_S", 0.01)
     async with serving() as (server, _), Stranger.at(server, known=False) as stranger:
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(stranger.sock, b"x" * (ANSWER - 1))
@@ -416,6 +416,7 @@ async def test_an_oversized_message_ends_its_connection_only() -> None:
 
 async def test_an_oversized_put_is_refused_before_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Framer.__init__, "__defaults__", (10_000,))
+    monkeypatch.setitem(stream.FramedStream.__init__.__kwdefaults__, "limit", 10_000)
     async with serving(InlineBackend()) as (_, queue):
         await queue.create_partition("a", range(4))
         with pytest.raises(ValueError, match="over the limit of 10000: put fewer rows at a time"):
@@ -444,13 +445,13 @@ async def test_large_messages_that_are_not_whole_share_so_much_memory(
     body = b"\xc1" * LARGE
     async with serving(InlineBackend()) as (server, queue), AsyncExitStack() as stack:
         first, *others = [await stack.enter_async_context(Stranger.at(server)) for _ in range(4)]
-        slow = server._connections[first.writer]
+        slow = server._clients[first.writer].stream
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(first.sock, HEADER.pack(LARGE, 0, 5) + body[:-1])
         await until(queue, lambda _: slow.come() >= LARGE)
         said = [asyncio.create_task(other.say(6, body)) for other in others]
-        await until(queue, lambda _: sum(one in server.room for one in server._connections.values()) == 4)
-        assert sum(one.come() for one in server._connections.values()) <= LARGE + HEADER.size + 3 * CHUNK
+        await until(queue, lambda _: sum(one.stream in server.room for one in server._clients.values()) == 4)
+        assert sum(one.stream.come() for one in server._clients.values()) <= LARGE + HEADER.size + 3 * CHUNK
         if comes:
             await loop.sock_sendall(first.sock, body[-1:])
         else:

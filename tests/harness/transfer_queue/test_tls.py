@@ -11,11 +11,11 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from harness.rpc import listener
 from harness.rpc.channel import Channel, channel_to, server_channels
 from harness.rpc.handshake import ANSWER
 from harness.rpc.sockets import Address, listen
 from harness.transfer_queue import Ragged
-from harness.transfer_queue.remote import connection
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.remote.server import QueueServer
 from harness.transfer_queue.remote.sync_client import SyncQueue
@@ -29,9 +29,9 @@ HELLO = 22  # the kind of record that begins
 
 def channels() -> tuple[Channel, Channel]:
     """A client's and a server's, open."""
-    listener, _ = listen(TCP)
-    with listener:
-        new_channel, address = server_channels(listener)
+    sock, _ = listen(TCP)
+    with sock:
+        new_channel, address = server_channels(sock)
     client, server = channel_to(address), new_channel()
     said = client.begin(b"")
     while not (client.is_open and server.is_open):
@@ -162,21 +162,21 @@ async def test_who_shows_another_certificate_is_not_spoken_to() -> None:
 
 @pytest.mark.parametrize("said", [bytes(ANSWER), b"\x16\x03\x01\xff\xff", b"GET / HTTP/1.1\r\n\r\n"])
 async def test_who_speaks_no_tls_is_sent_away(said: bytes, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(connection, "_HANDSHAKE_S", 0.2)  # for what may be the beginning of something
+    monkeypatch.setattr(listener, "_HANDSHAKE_S", 0.2)  # for what may be the beginning of something
     async with serving(InlineBackend(), TCP) as (server, queue), Stranger.at(server, known=False) as stranger:
         loop = asyncio.get_running_loop()
         await loop.sock_sendall(stranger.sock, said)
         assert await loop.sock_recv(stranger.sock, 4096) == b""
-        assert await queue.waiting() == [] and len(server._connections) == 1
+        assert await queue.waiting() == [] and len(server._clients) == 1
 
 
 async def test_who_says_nothing_is_counted_and_sent_away_before_tls_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.transfer_queue.remote.server._STRANGERS", 3)
-    monkeypatch.setattr("harness.transfer_queue.remote.server._PATIENCE_S", 0.0)
+    monkeypatch.setattr(listener, "_STRANGERS", 3)
+    monkeypatch.setattr(listener, "_PATIENCE_S", 0.0)
     async with serving(InlineBackend(), TCP) as (server, queue), AsyncExitStack() as stack:
         strangers = [await stack.enter_async_context(Stranger.at(server, known=False)) for _ in range(9)]
         assert await queue.waiting() == []
-        assert len(server._strangers) <= 3 and len(server._connections) <= 4
+        assert len(server._listener.strangers) <= 3 and len(server._clients) == 1  # type: ignore[union-attr]
         assert await asyncio.get_running_loop().sock_recv(strangers[0].sock, 4096) == b""
 
 

@@ -460,6 +460,9 @@ def test_a_frame_that_ends_in_the_middle_takes_nothing_else_down(server: ServerT
         with closing(Stranger(server, admitted=True)) as stranger:
             body = m.encode(m.Describe())
             stranger.sock.sendall((HEADER.pack(len(body) + 8, 0, 1) + body)[:cut])
+    other = SyncConnection(server.endpoint)
+    assert other.call("describe")["partitions"] == {}
+    other.end()
 
 
 def test_a_message_that_is_too_long_is_refused_before_it_came(server: ServerThread) -> None:
