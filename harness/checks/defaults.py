@@ -31,7 +31,7 @@ SPLIT = "schedule.split"
 BUCKETS = "cluster.bucket_bytes"
 
 FITTED = ("cluster.devices", f"{SPLIT}.rollout", MICRO_BATCH, TOKENS, RECOMPUTE, OFFLOAD, SLOTS, BUCKETS)
-"""What is chosen here: where all of them are given, nothing is."""
+"""Settings that are chosen here: where all of them are given, nothing is."""
 
 _TOKENS = (65536, 32768, 16384, 8192, 4096)
 
@@ -46,7 +46,7 @@ class FittedJob:
 
     @property
     def messages(self) -> tuple[str, ...]:
-        """For the user."""
+        """Lines for the user."""
         return (f"Chosen for {self.chosen_for}: {as_arguments(self.settings)}",) if self.settings else ()
 
 
@@ -74,7 +74,7 @@ def fit_to_gpus(config: JobConfig, schedule: Schedule, given: Collection[str], m
 
 
 def _with_micro_batches(config: JobConfig, schedule: Schedule, given: Collection[str]) -> FittedJob:
-    """With micro-batches that divide a batch, where its own do not; nothing else depends on no GPU."""
+    """The job with micro-batches that divide a batch, where its own do not; nothing else depends on no GPU."""
     if _placement(config, schedule) is None:
         return FittedJob(config, {})
     groups = _micro_batches(config, given)
@@ -145,7 +145,7 @@ def _placement(config: JobConfig, schedule: Schedule) -> Placement | None:
 
 
 def _splits(config: JobConfig, schedule: Schedule, given: Collection[str]) -> Iterator[dict[str, Any]]:
-    """Its own; then others, from the one that is nearest: as many training ranks as divide a batch."""
+    """The job's own split; then others, from the one that is nearest: as many training ranks as divide a batch."""
     placement = _placement(config, schedule)
     if placement is not None and config.algorithm.batch_groups % training_ranks(config, placement) == 0:
         yield {}
@@ -200,7 +200,7 @@ def _micro_batches(config: JobConfig, given: Collection[str]) -> int:
 
 
 def _slots(config: JobConfig, given: Collection[str]) -> Iterator[int]:
-    """Its own, and halves of them down to a group."""
+    """The engine's own number of slots, and halves of it down to a group."""
     slots = config.engine.slots
     yield slots
     while SLOTS not in given and config.engine.name == "torch" and slots // 2 >= config.algorithm.group_size:

@@ -22,7 +22,7 @@ SAME = ("iterations", "model", "task", "algorithm", "max_tokens", "schedule")
 
 
 class _Read(msgspec.Struct):
-    """What a manifest says of files, and of code of the user's; nothing where an earlier version wrote it."""
+    """The part of a manifest on files, and on code of the user's; nothing where an earlier version wrote it."""
 
     inputs: list[Input] = []
     plugins: list[Plugin] = []
@@ -132,7 +132,7 @@ def _check_same(told: str, folder: Path, config: JobConfig, backend: Backend) ->
 
 
 def why_not_replayed(config: JobConfig, schedule: Schedule, backend: Backend, gpu: bool) -> str | None:
-    """What of a job keeps it from being replayed, and the fix; None: nothing. gpu: it computes on some."""
+    """The reason why a job cannot be replayed, and the fix; None: it can. gpu: it computes on some."""
     algorithm = config.algorithm
     real = backend == "real"
     refused = {
@@ -185,7 +185,7 @@ def _several_turns(config: JobConfig, real: bool) -> bool:
 
 
 def run_of_seed(cell: str | None, seed: int) -> Path | None:
-    """Its folder in that of a cell; None where none is named."""
+    """Folder of a run in that of its cell; None where none is named."""
     return None if cell is None else Path(cell) / f"seed={seed}"
 
 
@@ -200,7 +200,7 @@ def refuse_missing(folder: Path, files: Iterable[str], lacks: str) -> None:
 
 
 def config_of(folder: Path) -> JobConfig:
-    """Its settings. Raises ConfigError, which names the file, where they are none of a job."""
+    """Settings of a run. Raises ConfigError, which names the file, where they are none of a job."""
     from harness.config.compose import read_settings  # with Hydra, which other checks need not load
 
     path = folder / "config.yaml"
@@ -212,7 +212,7 @@ def config_of(folder: Path) -> JobConfig:
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:
-    """What manifest.json says. Raises ConfigError, which names the file, where it is none."""
+    """Contents of manifest.json. Raises ConfigError, which names the file, where it is none."""
     path = folder / "manifest.json"
     try:
         manifest = read_json(path, 4 * MIB)

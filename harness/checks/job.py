@@ -54,7 +54,7 @@ class JobPlan:
     backend: Backend = "real"
     why: str = ""
     share: EngineShare | None = None
-    """Of a device's memory, that a rollout engine may take; of a real job."""
+    """Share of a device's memory that a rollout engine may take; of a real job."""
 
 
 def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan:
@@ -84,8 +84,8 @@ def _planned(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
 
 
 def plan_elsewhere(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan:
-    """As `plan_job` with backend=real, for another machine: neither what is installed on this one nor what it has of
-    the hub is asked for."""
+    """Plan as `plan_job` with backend=real, for another machine: neither what is installed on this one nor what it has
+    of the hub is asked for."""
     config = without_hub(config)
     return _real(config, schedule, *_check_itself(config, schedule), machine)
 
@@ -162,7 +162,8 @@ def _check_communicators(config: JobConfig, schedule: Schedule, placement: Place
 
 
 def _check_pools(schedule: Schedule, placement: Placement) -> None:
-    """What scores beside an engine that keeps its device takes memory from its KV cache, which no cost counts."""
+    """Refuse roles that score beside an engine which keeps its device: they take memory from its KV cache, which no
+    cost counts."""
     sharing = set(placement.roles_on(placement.devices["rollout"][0])) - {"rollout"}
     if sharing and not schedule.colocated:
         raise ConfigError(
@@ -214,7 +215,7 @@ def _check_model(model: ModelConfig) -> None:
         raise ConfigError(
             f"model.heads={model.heads} cannot share model.kv_heads={model.kv_heads}; make one a multiple of the other"
         )
-    check_experts(model)
+    _check_experts(model)
     if bool(model.sliding_layers) != (model.sliding_window is not None) or model.sliding_layers > model.layers:
         raise ConfigError(
             f"model.sliding_layers={model.sliding_layers} and model.sliding_window={model.sliding_window} of "
@@ -223,7 +224,8 @@ def _check_model(model: ModelConfig) -> None:
 
 
 def _check_weights(model: ModelConfig) -> None:
-    """What a real run starts from is there, or can be made. Repositories of the hub are looked for, not downloaded."""
+    """Check that what a real run starts from is there, or can be made. Repositories of the hub are looked for, not
+    downloaded."""
     if model.checkpoint is None:
         drawn = (*DRAWN, *DRAWN_WITH_EXPERTS)
         if model.architecture not in drawn:
@@ -239,8 +241,8 @@ def _check_weights(model: ModelConfig) -> None:
 
 
 def _check_top_p(top_p: float) -> None:
-    """What was drawn from a nucleus has log-probabilities under that nucleus: training would compare them with those
-    of all tokens, and the nucleus of a newer policy may lack the token (docs/algorithms.md)."""
+    """Refuse sampling from a nucleus, which gives log-probabilities under that nucleus: training would compare them
+    with those of all tokens, and the nucleus of a newer policy may lack the token (docs/algorithms.md)."""
     if top_p < 1:
         raise ConfigError(
             f"algorithm.top_p={top_p} samples from part of the distribution that is trained, so that every ratio of "
@@ -294,7 +296,8 @@ def _check_evaluation(config: JobConfig, task: Task) -> None:
 
 
 WEIGHTS_ALONE = Lengths(1, 1)
-"""What a machine has to hold whatever is sampled: asked before the task is, which may read files."""
+"""Lengths by which a machine has to hold the job whatever is sampled: asked before the task is, which may read
+files."""
 
 
 def lengths_of(config: JobConfig) -> Lengths:
@@ -320,7 +323,7 @@ def _check_engine_alone(config: JobConfig, placement: Placement) -> None:
         )
 
 
-def check_experts(model: ModelConfig) -> None:
+def _check_experts(model: ModelConfig) -> None:
     if model.active_experts > model.experts or bool(model.experts) != bool(model.active_experts):
         fix = "set it to 0" if not model.experts else f"use 1 to {model.experts}"
         raise ConfigError(
@@ -329,7 +332,7 @@ def check_experts(model: ModelConfig) -> None:
 
 
 def only_simulated(config: JobConfig) -> str | None:
-    """What keeps this job from running for real, whatever the machine."""
+    """The reason why this job cannot run for real, whatever the machine."""
     together, engine = config.engine.tensor_parallel, config.engine.name
     if together > 1 and not engine_takes_several_devices(engine):
         able = " or ".join(f"ENGINE={name}" for name in ENGINES if engine_takes_several_devices(name))

@@ -110,6 +110,7 @@ def _rank_devices(config: JobConfig) -> int:
 
 
 def check_batch(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
+    """Raises ConfigError where a batch does not divide into mini-batches, ranks and micro-batches."""
     algorithm, world = config.algorithm, training_ranks(config, placement)
     if algorithm.batch_groups % algorithm.mini_batches:
         fits = [parts for parts in range(1, algorithm.batch_groups + 1) if algorithm.batch_groups % parts == 0]
@@ -137,7 +138,8 @@ def check_batch(config: JobConfig, schedule: Schedule, placement: Placement) -> 
 
 
 def _check_over_sampling(config: JobConfig, schedule: Schedule) -> None:
-    """Of more groups than are trained: something refuses groups, and a batch is known before they are trained."""
+    """Check a job that admits more groups than are trained: something refuses groups, and a batch is known before they
+    are trained."""
     where = f"algorithm.over_sampling={config.algorithm.over_sampling}"
     if not config.refills:
         raise ConfigError(
@@ -152,7 +154,7 @@ def _check_over_sampling(config: JobConfig, schedule: Schedule) -> None:
 
 
 def _check_micro_batches(config: JobConfig, world: int, ranks: str) -> None:
-    """Of a world of so many ranks, called so."""
+    """Check the micro-batches of a world of so many ranks, called so."""
     algorithm = config.algorithm
     groups = algorithm.mini_batch_groups
     if groups % (algorithm.micro_batch_groups * world):
@@ -170,7 +172,7 @@ def _check_micro_batches(config: JobConfig, world: int, ranks: str) -> None:
 
 
 def _check_whole_batch(config: JobConfig, schedule: Schedule, world: int) -> None:
-    """For a loss that compares all tokens of a batch with each other."""
+    """Check a loss that compares all tokens of a batch with each other."""
     algorithm = config.algorithm
     groups = algorithm.mini_batch_groups
     what = "a whole batch" if algorithm.mini_batches == 1 else "a whole mini-batch"

@@ -27,6 +27,7 @@ class HardwareMissing(ConfigError):
 
 
 def check_devices(config: JobConfig, schedule: Schedule, placement: Placement, machine: Machine, gpu: bool) -> None:
+    """Raises HardwareMissing where the machine has fewer devices than the job needs."""
     needed, threads = placement.total, config.cluster.threads_per_device
     there = machine.gpus if gpu else machine.cores // threads
     if needed <= there or (config.cluster.oversubscribe and not gpu):
@@ -77,7 +78,7 @@ def check_machine_memory(
 def share_of_engines(
     config: JobConfig, schedule: Schedule, placement: Placement, machine: Machine, gpu: bool, lengths: Lengths
 ) -> EngineShare:
-    """Of a job that this machine holds."""
+    """Share of the engines of a job that this machine holds."""
     setting = real_setting(config, schedule, machine, lengths, gpu=gpu)
     token = EngineMemory(config.model, config.engine, setting.lengths.sample).token
     return engine_share(plan_memory(config, placement, setting), setting, token)
@@ -86,7 +87,8 @@ def share_of_engines(
 def real_setting(
     config: JobConfig, schedule: Schedule, machine: Machine, lengths: Lengths, *, gpu: bool
 ) -> PlanSetting:
-    """Of this machine. device_bytes: of a GPU; without GPUs of all devices together, of which all may be used."""
+    """The circumstances of a plan for this machine. device_bytes: of a GPU; without GPUs of all devices together, of
+    which all may be used."""
     given = config.cluster.memory_gib
     if gpu:
         here = float(machine.gpu_bytes) if given is None else given * _GIB
@@ -142,7 +144,7 @@ def check_instances(groups: Sequence[Communicator], machine: Machine, gpu: bool)
 
 
 def check_nodes(schedule: Schedule, placement: Placement, machine: Machine, gpu: bool) -> None:
-    """What processes share by a path or a handle stays on their host."""
+    """Check that what processes share by a path or a handle stays on their host."""
     if machine.nodes < 2 or schedule.transport != "ipc":
         return
     per_node = (machine.gpus if gpu else machine.cores) // machine.nodes

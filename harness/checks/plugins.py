@@ -58,7 +58,7 @@ def check_environment(config: JobConfig) -> None:
 
 
 def _described(name: str) -> Any:
-    """What has the engine's `Options` and `check_environment`: a module that loads nothing, or its class."""
+    """The module or class with the engine's `Options` and `check_environment`; the module loads nothing."""
     if is_path(name):
         return engine_class(name)
     return import_module(OPTIONS[name]) if name in OPTIONS else None

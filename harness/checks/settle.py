@@ -1,5 +1,5 @@
-"""From what was typed to a job that can run: composed, fitted to the machine, admitted; and split by a planner where it
-is simulated and nobody chose a split."""
+"""Settles what was typed into a job that can run: composed, fitted to the machine, admitted; and split by a planner
+where it is simulated and nobody chose a split."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ _CHOSEN = (
     "training.expert_parallel",
     "algorithm.micro_batch_groups",
 )
-"""What a planner searches: where the user gave one of them, nothing is planned."""
+"""Settings that a planner searches: where the user gave one of them, nothing is planned."""
 
 
 @dataclass(frozen=True)
@@ -109,7 +109,7 @@ def _may_be_planned(draft: Draft) -> bool:
 
 
 def _too_large(config: JobConfig, machine: Machine) -> str:
-    """What of a job no split over this machine holds; empty where one may."""
+    """The beginning of a refusal where no split over this machine holds the job; empty where one may."""
     need = STATE_BYTES * parameters(config.model)
     if need <= max(machine.gpus * machine.gpu_bytes, psutil.virtual_memory().total):
         return ""

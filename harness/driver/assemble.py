@@ -73,6 +73,7 @@ class RunningJob:
 
     @property
     def stages(self) -> Sequence[StagePool]:
+        """All stages, those of the host first."""
         return (*self.host_stages, *self.device_stages)
 
 
@@ -104,7 +105,7 @@ class Assembly:
             await prompts.close()
 
     async def waiting(self) -> list[str]:
-        """What every loop waits for, now. Workers that compute are not waited for."""
+        """Lines on what every loop waits for, now. Workers that compute are not waited for."""
         return [*await self.coordinator.waiting(), *await collect_waits(self.roles), *await self.queue.waiting()]
 
     def waiting_now(self) -> list[str]:
@@ -267,7 +268,7 @@ def _host_restarts(
     roles: Mapping[str, Sequence[Handle[Any]]],
     observer: Observer,
 ) -> WorkerRestarts | None:
-    """Of the worker that has all roles of the host; None where one of them remembers something."""
+    """Restarts of the worker that has all roles of the host; None where one of them remembers something."""
     if run.config.algorithm.kl_target is not None:
         return None
     handles = [handle for role in HOST_ROLES for handle in roles.get(role, ())]
@@ -275,7 +276,7 @@ def _host_restarts(
 
 
 def _engines_are_alone(placement: Placement) -> bool:
-    """On their devices: what dies with one of them is nothing else."""
+    """Whether engines are alone on their devices: nothing else dies with one of them."""
     return all(placement.roles_on(device) == ["rollout"] for device in placement.devices["rollout"])
 
 
@@ -287,7 +288,7 @@ def _checkpoints(
     advantages: Handle[AdvantageStage],
     prompts: PromptSource,
 ) -> Checkpoints | None:
-    """Where they are wanted."""
+    """Checkpoints where they are wanted."""
     settings = run.config.checkpoint
     if run.checkpoints is None or not settings.every:
         return None
@@ -313,7 +314,7 @@ def _evaluation(
     roles: Mapping[str, Sequence[Handle[Any]]],
     observer: Observer,
 ) -> Evaluation | None:
-    """Of a run that samples, where it is wanted."""
+    """The evaluation of a run that samples, where it is wanted."""
     config = run.config
     if not config.eval.every or run.plan.backend != "real":
         return None

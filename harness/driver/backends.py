@@ -38,21 +38,21 @@ class RunSpec:
     model: ModelConfig
     seed: int
     logs: Path | None = None
-    """Where workers write what they print; nowhere without it."""
+    """Folder where workers write what they print; nowhere without it."""
     checkpoints: Path | None = None
-    """Where they are made, if the settings say so; nowhere without it."""
+    """Folder where checkpoints are made, if the settings say so; nowhere without it."""
     resumed: Checkpoint | None = None
-    """That the run goes on from."""
+    """The checkpoint that the run goes on from."""
     evaluated: int = -1
     """Version that earlier attempts evaluated last."""
     replay: Replay | None = None
-    """What was recorded of another run, that this one is to do again."""
+    """The recording of another run that this one is to do again."""
     leave: Callable[[], bool] = lambda: False
     """Whether the run is to end at the next checkpoint, which it then makes as soon as it can."""
     restarts: Restarts = field(default_factory=lambda: Restarts(0))
     """How often roles that die may be started again."""
     server: ForkServer | None = None
-    """That forks the workers, and outlives the run; without it the run has one of its own."""
+    """The server that forks the workers, and outlives the run; without it the run has one of its own."""
 
     @property
     def turn_timeout_s(self) -> float | None:
@@ -63,7 +63,7 @@ class RunSpec:
 
 @dataclass(frozen=True)
 class Backend:
-    """What a run stands on."""
+    """The ground that a run stands on."""
 
     clock: Clock
     runtime: Runtime
@@ -119,6 +119,7 @@ def event_loop(plan: JobPlan) -> asyncio.Runner:
 
 
 def clock_of(plan: JobPlan, loop: asyncio.AbstractEventLoop) -> Clock:
+    """The clock of a plan's backend."""
     return VirtualClock(loop) if plan.backend == "virtual" else RealClock.starting_now()
 
 

@@ -108,8 +108,9 @@ def build_roles(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[RoleName, A
 
 
 async def build_in_stages(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[RoleName, Any]:
-    """As `build_roles`, of engines that share their device. Each starts while it has the device to itself, as the plan
-    of its memory counts, and sleeps before the trainer and all others take theirs; it wakes for its first batch."""
+    """Build as `build_roles` where engines share their device. Each starts while it has the device to itself, as the
+    plan of its memory counts, and sleeps before the trainer and all others take theirs; it wakes for its first
+    batch."""
     started = {}
     for number in (number for role, number in roles if role == "rollout"):
         started[number] = _engine(number, spec)
@@ -259,7 +260,7 @@ def _actor(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> ActorRole
 
 
 def _critic(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> CriticRole:
-    """Its two loops take turns, also where no other role is on its device."""
+    """The role of a critic, whose two loops take turns, also where no other role is on its device."""
     engines, algorithm, tensor_parallel = spec.engines, spec.config.algorithm, spec.engines.ranks_together
     engine = engines.critic(number, None if beside is None else beside.engine, spec.clock)
     if beside is not None:
@@ -293,7 +294,7 @@ def _critic(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> CriticRo
 
 
 def _updates(engine: Any, spec: WorkerSpec) -> Updates:
-    """Of one rank. Between two steps of a batch nobody scores: no version has such weights."""
+    """Updates of one rank. Between two steps of a batch nobody scores: no version has such weights."""
     algorithm = spec.config.algorithm
     if algorithm.steps_per_version == 1:
         return ONE_STEP
@@ -307,7 +308,8 @@ def _updates(engine: Any, spec: WorkerSpec) -> Updates:
 
 
 def _in_order(role: str, task: str, number: int, spec: WorkerSpec) -> MicroBatchReader:
-    """What a role trains on, by its task of the queue. Of ranks that share layers the first reads, for all of them."""
+    """The reader of what a role trains on, by its task of the queue. Of ranks that share layers the first reads, for
+    all of them."""
     tensor_parallel = spec.engines.ranks_together
     reader = FifoReader(spec.queue, rank=number // tensor_parallel, rows=spec.micro_batch(role), task=task)
     if tensor_parallel == 1:
@@ -318,7 +320,7 @@ def _in_order(role: str, task: str, number: int, spec: WorkerSpec) -> MicroBatch
 
 
 def _as_completed(number: int, spec: WorkerSpec) -> MicroBatchReader:
-    """Of several ranks the first reads the queue, for all of them."""
+    """The reader in completion order. Of several ranks the first reads the queue, for all of them."""
     algorithm, ranks, tensor_parallel = spec.config.algorithm, spec.engines.training_ranks, spec.engines.ranks_together
     rows = min(algorithm.batch_samples, ranks * spec.micro_batch("actor"))
     group_size = algorithm.group_size
@@ -364,4 +366,4 @@ ROLE_CLASSES: dict[str, type] = {
     "critic": CriticRole,
     "actor": ActorRole,
 }
-"""By which the driver knows what it may ask of each."""
+"""Class of each role, by which the driver knows what it may ask of it."""

@@ -1,4 +1,5 @@
-"""Which groups of a batch are trained where more are admitted at first than it needs: a pure state machine.
+"""The choice of the groups of a batch that are trained where more are admitted at first than it needs: a pure state
+machine.
 
 The candidates of a batch are numbered in the queue's order: its places, then its spares. As many as there are spares
 may be refused, and are replaced by those behind them; beyond that, the place of a refused one is dealt another group.
@@ -18,8 +19,8 @@ Decision = Literal["kept", "refused", "again", "spare"]
 
 
 class Candidates:
-    """Of one batch, that needs so many places. decided: what is certain of whom; given by a checkpoint, which need not
-    know of those that were kept: they are judged again."""
+    """The candidates of one batch, which needs so many places. decided: what is certain of whom; given by a checkpoint,
+    which need not know of those that were kept: they are judged again."""
 
     def __init__(self, places: int, spares: int, decided: Iterable[tuple[int, Decision]] = ()) -> None:
         self.places, self.spares = places, spares
@@ -30,17 +31,17 @@ class Candidates:
             self.remember(candidate, decision)
 
     def remember(self, candidate: int, decision: Decision) -> None:
-        """As it was decided before."""
+        """Take over what was decided before."""
         self.decided[candidate] = decision
         if decision != "spare":
             self.judged(candidate, passed=decision == "kept")
 
     def judged(self, candidate: int, passed: bool) -> None:
-        """What the filter said of the group that it was first."""
+        """Note what the filter said of the group that it was first."""
         self._judged[candidate], self._refused[candidate] = True, not passed
 
     def decide(self) -> dict[int, Decision]:
-        """What is certain now, and was not before."""
+        """Decisions that are certain now, and were not before."""
         refused = np.cumsum(self._refused) - self._refused  # before each
         at_most = refused + np.cumsum(~self._judged) - ~self._judged
         # How many before each are kept, or are once their places were dealt others: all but those that spares replace.

@@ -36,11 +36,11 @@ _BLOCK = 1 << 20
 _NAME = re.compile(r"version-(\d{6,})")
 
 FileFacts = dict[str, tuple[int, str]]
-"""By path in the folder: bytes, SHA-256."""
+"""Bytes and SHA-256 of files, by path in the folder."""
 
 
 class DamagedCheckpoint(ValueError):
-    """What was written is not what is there."""
+    """Raised where a checkpoint does not hold what was written."""
 
 
 class AdmittedGroup(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -61,8 +61,8 @@ class PartitionRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RefilledPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """Of a partition of `places` groups a filter has refused so many. decided: what becomes of those of its candidates,
-    numbered from 0, of which that is certain, but for the kept ones."""
+    """A partition of `places` groups, of which a filter has refused so many. decided: what becomes of those of its
+    candidates, numbered from 0, of which that is certain, but for the kept ones."""
 
     number: int
     places: int
@@ -115,7 +115,7 @@ class RecorderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """What the driver knew as `version` had been made and nothing of the next one.
+    """The driver's knowledge as `version` had been made and nothing of the next one.
 
     at: time of the run's clock when it was written down; files: bytes of each growing file of the run's folder;
     digests: SHA-256 of those;
@@ -135,7 +135,7 @@ class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     digests: dict[str, str] = {}
 
 
-class Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class _Manifest(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     format: int
     version: int
     files: FileFacts
@@ -151,10 +151,12 @@ class Checkpoint:
 
     @property
     def version(self) -> int:
+        """The version that it holds."""
         return self.cut.version
 
 
 def name_of(version: int) -> str:
+    """Name of a version's folder."""
     return f"version-{version:06}"
 
 
@@ -172,7 +174,7 @@ def put_in_place(folder: Path, cut: Cut, known: FileFacts, keep: int) -> Path:
     wrote them."""
     _write(folder / DRIVER, msgspec.json.encode(cut))
     facts = known | {path: _facts(folder / path) for path in _paths(folder) if path not in known}
-    _write(folder / MANIFEST, msgspec.json.encode(Manifest(FORMAT, cut.version, facts)))
+    _write(folder / MANIFEST, msgspec.json.encode(_Manifest(FORMAT, cut.version, facts)))
     for inside in (folder, *(path for path in folder.iterdir() if path.is_dir())):
         _sync(inside)
     run = folder.parent.parent
@@ -214,7 +216,7 @@ def in_place(run: Path) -> list[Path]:
 def read(folder: Path, run: Path) -> Cut:
     """The driver's part of a checkpoint. Raises DamagedCheckpoint, naming the file, unless every file is as the
     manifest says, and the run's growing files are as long as they were."""
-    manifest = _decoded(folder / MANIFEST, Manifest)
+    manifest = _decoded(folder / MANIFEST, _Manifest)
     if manifest.format != FORMAT:
         raise DamagedCheckpoint(f"{folder / MANIFEST} has format {manifest.format}; this code reads {FORMAT}")
     there = set(_paths(folder)) - {MANIFEST}
@@ -235,7 +237,8 @@ def read(folder: Path, run: Path) -> Cut:
 
 
 def clear_passed_over(run: Path, version: int) -> None:
-    """What `last_checkpoint` passed over for the one of this version goes: it would count among those that are kept."""
+    """Remove what `last_checkpoint` passed over for the one of this version: it would count among those that are
+    kept."""
     newer = [folder for there, folder in _there(run / CHECKPOINTS) if there > version]
     for left in [*newer, *_unfinished(run / CHECKPOINTS)]:
         shutil.rmtree(left)
@@ -248,7 +251,7 @@ def cut_back(run: Path, files: Mapping[str, int]) -> None:
 
 
 def _there(checkpoints: Path) -> Iterable[tuple[int, Path]]:
-    """With their versions, the newest first."""
+    """Checkpoints with their versions, the newest first."""
     if not checkpoints.is_dir():
         return []
     found = [(int(match[1]), path) for path in checkpoints.iterdir() if (match := _NAME.fullmatch(path.name))]

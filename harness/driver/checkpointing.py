@@ -46,13 +46,13 @@ class LeftAtCheckpoint(Left):
         self.version = version
 
 
-class SavedQueue(Protocol):
+class _SavedQueue(Protocol):
     async def save(self, folder: str) -> None:
-        """Into a folder of the queue's machine."""
+        """Write into a folder of the queue's machine."""
 
 
 async def at_once(step: Callable[[], object]) -> None:
-    """For a clock that jumps."""
+    """Take the step now: for a clock that jumps."""
     step()
 
 
@@ -70,16 +70,17 @@ class _Begun:
 
 
 class Checkpoints:
-    """Of one run. folder: that has them; worlds: all that train, by role, a folder each; last: version of the run,
-    after which none is needed; leave: whether the run is to end with the next one, which is due at once; refused: by a
-    filter, since a cut; kl_coefficient: of the next batch's advantages, where it goes from batch to batch."""
+    """The checkpoints of one run. folder: that has them; worlds: all that train, by role, a folder each; last: version
+    of the run, after which none is needed; leave: whether the run is to end with the next one, which is due at once;
+    refused: by a filter, since a cut; kl_coefficient: of the next batch's advantages, where it goes from batch to
+    batch."""
 
     def __init__(
         self,
         folder: Path,
         settings: CheckpointConfig,
         *,
-        queue: SavedQueue,
+        queue: _SavedQueue,
         worlds: Mapping[str, Sequence[Handle[RememberingRole]]],
         last: int,
         resumed: int = 0,
@@ -97,12 +98,13 @@ class Checkpoints:
         self._placing: asyncio.Task[None] | None = None
 
     def due(self, version: int) -> bool:
-        """Of a version that goes to the engines: they are to hold it when a run goes on from there."""
+        """Whether a checkpoint of this version is due, which goes to the engines: they are to hold it when a run goes
+        on from there."""
         every = 1 if self._leave() else self._settings.every
         return self._newest + every <= version < self._last
 
     def leaving(self, version: int) -> bool:
-        """As this version was made: whether the run ends when the queue is saved that a checkpoint waits for."""
+        """Whether the run ends, as this version was made, when the queue is saved that a checkpoint waits for."""
         return self._begun is not None and version < self._last and self._leave()
 
     async def leave(self) -> NoReturn:

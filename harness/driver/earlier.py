@@ -1,4 +1,4 @@
-"""What an earlier attempt at a run left in its folder, that the next one goes on from."""
+"""The remains of an earlier attempt in a run's folder, from which the next one goes on."""
 
 from __future__ import annotations
 
@@ -106,7 +106,8 @@ class EarlierAttempt:
         return files
 
     def _set_aside(self, run: Path) -> None:
-        """What only checkpoints speak of that are not believed. They move last, for they are why the rest does."""
+        """Move aside what only checkpoints speak of that are not believed. These move last, for they are why the rest
+        does."""
         if self._ignored or not in_place(run):
             return
         aside = next(path for number in count(1) if not (path := run.with_name(f"aside-{number}.{run.name}")).exists())
@@ -126,7 +127,7 @@ class EarlierAttempt:
 
 
 def _manifest_before(run: Path) -> dict[str, Any]:
-    """It may have been lost with the attempt."""
+    """The manifest, which may have been lost with the attempt."""
     try:
         return dict(load_manifest(run))
     except (FileNotFoundError, ValueError):
@@ -134,7 +135,7 @@ def _manifest_before(run: Path) -> dict[str, Any]:
 
 
 def _cut_to_lines(path: Path) -> None:
-    """Its writer may have died over the last one."""
+    """Cut the file after its last whole line: its writer may have died over one."""
     if path.exists():
         data = path.read_bytes()
         os.truncate(path, data.rfind(b"\n") + 1)

@@ -22,7 +22,7 @@ _GONE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ESTALE, e
 
 
 def storage_in(failures: Iterable[Exception], results: Path) -> str | None:
-    """What the file system refused: the disk is full, or read-only, or the folder of results is gone."""
+    """A line on what the file system refused: the disk is full, or read-only, or the folder of results is gone."""
     for part in failures:
         if not isinstance(part, OSError):
             continue
@@ -40,7 +40,7 @@ _NO_MEMORY = ("can't allocate memory", "not enough memory", "Cannot allocate mem
 
 
 def memory_in(failures: Iterable[Exception]) -> str | None:
-    """Which call of a role found no memory."""
+    """A line on which call of a role found no memory."""
     for part in failures:
         if isinstance(part, MemoryError) or "OutOfMemory" in type(part).__name__ or _says(part, _NO_MEMORY):
             notes = [note.partition(":")[0].removeprefix("in ") for note in getattr(part, "__notes__", ())]
@@ -58,7 +58,7 @@ def _says(error: Exception, words: Iterable[str]) -> bool:
 
 
 def losses_in(failures: Iterable[Exception]) -> list[str]:
-    """What died, in the words of those who noticed: a worker, an engine, the queue behind its connection. What else
-    failed is how others met a death."""
+    """Lines on what died, in the words of those who noticed: a worker, an engine, the queue behind its connection. What
+    else failed is how others met a death."""
     losses = WorkerDied | EngineDied | LostEngine | ConnectionError
     return list(dict.fromkeys(str(part) for part in failures if isinstance(part, losses)))

@@ -50,7 +50,7 @@ if TYPE_CHECKING:
 
 
 def sampling_of(config: JobConfig, task: Task) -> Sampling:
-    """Of training."""
+    """The sampling of training."""
     algorithm = config.algorithm
     return Sampling(max_tokens(config, task), algorithm.temperature, algorithm.top_p, task.stop_tokens)
 
@@ -60,7 +60,7 @@ def _sampled_tokens(completion: Completion) -> int:
 
 
 def _simulated_tokens(completion: Completion) -> int:
-    """Its `tokens` are the lengths of runs."""
+    """Tokens of a simulated completion, whose `tokens` are the lengths of runs."""
     return int(completion.tokens.sum())
 
 
@@ -69,14 +69,15 @@ class EngineFactory(Protocol):
 
     @property
     def device(self) -> torch.device:
-        """Where engines take weights."""
+        """The device where engines take weights."""
 
     @property
-    def task(self) -> Task: ...
+    def task(self) -> Task:
+        """The task of the job."""
 
     @property
     def seed(self) -> int:
-        """Of the run."""
+        """The seed of the run."""
 
     @property
     def response_limit(self) -> int | None:
@@ -107,7 +108,7 @@ class EngineFactory(Protocol):
         """Simulated seconds of the host for the reward of one sample."""
 
     def judge(self) -> Judge:
-        """Of a job with a filter."""
+        """The judge of a job with a filter."""
 
     def workers(self, role: str, devices: int) -> int:
         """How many workers a role has on so many devices: one each, or one that stands for several."""
@@ -118,39 +119,41 @@ class EngineFactory(Protocol):
     def devices_of(self, role: str, number: int, placement: Placement) -> tuple[int, ...]:
         """The devices whose worker has this one."""
 
-    def rollout(self, number: int, clock: Clock) -> RolloutEngine: ...
+    def rollout(self, number: int, clock: Clock) -> RolloutEngine:
+        """The rollout engine of this number."""
 
     def replayed(self, engine: RolloutEngine, recorded: RecordedRollout, name: str) -> RolloutEngine:
-        """This engine, doing again what was recorded of it."""
+        """The engine, doing again what was recorded of it."""
 
     def log_prob(self, role: str, clock: Clock) -> LogProbEngine:
-        """With weights of its own."""
+        """A scorer with weights of its own."""
 
     def trainer(self, rank: int, clock: Clock) -> Any:
         """A TrainEngine. Returns when all ranks have met."""
 
     def scorer(self, trainer: Any, clock: Clock) -> Scorer:
-        """With the parameters of the trainer beside it."""
+        """A scorer with the parameters of the trainer beside it."""
 
     def reference(self, trainer: Any, clock: Clock) -> Scorer:
-        """With the initial parameters, spread over the training world as those of the trainer beside it are."""
+        """A scorer with the initial parameters, spread over the training world as those of the trainer beside it
+        are."""
 
     def critic(self, rank: int, trainer: Any | None, clock: Clock) -> CriticEngine:
-        """In the training world, beside that trainer, or in a world of its own; then it returns when all its ranks have
-        met."""
+        """The critic in the training world, beside that trainer, or in a world of its own; then this returns when all
+        its ranks have met."""
 
     def world_turns(self, role: str, rank: int, device: Turns, limit_s: float | None) -> Turns:
-        """For what all ranks of a role's world (the actor's, or a critic's own) compute together, of which this one's
-        `device` takes turns."""
+        """Turns for what all ranks of a role's world (the actor's, or a critic's own) compute together, of which this
+        one's `device` takes turns."""
 
     def beside_turns(self, device: Turns, world: Turns) -> Turns:
-        """Of an engine whose device has a training rank, which takes its turns in `world`."""
+        """Turns of an engine whose device has a training rank, which takes its turns in `world`."""
 
     def local_sender(self, clock: Clock) -> WeightSender:
-        """Of a trainer whose weights are taken from where they are."""
+        """The sender of a trainer whose weights are taken from where they are."""
 
     def local_receiver(self, trainer: TrainEngine, clock: Clock) -> WeightReceiver:
-        """Of an engine beside that trainer."""
+        """The receiver of an engine beside that trainer."""
 
 
 @dataclass(frozen=True)
@@ -300,7 +303,7 @@ class RealEngines:
         return world_turns(self._world_store(role), rank=rank, ranks=ranks, device=device, limit_s=limit_s)
 
     def _world_store(self, role: str) -> Store:
-        """Where the ranks of a role's world meet."""
+        """The store where the ranks of a role's world meet."""
         return self._join_store() if role == "actor" else PrefixStore(role, self._join_store())
 
     def beside_turns(self, device: Turns, world: Turns) -> Turns:
@@ -429,7 +432,7 @@ class SimulatedEngines:
 
     @property
     def times(self) -> TransferTimes:
-        """Of a weight update."""
+        """Times of a weight update."""
         return transfer_times(self.cost, self.transport, self.sender_links, self.data_parallel["actor"])
 
 

@@ -32,14 +32,14 @@ from harness.workers.stages import RewardStage, completed_sample
 FIRST_SAMPLE = 1 << 40
 """Ids of held-out samples begin here: no sample of training has such a one, so the two never share a draw."""
 MOST_SAMPLES = 1 << 12
-"""Of one problem."""
+"""Samples of one problem, at most."""
 FIRST_OWN_SAMPLE = 1 << 41
-"""Those that a function of the user's asks for begin here."""
+"""Number of the first sample that a function of the user's asks for."""
 
 
 @dataclass(frozen=True)
 class Evaluated:
-    """What was found of one version, as a line of eval.jsonl.
+    """The results of one version, as a line of eval.jsonl.
 
     at_s: the run's clock, which stood still; greedy, reward: share of greedy responses that are right, and their mean
     reward; sampled, pass_at_k: of k sampled responses each, the share that is right, and the share of problems with one
@@ -77,7 +77,7 @@ class Evaluated:
 
 
 class Evaluation:
-    """Of every `settings.every`-th version, of version 0, and of the last one.
+    """Evaluates every `settings.every`-th version, version 0, and the last one.
 
     sampling: of training, by which the k responses are sampled, with the same draws for every version; greedy ones have
     its limits. seed: of the run; problems are the same for all seeds. hear: is told what was found. newest: that was
@@ -127,7 +127,7 @@ class Evaluation:
     async def _completed(
         self, engines: Sequence[Handle[RolloutRole]], problems: Sequence[Problem], requests: Sequence[Request]
     ) -> list[Completion]:
-        """By all engines together, in the order of the requests; a problem for each."""
+        """Completions by all engines together, in the order of the requests; a problem for each."""
         answers = [problem.answer for problem in problems]
         shares = [slice(place, None, len(engines)) for place in range(len(engines))]
         async with asyncio.TaskGroup() as tasks:
@@ -139,7 +139,7 @@ class Evaluation:
         return [done[request.sample_id] for request in requests]
 
     async def _custom(self, engines: Sequence[Handle[RolloutRole]], version: int) -> dict[str, float]:
-        """What the user's function finds, of responses that it asks for."""
+        """Values that the user's function finds, of responses that it asks for."""
         if self.settings.function is None:
             return {}
         numbers = count(FIRST_OWN_SAMPLE)  # from the first again with every version: the same draws

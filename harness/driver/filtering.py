@@ -65,7 +65,8 @@ def refusals_of(config: JobConfig) -> list[Refuses]:
 
 
 class _Verdict(NamedTuple):
-    """Of a group. reason: why it is refused, if it is; rewards: of its samples, None for what no file can hold."""
+    """The verdict on a group. reason: why it is refused, if it is; rewards: of its samples, None for what no file can
+    hold."""
 
     reason: DropReason | None
     rewards: list[float | None]
@@ -108,7 +109,7 @@ class RefilledPrompts(PromptSource):
             return await super().drop(started_below)
 
     def state(self, in_flight: Collection[int]) -> PromptState:
-        """Of places in flight: a stale one is not, so that none of those is in it."""
+        """The state with places in flight: a stale one is not, so that none of those is in it."""
         self._since = []
         places = {_place_of(group) for group in in_flight}
         state = super().state(places)
@@ -153,7 +154,7 @@ class RefilledPrompts(PromptSource):
         return of_places
 
     def _remember(self, refusal: Refusal) -> None:
-        """What was decided of a place when it was first refused."""
+        """Take over what was decided of a place when it was first refused."""
         candidates = self._candidates_of(partition_name(refusal.partition))
         candidate = refusal.place - self._ranges[refusal.partition][0]
         if candidate not in candidates.decided:
@@ -168,7 +169,7 @@ class RefilledPrompts(PromptSource):
         return (group + self._deals.get(group, 0) * DEALT_AGAIN) * self.group_size
 
     def _problem(self, group: int) -> Problem:
-        """Those that are dealt later come after all that are planned."""
+        """The problem of a group; those that are dealt later come after all that are planned."""
         number = group + self._deals.get(group, 0) * self.planned
         return self.dealer.problem(number, self.first_sample(group))
 
@@ -183,7 +184,7 @@ class RefilledPrompts(PromptSource):
         self._places[name] = groups - self._spares
 
     async def _decide(self, batch: Batch) -> None:
-        """Whoever observes hears of all of it at once, before anybody is handed what is kept."""
+        """Decide on a batch. Whoever observes hears of all of it at once, before anybody is handed what is kept."""
         name, now = batch.partition, self.clock.now()
         verdicts = self._verdicts(batch)
         self._judged |= verdicts
@@ -211,7 +212,7 @@ class RefilledPrompts(PromptSource):
             await self._write(name, again, problems, [now] * len(again))
 
     def _verdicts(self, batch: Batch) -> dict[int, _Verdict]:
-        """By group."""
+        """Verdicts by group."""
         n = self.group_size
         groups = (batch.rows[::n] // n).tolist()
         refused: dict[int, DropReason] = {}
@@ -225,7 +226,7 @@ class RefilledPrompts(PromptSource):
         }
 
     def _decisions(self, partition: str, verdicts: Mapping[int, _Verdict]) -> dict[int, Decision]:
-        """By group: of those that were judged just now, and of those before of which nothing was certain."""
+        """Decisions by group: of those that were judged just now, and of those before of which nothing was certain."""
         first = self._ranges[iteration_of(partition)][0]
         candidates, found = self._candidates_of(partition), dict[int, Decision]()
         for group, verdict in verdicts.items():
@@ -244,7 +245,7 @@ class RefilledPrompts(PromptSource):
         await self.queue.put(partition, rows, {"kept": np.full(len(rows), kept)})
 
     def _leave(self, groups: Sequence[int]) -> None:
-        """These were not needed."""
+        """Give groups up that were not needed."""
         for first in map(self.first_sample, groups):
             self.observer.dropped(range(first, first + self.group_size), "spare")
             self.dealer.forget(first)
@@ -288,7 +289,7 @@ class RefilledPrompts(PromptSource):
 
 
 def _place_of(group: int) -> int:
-    """Of a group by its number, which says as well how often the place was dealt another before."""
+    """Place of a group by its number, which says as well how often the place was dealt another before."""
     return group % DEALT_AGAIN
 
 
@@ -306,11 +307,11 @@ class WholeRunPool(StagePool):
     is part of what makes a batch, and not of what is done with one."""
 
     async def process(self, iteration: int) -> None:
-        """Whoever reads what it writes waits for it."""
+        """Do nothing: whoever reads what it writes waits for it."""
 
     async def stream(self) -> None:
-        """It does."""
+        """Do nothing: it streams already."""
 
     async def work(self) -> None:
-        """Until the prompts are closed and done."""
+        """Work until the prompts are closed and done."""
         await super().stream()

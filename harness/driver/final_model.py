@@ -61,7 +61,7 @@ def write_critic_files(folder: Path, model: ModelConfig) -> None:
 
 
 def _config_of(model: ModelConfig) -> PretrainedConfig:
-    """Of a model that starts from a folder that folder's, else one of these settings."""
+    """The configuration of a model: that of the folder that it starts from, else one of these settings."""
     from engines.torch.model import transformers_config
 
     config = transformers_config(model) if model.checkpoint is None else read_config(Path(model.checkpoint), model.name)

@@ -1,4 +1,5 @@
-"""What rollout had finished when a queue was saved, brought into a new one as if an engine had died that had it all."""
+"""Rows that rollout had finished when a queue was saved, brought into a new one as if an engine had died that had them
+all."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class Finished:
 
     @property
     def newest(self) -> float:
-        """When the last of them was finished."""
+        """Time at which the last of them was finished."""
         finished_at = self.columns["finished_at"]
         assert isinstance(finished_at, np.ndarray), "a number each"
         return float(finished_at.max())
@@ -40,9 +41,9 @@ def finished_rows(
     limit_of: Callable[[int], int] | None,
     first_sample: Callable[[int], int] | None = None,
 ) -> dict[str, Finished]:
-    """By partition, of these groups. limit_of: the dispatch limit (groups) of a version, where training follows the
-    order of completion; a sample was begun by the version of its first token. first_sample: that a group's rows are to
-    hold, where they may hold others."""
+    """Finished rows of these groups, by partition. limit_of: the dispatch limit (groups) of a version, where training
+    follows the order of completion; a sample was begun by the version of its first token. first_sample: that a group's
+    rows are to hold, where they may hold others."""
     found, wanted = {}, np.fromiter(groups, np.int64, len(groups))
     told = () if first_sample is None else ("sample",)
     for saved in saved_rows(queue, (*ROLLOUT_COLUMNS, *told)):

@@ -47,7 +47,7 @@ def initial_model(
 
 
 def _problems(task: Task) -> list[list[Any]]:
-    """What the task asks for, in part: two files of problems must not share a warm start."""
+    """Problems that the task asks for, in part: two files of problems must not share a warm start."""
     problems = [task.problem(group, 0) for group in range(_COMPARED)]
     return [[problem.prompt.tolist(), problem.answer] for problem in problems]
 

@@ -1,4 +1,4 @@
-"""Who hears what happens in a job."""
+"""Observers, which hear what happens in a job."""
 
 from __future__ import annotations
 
@@ -17,11 +17,14 @@ EngineEvent = Literal["lost", "leaves", "left", "joins", "works"]
 class Observer(Protocol):
     """Hears what happens in a job, as it happens. Whatever it hears is progress."""
 
-    def admitted(self, rows: Sequence[int], prompt_tokens: int, at: float) -> None: ...
+    def admitted(self, rows: Sequence[int], prompt_tokens: int, at: float) -> None:
+        """Rows were admitted. at: seconds of the run's clock."""
 
-    def dropped(self, rows: Sequence[int], reason: DropReason) -> None: ...
+    def dropped(self, rows: Sequence[int], reason: DropReason) -> None:
+        """Rows were dropped."""
 
-    def doing(self, role: str, what: str) -> None: ...
+    def doing(self, role: str, what: str) -> None:
+        """A role does something else from now on."""
 
     def engine(self, name: str, what: EngineEvent, why: str = "") -> None:
         """A rollout engine is lost, leaves or joins."""
@@ -29,7 +32,8 @@ class Observer(Protocol):
     def restarted(self, restart: Restart) -> None:
         """Roles died, and are at work again."""
 
-    def spans(self, spans: Iterable[Span]) -> None: ...
+    def spans(self, spans: Iterable[Span]) -> None:
+        """Spans have ended."""
 
     def trained(self, iteration: int, reports: Sequence[TrainReport], of_values: Sequence[TrainReport] = ()) -> None:
         """of_values: the critic's reports, where there is one."""

@@ -22,22 +22,23 @@ from schedules.protocol import PauseMode
 
 @dataclass
 class AlreadyDone:
-    """What of a job was done before it went on from a checkpoint.
+    """The part of a job that was done before it went on from a checkpoint.
 
     A schedule that goes on from version `done` begins at its beginning all the same: so it comes to know what it
     knew. What it asks for that is of iterations before `done` was done, and is answered at once. brought: the newest
-    version of these that it has brought to all engines."""
+    version of these that it has brought to all engines.
+    """
 
     done: int = 0
     brought: int = 0
 
 
-class SpanSource(Protocol):
+class _SpanSource(Protocol):
     async def take_spans(self) -> list[Span]:
         """Spans since the last call."""
 
 
-Role = TypeVar("Role", bound=SpanSource)
+Role = TypeVar("Role", bound=_SpanSource)
 Ask = Callable[[Role], Coroutine[Any, Any, list[Span] | None]]
 
 
@@ -51,6 +52,7 @@ class Pool(Generic[Role]):
 
     @property
     def workers(self) -> list[Handle[Role]]:
+        """All workers."""
         return self._workers
 
     def ask_spans(self) -> None:
@@ -155,12 +157,12 @@ class RolloutPool(Pool[RolloutRole]):
 
     @property
     def _names(self) -> set[str]:
-        """Those that do not work, too."""
+        """Names of its engines, of those that do not work, too."""
         names = {member.name for member in self.fleet.membership.members if member.kind == "engine"}
         return names if self._among is None else names & set(self._among)
 
     async def _welcome(self, worker: Handle[RolloutRole]) -> None:
-        """It was started again: it is brought to where the others are. What it had to do it is asked once more by
+        """Bring an engine that was started again to where the others are. What it had to do it is asked once more by
         whoever asked for it."""
         if (limit := self._limits.get(worker.name)) is not None:
             await self._ask(worker, lambda engine: engine.set_dispatch_limit(limit))
@@ -232,15 +234,15 @@ class RolloutPool(Pool[RolloutRole]):
         self.observer.doing(self.name, f"up to group {below - 1}")
 
     def start_streams(self, workers: Sequence[Handle[RolloutRole]]) -> None:
-        """While engines stream: these do so, too. They have weights and a dispatch limit."""
+        """Let these workers stream, too, while engines do. They have weights and a dispatch limit."""
         if self._streams is not None and self._streaming:
             for worker in workers:
                 self._start_stream(self._streams, worker)
 
     async def _generate(self, iteration: int, batches: int) -> None:
-        """What a dead one left is taken at once by those that are free: the trainer may need it before it has weights
-        to give, and the dead one comes back with weights only. Whoever is not as far as this batch yet takes it when it
-        comes to it: not before, for it may hold weights that are too old."""
+        """Generate what a dead engine left, at once, by those that are free: the trainer may need it before it has
+        weights to give, and the dead one comes back with weights only. Whoever is not as far as this batch yet takes it
+        when it comes to it: not before, for it may hold weights that are too old."""
         await self.fleet.any_back(self._among)
         newest, workers = self._whole._newest, self.ready
         newest |= {worker.name: iteration for worker in workers}
@@ -259,8 +261,8 @@ class RolloutPool(Pool[RolloutRole]):
                 asked.create_task(generate(worker))
 
     async def _stream(self) -> None:
-        """Until all streams ended: also those of engines that came in meanwhile, and of those that took over what
-        another one had when it died."""
+        """Stream until all streams ended: also those of engines that came in meanwhile, and of those that took over
+        what another one had when it died."""
         self._lost_a_stream = True
         while self._lost_a_stream:
             self._lost_a_stream = False
@@ -293,8 +295,8 @@ class RolloutPool(Pool[RolloutRole]):
                 tasks.create_task(self._ask(worker, ask))
 
     async def _ask_until_done(self, worker: Handle[RolloutRole], ask: Ask[RolloutRole]) -> bool:
-        """As `_ask`; one that died over it and is started again is asked once more. False for one that left, too: it
-        has given back what the queue was just handing it."""
+        """Ask as `_ask`; a worker that died over it and is started again is asked once more. False for one that left,
+        too: it has given back what the queue was just handing it."""
         while not await self._ask(worker, ask):
             if not await self.fleet.back(worker.name):
                 return False

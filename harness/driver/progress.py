@@ -1,4 +1,4 @@
-"""What a run looks like while it runs."""
+"""The display of a run while it runs."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where prompts come from: groups are numbered, and brought into the queue as far as a schedule admits them."""
+"""The source of prompts: groups are numbered, and brought into the queue as far as a schedule admits them."""
 
 from __future__ import annotations
 
@@ -86,7 +86,8 @@ class PromptSource:
         return len(groups)
 
     async def _take_out(self, started_below: int) -> Sequence[int]:
-        """Of what the actor is to train: groups that were started under this limit, now or in a recorded run."""
+        """Take groups out of what the actor is to train, that were started under this limit, now or in a recorded
+        run."""
         n = self.group_size
         if self._recorded_drops is None:
             rows = await self.queue.drop("actor", started="rollout", below=started_below * n)
@@ -97,7 +98,7 @@ class PromptSource:
         return groups
 
     async def _take(self, group: int) -> None:
-        """In place of the actor: as it was recorded, the group need not have been started yet."""
+        """Take a group in place of the actor: as it was recorded, it need not have been started yet."""
         await self.queue.get("actor", self.group_size, only=tuple(self._rows([group])), consumer="dropped")
 
     async def close(self) -> None:
@@ -105,7 +106,7 @@ class PromptSource:
         await self.queue.close()
 
     def trained(self, reports: Sequence[TrainReport]) -> None:
-        """Whoever deals problems hears of the rewards. A group is trained whole, by one rank."""
+        """Tell whoever deals problems the rewards. A group is trained whole, by one rank."""
         self._iteration += 1
         if self.dealer.buffer is None:
             return
@@ -128,14 +129,14 @@ class PromptSource:
         return PromptState(self.next, self.groups, list(self._drops), made, self._end, live, dealer=dealer)
 
     def refused_since(self) -> list[Refusal]:
-        """By a filter, since `state` was asked for."""
+        """Refusals by a filter since `state` was asked for."""
         return []
 
     def recall(
         self, state: PromptState, admitted: Mapping[int, float], refused: Sequence[Refusal]
     ) -> Mapping[int, float]:
-        """What `state` and `refused_since` gave. admitted: groups that were in flight, and when each was; returns the
-        same of the rows' groups."""
+        """Go on from what `state` and `refused_since` gave. admitted: groups that were in flight, and when each was;
+        returns the same of the rows' groups."""
         self.next, self.groups, self._drops = state.next, state.groups, list(state.drops)
         self._again = deque(state.drops)
         self._ranges = [(state.end, state.end)] * state.made  # but for those that are not done with
@@ -148,9 +149,9 @@ class PromptSource:
     async def restore(
         self, partitions: Sequence[PartitionRange], admitted: Mapping[int, float], finished: Mapping[str, Finished]
     ) -> None:
-        """After `recall`, into an empty queue the partitions that were not done with, of groups that were in flight or
-        are still to be admitted. admitted: as `recall` says; finished: by partition, rows that rollout need not make
-        again."""
+        """Bring into an empty queue, after `recall`, the partitions that were not done with, of groups that were in
+        flight or are still to be admitted. admitted: as `recall` says; finished: by partition, rows that rollout need
+        not make again."""
         for part in partitions:
             name = partition_name(part.number)
             groups = [group for group in range(part.first, part.end) if group in admitted or group >= self.next]
@@ -164,7 +165,7 @@ class PromptSource:
 
     @property
     def _end(self) -> int:
-        """Of the newest partition."""
+        """Number after the last group of the newest partition."""
         return self._ranges[-1][1] if self._ranges else 0
 
     def _create(self, below: int) -> asyncio.Task[None]:
@@ -191,7 +192,7 @@ class PromptSource:
     async def _write(
         self, partition: str, groups: Sequence[int], problems: Sequence[Problem], at: Sequence[float]
     ) -> None:
-        """at: when each was admitted."""
+        """Write problems into a partition. at: when each group was admitted."""
         admitted_at = np.repeat(np.asarray(at, np.float64), self.group_size)
         await self.queue.put(
             partition, self._rows(groups), self._columns(groups, problems) | {"admitted_at": admitted_at}
@@ -205,7 +206,7 @@ class PromptSource:
         return self.dealer.problem(group, self.first_sample(group))
 
     def _columns(self, groups: Sequence[int], problems: Sequence[Problem]) -> dict[str, Column]:
-        """Of the rows of these groups, a problem for each group."""
+        """Columns of the rows of these groups, a problem for each group."""
         n = self.group_size
         return {
             "prompt": Ragged.from_rows([problem.prompt for problem in problems for _ in range(n)]),
@@ -216,7 +217,7 @@ class PromptSource:
         return [group * self.group_size + k for group in groups for k in range(self.group_size)]
 
     def _now_stale(self, groups: Sequence[int]) -> None:
-        """These will not be trained."""
+        """Note that these groups will not be trained."""
 
     def _new_partition(self, name: str, groups: int) -> None:
         """One is made, of so many groups."""

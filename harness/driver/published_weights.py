@@ -64,7 +64,7 @@ class PublishedWeights:
             pass
 
     def _brought_before(self, version: int) -> bool:
-        """Before the run went on from a checkpoint."""
+        """Whether a version was brought before the run went on from a checkpoint."""
         if version > self._already.done:
             return False
         self._already.brought = version
@@ -106,7 +106,7 @@ class PublishedWeights:
         await self._evaluate(version)
 
     async def _evaluate(self, version: int) -> None:
-        """Where it is due; all engines have it."""
+        """Evaluate a version that all engines have, where it is due."""
         if self.evaluation is not None and self.evaluation.due(version):
             self.observer.doing("evaluation", f"version {version}")
             await self.evaluation.evaluate(version)
@@ -147,7 +147,8 @@ class PublishedWeights:
         self.observer.doing("actor", "waiting")
 
     async def _leave(self, queue: Awaitable[Any]) -> None:
-        """At the checkpoint that waits for the queue: what was done since is not published. Raises LeftAtCheckpoint."""
+        """Leave at the checkpoint that waits for the queue: what was done since is not published. Raises
+        LeftAtCheckpoint."""
         assert self.checkpoints is not None
         await self.recorded()
         await queue
@@ -165,7 +166,7 @@ class PublishedWeights:
         await self.queue.clear_finished()
 
     async def _begin_checkpoint(self, version: int, queue: Awaitable[Any]) -> None:
-        """Where one before waits for the queue, that comes first."""
+        """Begin a checkpoint, after the one before where that waits for the queue."""
         assert self.checkpoints is not None
         await self.recorded()
         await queue

@@ -1,4 +1,4 @@
-"""What was recorded of a run (harness/metrics/arrivals.py), as each part of a replay needs it."""
+"""The recording of a run (harness/metrics/arrivals.py), as each part of a replay needs it."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from harness.workers.replaying import RecordedRollout
 
 @dataclass(frozen=True)
 class Replay:
-    """where: the folder of the recorded run, for messages; engines: of rollout; picklable."""
+    """A recorded run. where: its folder, for messages; engines: of rollout; picklable."""
 
     recording: Recording
     where: str
@@ -33,7 +33,7 @@ class Replay:
 
     @classmethod
     def read(cls, folder: Path, config: JobConfig, seed: int, placement: Placement) -> Replay:
-        """Of the run in this folder. Raises ConfigError where its record is damaged, or of another run."""
+        """The recording of the run in this folder. Raises ConfigError where it is damaged, or of another run."""
         try:
             recording = read_arrivals(folder / ARRIVALS)
         except DamagedArrivals as error:
@@ -61,7 +61,7 @@ class Replay:
 
     @cached_property
     def batches(self) -> list[list[list[int]]]:
-        """By iteration the micro-batches of all ranks together, as they were dealt: the first group of each rank, the
+        """Micro-batches of all ranks together, by iteration, as they were dealt: the first group of each rank, the
         second of each, and so on."""
         n = self.recording.run.group_size
         return [
@@ -82,7 +82,7 @@ class Replay:
 
     @cached_property
     def _groups(self) -> dict[int, dict[int, float]]:
-        """By engine its groups, and when each was begun."""
+        """Groups by engine, and when each was begun."""
         n, found = self.recording.run.group_size, defaultdict[int, dict[int, float]](dict)
         engine_of: dict[int, int] = {}
         for sampled in self.recording.sampled:

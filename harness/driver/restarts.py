@@ -29,7 +29,7 @@ class GivenUp(WorkerDied):
 
 
 class Restarts:
-    """Of one command: each set of roles that dies together may be started again `limit` times."""
+    """The restarts of one command: each set of roles that dies together may be started again `limit` times."""
 
     def __init__(self, limit: int) -> None:
         self.limit = limit
@@ -40,12 +40,12 @@ class Restarts:
         return self._counts[_together(roles)] < self.limit
 
     def count(self, roles: Iterable[str]) -> None:
-        """They were, or it was tried."""
+        """Count that these roles were started again, or that it was tried."""
         self._counts[_together(roles)] += 1
 
     @property
     def used_up(self) -> str:
-        """For the message of what died once more."""
+        """The end of the message on what died once more."""
         return f"it was started again {self.limit} times before (restarts.limit={self.limit})"
 
 
@@ -54,7 +54,8 @@ def _together(roles: Iterable[str]) -> str:
 
 
 class WorkerRestarts:
-    """Of one worker: `handles` are on all of its roles, none of which remembers anything. hear: is told of each."""
+    """Restarts of one worker: `handles` are on all of its roles, none of which remembers anything. hear: is told of
+    each."""
 
     def __init__(
         self,
@@ -71,7 +72,7 @@ class WorkerRestarts:
         self._number = 0  # of its process
 
     async def carried_out(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
-        """Its answer; a call over which the worker dies is made again, to the next one. Raises GivenUp."""
+        """Answer of a call; one over which the worker dies is made again, to the next one. Raises GivenUp."""
         while True:
             async with self._starting:
                 number = self._number
@@ -98,9 +99,10 @@ class WorkerRestarts:
 
 
 class EngineRestarts:
-    """Of rollout engines, each alone in its worker. They hold the newest weights when they are at work again.
+    """Restarts of rollout engines, each alone in its worker. They hold the newest weights when they are at work again.
 
-    Counted are those that came of it, or failed by the engine: a death after which all go back is counted there."""
+    Counted are those that came of it, or failed by the engine: a death after which all go back is counted there.
+    """
 
     def __init__(
         self,
@@ -195,10 +197,10 @@ _ROLE = re.compile(r"\b[a-z_]+\[\d+\]")
 
 
 def how(death: Exception | str) -> str:
-    """In one line; where its output is is for the line that ends a run."""
+    """A death in one line; where its output is is for the line that ends a run."""
     return _OUTPUT.sub("", str(death).splitlines()[0])
 
 
 def roles_in(message: str) -> list[str]:
-    """That a message about deaths names; the queue where it names none."""
+    """Roles that a message about deaths names; the queue where it names none."""
     return sorted(set(_ROLE.findall(_OUTPUT.sub("", message)))) or ["queue"]

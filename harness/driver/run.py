@@ -101,7 +101,7 @@ def run_seed(
 
 
 def _worker_loss(failure: Exception, config: JobConfig, restarts: Restarts) -> WorkerLoss:
-    """After which all go back to the last checkpoint. Raises the failure where they cannot."""
+    """The loss after which all go back to the last checkpoint. Raises the failure where they cannot."""
     death = next((part for part in parts_of(failure) if isinstance(part, WorkerDied | EngineDied | LostEngine)), None)
     if death is None or isinstance(death, GivenUp) or not restarts.limit:
         raise failure
@@ -125,7 +125,8 @@ def _attempt(
     restarts: Restarts,
     loss: WorkerLoss | None,
 ) -> Path:
-    """From the newest checkpoint on, where there is one. loss: what ended the attempt before; then there has to be."""
+    """Run from the newest checkpoint on, where there is one. loss: what ended the attempt before; then there has to
+    be."""
     identity = RunIdentity(
         experiment=config.experiment,
         cell=cell_name(config),
@@ -215,7 +216,7 @@ def _manifest(
 
 
 def _went_back(session: Session, loss: WorkerLoss, version: int) -> None:
-    """It is noted in the time of the run, which goes on where the checkpoint was made."""
+    """Note that all went back, in the time of the run, which goes on where the checkpoint was made."""
     at, took = round(session.clock.now(), 3), round(time.monotonic() - loss.noticed, 3)
     session.recorder.restarted(Restart(loss.roles, loss.why, f"all went back to version {version}", at, took))
 
@@ -302,7 +303,8 @@ async def _save_models(
 
 
 async def _save_weights(ranks: Sequence[Handle[RememberingRole]], folder: Path, beside: Callable[[Path], None]) -> None:
-    """Those of a training world, and what `beside` writes into their folder, which gets its name when all is there."""
+    """Save the weights of a training world, and what `beside` writes into their folder, which gets its name when all is
+    there."""
     unfinished = folder.with_name(f".{folder.name}")
     unfinished.mkdir()
     beside(unfinished)
@@ -317,7 +319,7 @@ def _draw(folder: RunDirectory) -> None:
 
 
 class Mirror:
-    """As a context manager it samples the machine until `finish`, or until the run fails.
+    """Mirrors a run to MLflow. As a context manager it samples the machine until `finish`, or until the run fails.
 
     The loss of the mirror is reported once, on the console and in the run's folder, and the run goes on.
     """
@@ -357,7 +359,8 @@ class Mirror:
             self._tracker.__exit__(*exception)
 
     def _report_loss(self, why: str) -> None:
-        """On the mirror's thread: that the disk has no room is said here, and raised where the run itself writes."""
+        """Report, on the mirror's thread, that the mirror was lost: that the disk has no room is said here, and raised
+        where the run itself writes."""
         message = f"MLflow mirror incomplete: {why}; the run goes on, and `make mlflow-sync` catches up from its files"
         try:
             self._folder.mirror_is_incomplete(why)

@@ -45,7 +45,7 @@ from harness.weight_sync.membership import LostEngine
 
 
 def _of_samples(config: JobConfig, real: bool) -> tuple[SampleDecoder, bool]:
-    """What their columns mean, and whether they have several turns."""
+    """The decoder of samples' columns, and whether samples have several turns."""
     if not real:
         return RunLengthDecoder(config.cost.prompt_tokens), config.cost.turns is not None
     task = make_task(config)
@@ -53,8 +53,8 @@ def _of_samples(config: JobConfig, real: bool) -> tuple[SampleDecoder, bool]:
 
 
 def _work(run: RunSpec) -> Work | None:
-    """What its samples need, where the peak of its devices is known: of those that a roofline is of, or of GPUs here
-    that are known by name."""
+    """Operations of the run's samples, where the peak of its devices is known: of those that a roofline is of, or of
+    GPUs here that are known by name."""
     config, plan = run.config, run.plan
     if plan.backend != "real":
         peak = config.device.flops if isinstance(config.cost, RooflineConfig) else None
@@ -71,7 +71,7 @@ def _work(run: RunSpec) -> Work | None:
 def worker_places(
     placement: Placement, *, pooled: bool, host: Sequence[str], per_engine: int = 1
 ) -> dict[tuple[str, str], Place]:
-    """Where each worker computes, for the timeline: (role, worker) -> its pool and devices. A simulated (`pooled`) role
+    """The place of each worker, for the timeline: (role, worker) -> its pool and devices. A simulated (`pooled`) role
     is one worker that stands for all its devices, save rollout, whose engines each have `per_engine` of their own.
     host: the roles there."""
     found: dict[tuple[str, str], Place] = {}
@@ -131,11 +131,13 @@ class Session:
 
     @property
     def backend(self) -> Backend:
+        """The ground that it stands on, once it was started."""
         assert self._backend is not None, "start comes first"
         return self._backend
 
     @property
     def assembly(self) -> Assembly:
+        """The assembled job, once it was started."""
         assert self._assembly is not None, "start comes first"
         return self._assembly
 
@@ -195,7 +197,7 @@ class Session:
             raise
 
     def _health(self) -> dict[str, Any]:
-        """Of the run and of each of its roles, as was last heard of them."""
+        """Health of the run and of each of its roles, as was last heard of them."""
         versions = self.assembly.coordinator.versions
         roles = [
             state | {"version": versions.get(state["name"]), "doing": self.recorder.roles.get(kind_of(state["name"]))}
@@ -212,7 +214,7 @@ class Session:
             self.clock.restart(now)
 
     def _cut(self, version: int) -> Callable[[], Cut]:
-        """What the driver knows as of now; the rest of it when the iteration is written down."""
+        """The driver's knowledge as of now; the rest of it when the iteration is written down."""
         recorder, ledger = self.recorder, self.recorder.ledger.state()
         admitted = recorder.admitted_groups()
         prompts = self.assembly.job.prompts.state({one.group for one in admitted})
@@ -270,7 +272,7 @@ class Session:
                 yield
 
     async def _watched(self, work: Coroutine[Any, Any, None]) -> None:
-        """Beside the watch for a stall, where time passes by itself."""
+        """Work beside the watch for a stall, where time passes by itself."""
         if not isinstance(self.clock, RealClock):
             with infrequent_gc():
                 return await work
@@ -329,7 +331,7 @@ def kind_of(role: str) -> str:
 
 
 def _noticed(failure: Exception) -> list[str]:
-    """What died over what, as the first call says that met it."""
+    """Line on what died over what, as the first call says that met it."""
     return [str(part) for part in parts_of(failure) if isinstance(part, LostEngine | WorkerDied)][:1]
 
 

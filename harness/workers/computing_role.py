@@ -1,4 +1,4 @@
-"""What every role that computes in turns on its device answers the driver."""
+"""Answers of every role that computes in turns on its device."""
 
 from __future__ import annotations
 
@@ -52,12 +52,12 @@ class ComputingRole:
         return self._turns_had
 
     async def waiting(self) -> list[str]:
-        """What its loops wait for, a line each."""
+        """Lines on what its loops wait for."""
         return self.waits.lines()
 
 
 def abandon(fetch: asyncio.Task[Any]) -> None:
-    """Of something that was asked ahead, whose asker failed: nobody waits for it any more, and its own end, which may
-    be how it met the same death, is no news."""
+    """Cancel what was asked ahead, whose asker failed: nobody waits for it any more, and its own end, which may be how
+    it met the same death, is no news."""
     fetch.cancel()
     fetch.add_done_callback(retrieved)

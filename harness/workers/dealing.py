@@ -21,22 +21,21 @@ from harness.workers.readers import FOR_ROWS, Deadlines, MicroBatchReader
 
 
 class Scatter(Protocol):
-    """From the first rank of a world to all of them. Every rank makes the same calls."""
+    """A way from the first rank of a world to all of them. Every rank makes the same calls."""
 
     async def __call__(self, shares: Sequence[Any] | None) -> Any:
-        """This rank's share. shares: one for each rank, in order, on the first one; None on the others, which wait for
-        it as long as it lives."""
+        """Deal, and return this rank's share. shares: one for each rank, in order, on the first one; None on the
+        others, which wait for it as long as it lives."""
 
 
 class WorldScatter:
-    """Over host memory, in a group of its own: shares are dealt ahead, while gradients travel through other groups.
-    Every rank of the world makes one, in the same order."""
+    """A way over host memory, in a group of its own: shares are dealt ahead, while gradients travel through other
+    groups. Every rank of the world makes one, in the same order."""
 
     def __init__(self) -> None:
         self._group = dist.new_group(timeout=FOR_ROWS, backend="gloo")
 
     async def __call__(self, shares: Sequence[Any] | None) -> Any:
-        """As the protocol says."""
         mine: list[Any] = [None]
         given = None if shares is None else list(shares)
         await asyncio.to_thread(dist.scatter_object_list, mine, given, group=self._group, group_src=0)
@@ -54,7 +53,7 @@ class DealtReader:
         self._ranks, self._group_size, self._together = ranks, group_size, together
 
     async def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
-        """As the protocol says; every rank gets equally many groups of each micro-batch."""
+        """Read what the first rank deals; every rank gets equally many groups of each micro-batch."""
         dealt = None
         if self._reader is not None:
             dealt = deal(self._reader.read(iteration, first), self._ranks, self._group_size)
@@ -95,7 +94,7 @@ class DealtQueue:
         self._copies: set[tuple[str, int]] = set()  # partition and first row of what others write
 
     async def get_batch(self, request: GetRequest) -> Batch | None:
-        """This rank's share of as many rows a rank as the request names, of one partition."""
+        """Take this rank's share of as many rows a rank as the request names, of one partition."""
         shares = None
         if self._rank == 0:
             batch = await self._queue.get_batch(replace(request, count=request.count * self._ranks))
@@ -109,7 +108,7 @@ class DealtQueue:
         return batch
 
     def _shares(self, batch: Batch | None) -> Sequence[tuple[Batch, bool] | None]:
-        """With whether another rank has it as well, and writes it."""
+        """Shares of all ranks, with whether another rank has one as well, and writes it."""
         if batch is None:
             return [None] * self._ranks
         groups = in_groups(batch, self._group_size)
@@ -118,10 +117,11 @@ class DealtQueue:
 
     @with_get_options
     async def get(self, request: GetRequest) -> Batch | None:
+        """Take as `get_batch`."""
         return await self.get_batch(request)
 
     async def put(self, partition: str, rows: Iterable[int], columns: Mapping[str, Column]) -> None:
-        """As the queue says, of what no other rank writes."""
+        """Write what no other rank writes."""
         written = list(rows)
         if (partition, written[0]) in self._copies:
             self._copies.remove((partition, written[0]))
@@ -135,13 +135,13 @@ def to_neighbours(shares: Sequence[Any], together: int) -> list[Any]:
 
 
 def in_groups(batch: Batch, group_size: int) -> list[Batch]:
-    """Of whole groups, each by itself."""
+    """Batches of one group each, of whole groups."""
     starts = range(0, len(batch), group_size)
     return [some_rows(batch, np.arange(start, start + group_size)) for start in starts]
 
 
 def some_rows(batch: Batch, rows: np.ndarray) -> Batch:
-    """Those at these places, int64 [k]."""
+    """The rows at these places, int64 [k]."""
     columns = {name: taken(column, rows) for name, column in batch.columns.items()}
     return replace(batch, rows=batch.rows[rows], columns=columns)
 

@@ -1,4 +1,4 @@
-"""Where the samples of one engine are: pure, no I/O."""
+"""The whereabouts of the samples of one engine: pure, no I/O."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ class EngineSamples:
             self._again.difference_update(request.sample_id for request in requests)
 
     def finished(self, completions: Sequence[Completion]) -> list[Completion]:
-        """What is done of what came out of the engine; what a pause took back stays here."""
+        """Samples that are done, of what came out of the engine; what a pause took back stays here."""
         done = []
         for completion in completions:
             if self.taking_back and completion.finish_reason == "abort":
@@ -52,7 +52,7 @@ class EngineSamples:
         return done
 
     def ended(self, sample: int) -> None:
-        """This sample of several turns has no other."""
+        """Note that this sample of several turns has no other."""
         self._again.discard(sample)
         self.playing.remove(sample)
 

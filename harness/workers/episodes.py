@@ -54,7 +54,7 @@ class Episodes:
         self.begin(sample_id, self._episodes[sample_id].problem)
 
     def cut(self, samples: Iterable[int]) -> None:
-        """Those of them that have not ended do so now: what their environments would have answered is not waited for,
+        """End those of the samples that have not ended: what their environments would have answered is not waited for,
         and they have no other turn."""
         for episode in (self._episodes[sample] for sample in samples if sample in self._episodes):
             episode.cut = True
@@ -62,7 +62,7 @@ class Episodes:
                 episode.waiting.reschedule(asyncio.get_running_loop().time())
 
     async def follow(self, turn: Completion) -> Request | Completion:
-        """What comes after a turn: the sample as it goes on, or as it ended. turn: all that the sample has said."""
+        """The sample after a turn: as it goes on, or as it ended. turn: all that the sample has said."""
         episode = self._episodes[turn.sample_id]
         said = len(turn.tokens) - len(episode.mask)
         episode.mask = np.concatenate([episode.mask, np.ones(said, np.bool_)])
@@ -92,7 +92,7 @@ class Episodes:
         return Request(turn.sample_id, episode.problem.prompt, partial=self._longer(episode, turn, observed))
 
     async def _observe(self, episode: _Episode, turn: Completion, said: int) -> np.ndarray | None:
-        """What the environment answers, int64 [n]; None where the sample is done."""
+        """The environment's answer, int64 [n]; None where the sample is done."""
         if not episode.begun:
             seed = int(np.random.SeedSequence([self._seed, turn.sample_id]).generate_state(1, np.uint64)[0])
             episode.state = await self._environment.reset(episode.problem, seed)

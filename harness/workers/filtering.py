@@ -15,12 +15,14 @@ from harness.workers.stages import Stage
 
 
 class Judge(Protocol):
+    """Decides which groups are trained."""
+
     def __call__(self, batch: Batch) -> np.ndarray:
-        """Of whole groups, bool [groups]: which to keep."""
+        """Decide which groups to keep, of whole groups: bool [groups]."""
 
 
 class RewardJudge:
-    """By a function of rewards. given: which of `harness.rl.filters.GIVEN` it reads."""
+    """Judges by a function of rewards. given: which of `harness.rl.filters.GIVEN` it reads."""
 
     def __init__(self, keep: Filter, given: tuple[str, ...], group_size: int) -> None:
         self._keep, self._given, self._group_size = keep, given, group_size
@@ -35,8 +37,8 @@ class RewardJudge:
 
 
 class DrawnJudge:
-    """Where nothing is said and rewarded: each group is refused with this probability, drawn by its number. The same
-    whatever the schedule and the time."""
+    """Judges where nothing is said and rewarded: each group is refused with this probability, drawn by its number. The
+    same whatever the schedule and the time."""
 
     def __init__(self, share: float, seed: int, group_size: int) -> None:
         self._share, self._seed, self._group_size = share, seed, group_size

@@ -1,4 +1,4 @@
-"""When an engine generated, as spans, and when it holds its device for that."""
+"""The spans in which an engine generated, and the device that it holds for that."""
 
 from __future__ import annotations
 
@@ -19,14 +19,17 @@ class GenerationSpans:
         self._since: float | None = None
 
     def open(self) -> None:
+        """Begin a span where the engine has samples and none is open."""
         if self._since is None and (self._engine.running or self._engine.waiting):
             self._since = self._clock.now()
 
     def close(self) -> None:
+        """End the open span."""
         self.cut()
         self._since = None
 
     def cut(self) -> None:
+        """End the open span and begin another."""
         if self._since is None:
             return
         start, version, self._since = self._since, self._engine.version, self._clock.now()
@@ -73,6 +76,7 @@ class EngineOnDevice:
             await self._turn.give_back()
 
     async def give_back_if_idle(self) -> None:
+        """Give the device back where the engine has no samples."""
         if not self.busy:
             await self.give_back()
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 Follow = Callable[[Completion], Awaitable[Request | Completion]]
-"""After a turn: the next one, or the whole sample."""
+"""A step after a turn: the next request, or the whole sample."""
 
 
 @dataclass
@@ -80,7 +80,7 @@ class HeldEngine(WrappedEngine):
             self._paused = False
 
     async def cut(self, sample_ids: Collection[int]) -> None:
-        """While it is held, they end when it is let go."""
+        """Let samples end; while it is held, they end when it is let go."""
         if self._held is None:
             await self.engine.cut(sample_ids)
         else:
@@ -110,8 +110,8 @@ class HeldEngine(WrappedEngine):
         await self._take_until(lambda: len(self._requests) == len(held.taken_out) + len(held.late))
 
     async def generate(self, requests: Sequence[Request], follow: Follow | None = None) -> list[Completion]:
-        """Of a held engine, which wakes for it where it sleeps: these samples, whole, in their order. follow: what
-        comes after each turn of one."""
+        """Generate these samples by a held engine, which wakes for it where it sleeps: whole, in their order. follow:
+        what comes after each turn of one."""
         held = self._held
         assert held is not None, "hold comes first"
         if self._asleep:
@@ -130,7 +130,7 @@ class HeldEngine(WrappedEngine):
         return [sample.result() for sample in samples]
 
     async def let_go(self) -> None:
-        """It goes on with what it was doing; a sample that had no token yet begins as if it came now."""
+        """Let the engine go on with what it was doing; a sample that had no token yet begins as if it came now."""
         held, self._held = self._held, None
         assert held is not None, "hold comes first"
         self.engine.submit([self._put_back(sample, aborted) for sample, aborted in held.taken_out.items()])

@@ -14,7 +14,8 @@ from harness.workers.dataflow import samples_in
 
 
 class OpenRows:
-    """Of the engine of this number. `write` runs as long as there may be some; `finish` hands it what is done."""
+    """Open rows of the engine of this number. `write` runs as long as there may be some; `finish` hands it what is
+    done."""
 
     def __init__(self, queue: TransferQueue, engine: int, waits: Waits) -> None:
         self._queue, self._engine, self._waits = queue, engine, waits
@@ -30,10 +31,12 @@ class OpenRows:
         }
 
     def finish(self, samples: Sequence[Completion]) -> None:
+        """Hand samples over to be written."""
         self._finished += samples
         self._changed.set()
 
     async def all_written(self) -> None:
+        """Wait until no row is open."""
         while self._row_of:
             self._empty.clear()
             with self._waits("empty", "its last samples"):
@@ -60,7 +63,7 @@ class OpenRows:
 
 
 def rollout_columns(completed: Sequence[Completion], engine: int) -> dict[str, Column]:
-    """What rollout writes of samples that this engine finished."""
+    """Columns that rollout writes of samples that this engine finished."""
     return {
         "response": Ragged.from_rows([c.tokens for c in completed]),
         "log_probs": Ragged.from_rows([c.log_probs for c in completed]),

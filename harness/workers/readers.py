@@ -20,17 +20,19 @@ the next `groups` groups that are trained (see schedules/protocol.py)."""
 
 
 FOR_ROWS = timedelta(days=365)
-"""Within a group that waits for rows: as long as they take to come. A rank that dies ends its connections."""
+"""Limit within a group that waits for rows: as long as they take to come. A rank that dies ends its connections."""
 
 
 class MicroBatchReader(Protocol):
+    """Reads what a rank trains on."""
+
     def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
-        """This rank's part of what is trained in `iteration`, micro-batch by micro-batch, each waited for."""
+        """Read this rank's part of what is trained in `iteration`, micro-batch by micro-batch, each waited for."""
 
 
 class FifoReader:
-    """As admitted: partition `train_<i>` in group order, split between the ranks in micro-batches of `rows` samples.
-    task: of the queue, whose rows these are."""
+    """Reads as admitted: partition `train_<i>` in group order, split between the ranks in micro-batches of `rows`
+    samples. task: of the queue, whose rows these are."""
 
     def __init__(self, queue: TransferQueue, *, rank: int, rows: int, task: str = "actor") -> None:
         self.queue, self.rank, self.rows, self.task = queue, rank, rows, task
@@ -53,7 +55,7 @@ class FifoReader:
 
 
 class CompletionReader:
-    """Whatever is complete, until `batch` groups are taken: one to `rows` samples at a time, in whole groups.
+    """Reads whatever is complete, until `batch` groups are taken: one to `rows` samples at a time, in whole groups.
 
     For a training world of one rank: with more, ranks would not agree on what is left of the batch.
     """
@@ -64,7 +66,7 @@ class CompletionReader:
         self._part = batch // mini_batches * group_size
 
     async def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
-        """As far as `first` leaves room. The queue counts rows where schedules count groups."""
+        """Read as far as `first` leaves room. The queue counts rows where schedules count groups."""
         n = self.group_size
         left, taken = self.batch * n, 0
         while left:
@@ -85,8 +87,8 @@ class CompletionReader:
 
 
 class TensorParallelReader:
-    """For ranks that share layers, and so train on the same micro-batches: the first one of `group` has a `reader` and
-    broadcasts what it reads; the others have None."""
+    """Reads for ranks that share layers, and so train on the same micro-batches: the first one of `group` has a
+    `reader` and broadcasts what it reads; the others have None."""
 
     def __init__(self, reader: MicroBatchReader | None, group: dist.ProcessGroup) -> None:
         self._reader, self._group = reader, group
@@ -114,7 +116,7 @@ class RankQueue:
         self._first = group is None or dist.get_rank(group) == 0
 
     async def get_batch(self, request: GetRequest) -> Batch | None:
-        """As the queue says; the others wait for the first rank as long as it lives."""
+        """Take rows; the other ranks wait for the first one as long as it lives."""
         batch = self._queue.get_batch(replace(request, rank=self._rank)) if self._first else None
         if self._group is not None:
             return await _shared(batch, self._group)
@@ -123,16 +125,17 @@ class RankQueue:
 
     @with_get_options
     async def get(self, request: GetRequest) -> Batch | None:
+        """Take as `get_batch`."""
         return await self.get_batch(request)
 
     async def put(self, partition: str, rows: Iterable[int], columns: Mapping[str, Column]) -> None:
-        """As the queue says; of ranks that share layers, which computed the same, the first one does it."""
+        """Write; of ranks that share layers, which computed the same, the first one does it."""
         if self._first:
             await self._queue.put(partition, rows, columns)
 
 
 async def _shared(batch: Awaitable[Batch | None] | None, group: dist.ProcessGroup) -> Batch | None:
-    """On every rank of `group` what the first one waits for; the others have None."""
+    """The batch that the first rank of `group` waits for, on every rank; the others give None."""
     shared = [None if batch is None else await batch]
     await asyncio.to_thread(dist.broadcast_object_list, shared, group=group, group_src=0)
     return shared[0]

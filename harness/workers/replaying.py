@@ -1,5 +1,5 @@
-"""What a worker needs to do again what was recorded of a run (docs/replay.md): which samples an engine begins and by
-which versions it samples their tokens, and in which micro-batches groups are trained."""
+"""Workers that do again what was recorded of a run (docs/replay.md): which samples an engine begins and by which
+versions it samples their tokens, and in which micro-batches groups are trained."""
 
 from __future__ import annotations
 
@@ -25,8 +25,8 @@ Runs = Sequence[tuple[int, int]]
 
 @dataclass(frozen=True)
 class RecordedRollout:
-    """Of one engine. groups: that were trained, in the order in which it began them; runs: of each of their samples;
-    dropped: groups that were not trained, ascending, which any version may sample."""
+    """The recording of one engine. groups: that were trained, in the order in which it began them; runs: of each of
+    their samples; dropped: groups that were not trained, ascending, which any version may sample."""
 
     groups: Sequence[int]
     runs: Mapping[int, Runs]
@@ -98,7 +98,7 @@ class ReplayedEngine(WrappedEngine):
         self._begin_due()
 
     def _begin_due(self) -> None:
-        """What waits for the version that is there."""
+        """Begin what waits for the version that is there."""
         due = [sample for sample in self._held if self._runs[sample][0][0] <= self.version]
         for request in [self._held.pop(sample) for sample in due]:
             version, tokens = self._runs[request.sample_id][0]
@@ -111,7 +111,7 @@ class ReplayedEngine(WrappedEngine):
             self.engine.submit([self._limited(request, tokens)])
 
     def _limited(self, request: Request, tokens: int) -> Request:
-        """To the end of its stretch; the last one ends as the engine finds."""
+        """The request to the end of its stretch; the last one ends as the engine finds."""
         if len(self._runs[request.sample_id]) == 1:
             return request
         before = 0 if request.partial is None else self._tokens_of(request.partial)
@@ -142,11 +142,12 @@ class ReplayedEngine(WrappedEngine):
 
 
 def rows_of(group: int, group_size: int) -> tuple[int, ...]:
+    """Rows of a group."""
     return tuple(range(group * group_size, (group + 1) * group_size))
 
 
 def admitted(group: int, batch: Batch | None) -> Batch:
-    """What the queue gave of this group. Raises ConfigError where it will never have it."""
+    """The batch that the queue gave of this group. Raises ConfigError where it will never have it."""
     if batch is None:
         raise ConfigError(f"replay: group {group} of the recorded run was never admitted; it is of another job")
     return batch

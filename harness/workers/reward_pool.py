@@ -28,7 +28,7 @@ from harness.tasks.task import SimulatedTask
 from harness.workers.reward_scorers import HostScorer, RewardScorer, Scored, one_line
 
 PROCESSES = 2
-"""That score, where the settings leave it open and the reward may take its time."""
+"""Processes that score, where the settings leave it open and the reward may take its time."""
 PR_SET_PDEATHSIG = 1
 START_TIMEOUT_S = 120.0
 """Longest start of a process: it imports what the reward imports."""
@@ -61,7 +61,7 @@ def default_processes(chosen: TaskConfig) -> int:
 
 @dataclass(frozen=True)
 class RewardLimits:
-    """Of each sample in seconds, of each process in bytes of address space."""
+    """Limits of each sample in seconds, of each process in bytes of address space."""
 
     timeout_s: float
     memory_bytes: int
@@ -88,7 +88,7 @@ class RewardPool:
             self._idle.put_nowait(process)
 
     async def scores(self, samples: Sequence[Sample]) -> list[Scored]:
-        """In the order of the samples. Raises RuntimeError where a process cannot start."""
+        """Scores in the order of the samples. Raises RuntimeError where a process cannot start."""
         async with asyncio.TaskGroup() as group:
             asked = [group.create_task(self._score(sample)) for sample in samples]
         return [one.result() for one in asked]
@@ -177,7 +177,7 @@ class _Process:
         return f"by {signal.Signals(-code).name}" if code < 0 else f"with exit code {code}"
 
     def kill(self) -> None:
-        """With all that it started, as far as that stayed in its group."""
+        """Kill it with all that it started, as far as that stayed in its group."""
         self._connection.close()
         assert self._process.pid is not None
         with suppress(ProcessLookupError):  # it has not made its group yet, or all of it has ended
@@ -187,7 +187,8 @@ class _Process:
 
 
 def _work(connection: Connection, make_task: Callable[[], Task], memory_bytes: int) -> None:
-    """Until the pool closes the connection. Says None once it can score, then a score, or why not, for each sample."""
+    """Score until the pool closes the connection. Says None once it can score, then a score, or why not, for each
+    sample."""
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's, which closes the pool
     os.setpgid(0, 0)
     end_with_parent()

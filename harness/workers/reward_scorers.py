@@ -1,4 +1,4 @@
-"""Who scores samples: this process, or a pool of others that a reward may hang, crash or fill up."""
+"""Scorers of samples: this process, or a pool of others that a reward may hang, crash or fill up."""
 
 from __future__ import annotations
 
@@ -22,8 +22,10 @@ class Scored:
 
 
 class RewardScorer(Protocol):
+    """Scores samples."""
+
     async def scores(self, samples: Sequence[Sample]) -> list[Scored]:
-        """In the order of the samples, one for each."""
+        """Scores in the order of the samples, one for each."""
 
     def close(self) -> None:
         """Ends what was started."""
@@ -60,7 +62,7 @@ class HostScorer:
 
 
 def one_line(error: BaseException) -> str:
-    """What was raised, and where."""
+    """A line on what was raised, and where."""
     frames = traceback.extract_tb(error.__traceback__)
     where = f" ({frames[-1].filename}:{frames[-1].lineno})" if frames else ""
     try:
@@ -77,6 +79,7 @@ class FailureLog:
         self._reward, self._left = reward, most
 
     def note(self, samples: Sequence[Sample], scored: Sequence[Scored]) -> None:
+        """Log the failures among these, as long as there are few."""
         for sample, one in zip(samples, scored, strict=True):
             if one.failure is None or not self._left:
                 continue

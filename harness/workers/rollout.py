@@ -27,7 +27,7 @@ from harness.workers.turns import NO_TURNS, Turns
 
 @dataclass(frozen=True)
 class Ports:
-    """What a rollout role works with besides its engine. turns: on its device, which it holds while it has samples, or
+    """Surroundings of a rollout role besides its engine. turns: on its device, which it holds while it has samples, or
     from waking to sleeping, and while it loads weights; episodes: of samples that play with an environment."""
 
     queue: TransferQueue
@@ -39,7 +39,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """What a rollout role is told; a field for each setting, so there are eleven.
+    """Settings of a rollout role; a field for each, so there are eleven.
 
     index: of its engine; numbering: of groups in the queue; greedy: how the first sample of each group is drawn, None:
     as the others; sample_limit_s: after which a sample ends where it is, None: it takes as long as it likes.
@@ -179,7 +179,7 @@ class RolloutRole(EngineWorker):
         return self._on_device.spans.take()
 
     async def waiting(self) -> list[str]:
-        """What this worker's loops wait for, a line each."""
+        """Lines on what this worker's loops wait for."""
         return self.waits.lines()
 
     async def progress(self) -> int:
@@ -188,7 +188,7 @@ class RolloutRole(EngineWorker):
 
     @open_ended
     async def hold(self) -> None:
-        """For an evaluation: stop, whatever it does, until `let_go`. The engine has to be a `HeldEngine`."""
+        """Stop for an evaluation, whatever it does, until `let_go`. The engine has to be a `HeldEngine`."""
         assert isinstance(self.engine, HeldEngine)
         with self.waits("hold", "the engine to stop"):
             await self.engine.hold()
@@ -196,7 +196,7 @@ class RolloutRole(EngineWorker):
 
     @open_ended
     async def evaluate(self, requests: list[Request], answers: list[str]) -> list[Completion]:
-        """Of a role that is held: other samples, under the weights that its engine has; they go to no queue. answers:
+        """Generate other samples while it is held, under the weights that its engine has; they go to no queue. answers:
         of their problems, which an environment reads."""
         assert isinstance(self.engine, HeldEngine)
         follow = None

@@ -1,4 +1,4 @@
-"""Which groups an engine takes from the queue, and in which order."""
+"""The groups that an engine takes from the queue, and their order."""
 
 from __future__ import annotations
 
@@ -108,7 +108,7 @@ class Feed:
             await self._take_in(batch)
 
     async def take_group(self, group: int) -> None:
-        """This group. Raises ConfigError where it does not come."""
+        """Take this group. Raises ConfigError where it does not come."""
         batch = await self._next(None, self.group_size, rows_of(group, self.group_size))
         await self._take_in(admitted(group, batch))
 
@@ -118,7 +118,7 @@ class Feed:
         self._taking_in -= 1
 
     async def _next(self, partition: str | None, at_once: int, only: tuple[int, ...] | None = None) -> Batch | None:
-        """As many groups as there are slots for; None if the queue has no more. only: these rows."""
+        """Groups, as many as there are slots for; None if the queue has no more. only: these rows."""
         n = self.group_size
         while (free := self._flow.free(self._most)) < n:
             self._flow.room.clear()

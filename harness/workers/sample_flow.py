@@ -22,7 +22,7 @@ _SAME_TIME_S = 1e-9
 
 
 class SampleLimit:
-    """Which samples of one engine have taken too long, from when it gets each until it is done, its turns included.
+    """A limit on how long samples of one engine take, from when it gets each until it is done, its turns included.
     seconds: on the run's clock that each may take."""
 
     def __init__(self, seconds: float, clock: Clock) -> None:
@@ -31,11 +31,12 @@ class SampleLimit:
         self._begun = asyncio.Event()
 
     def begin(self, samples: Iterable[int]) -> None:
-        """They begin now, or begin again."""
+        """Note that samples begin now, or begin again."""
         self._due |= dict.fromkeys(samples, self._clock.now() + self._seconds)
         self._begun.set()
 
     def end(self, sample: int) -> None:
+        """Forget a sample that has ended."""
         self._due.pop(sample, None)
 
     async def overdue(self) -> list[int]:
@@ -90,7 +91,7 @@ class SampleFlow:
         self.going.set()
 
     def start(self, loops: asyncio.TaskGroup) -> list[asyncio.Task[None]]:
-        """Its loops, which go on until they are cancelled."""
+        """Start its loops, which go on until they are cancelled."""
         parts = {"drain": self._drain(loops), "write": self.rows.write(), "limit": self._end_stragglers()}
         return [loops.create_task(loop, name=f"{self._waits.owner}.{name}") for name, loop in parts.items()]
 
@@ -157,7 +158,7 @@ class SampleFlow:
             self._ended.set()
 
     def _complete(self, samples: Sequence[Completion]) -> None:
-        """They are done, and go to the queue."""
+        """Hand samples that are done over to the queue."""
         self.rows.finish(samples)
         if self._limit is not None:
             for sample in samples:
@@ -205,8 +206,8 @@ class Pause:
         self._flow, self._on_device, self._waits = flow, flow.on_device, waits
 
     async def stop(self, mode: PauseMode) -> None:
-        """Between two tokens (keep: running samples stay; abort: they begin again with `go_on`), or once the running
-        ones are done (wait), to the last of their turns."""
+        """Stop between two tokens (keep: running samples stay; abort: they begin again with `go_on`), or once the
+        running ones are done (wait), to the last of their turns."""
         flow, engine = self._flow, self._flow.engine
         with self._waits("pause", "running samples to end" if mode == "wait" else "the engine to stop"):
             if mode == "wait":

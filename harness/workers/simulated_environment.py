@@ -51,11 +51,11 @@ class SimulatedEnvironment:
         return Step(f"<{tokens} tokens>", done=False, latency_s=drawn_latency(self.latency, state.random))
 
     async def close(self, state: SimulatedEpisode) -> None:
-        """It holds nothing."""
+        """Do nothing: it holds nothing."""
 
 
 def simulated_environment(cost: CostConfig) -> SimulatedEnvironment | None:
-    """What the costs say of turns; None where samples have one."""
+    """The environment that the costs describe; None where samples have one turn."""
     if cost.turns is None:
         return None
     return SimulatedEnvironment(cost.turns, cost.observation_tokens, cost.tool_latency)

@@ -198,7 +198,8 @@ class AdvantageStage(Stage):
         self._coefficients: dict[int, float] = {}  # of the KL, before each batch that a checkpoint may begin with
 
     async def kl_coefficient(self, iteration: int) -> float:
-        """With which this batch was made, or will be: all before it are. Forgets those of older batches."""
+        """The coefficient by which this batch was made, or will be: all before it are. Forgets those of older
+        batches."""
         assert self.reward_kl is not None, "asked where it goes from batch to batch"
         self._coefficients = {of: value for of, value in self._coefficients.items() if of >= iteration}
         return self._coefficients.get(iteration, self.reward_kl.coefficient)
@@ -240,7 +241,7 @@ class AdvantageStage(Stage):
 
 
 def _tokens(batch: Batch) -> torch.Tensor:
-    """Of each response, an environment's too, int64 [k]."""
+    """Tokens of each response, an environment's too, int64 [k]."""
     return torch.from_numpy(batch.ragged("loss_mask").lengths)
 
 
@@ -254,7 +255,7 @@ def _by_token(
 
 
 def columns_compared(algorithm: AlgorithmConfig) -> tuple[str, ...]:
-    """Of the queue those that advantages are made of, besides rewards."""
+    """Columns of the queue that advantages are made of, besides rewards."""
     by_token = token_advantages_of(algorithm)
     of_tokens = () if by_token is None else (by_token.made_of,)
     if algorithm.has_reward_kl:
@@ -297,7 +298,7 @@ class OldLogProbStage(Stage, ReceivingWorker):
             return {**scores, "old_version": np.full(len(batch.rows), self.version, np.int32)}
 
     async def _load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Span]:
-        """Between two micro-batches, never inside one."""
+        """Load weights between two micro-batches, never inside one."""
         with self.waits("load", f"the weights of version {version}"):
             async with self.turns.turn(f"{self.waits.owner}.load"), self._engine_is_free:
                 start = self.clock.now()
@@ -336,7 +337,7 @@ async def _old_scores(engine: Scorer, batch: Batch, gradient_squares: bool) -> d
 
 
 def samples_of(task: Task, batch: Batch) -> list[Sample]:
-    """What rewards read, of rows that have rollout's columns."""
+    """Samples for rewards, of rows that have rollout's columns."""
     prompts, responses = (column.rows() for column in prompts_and_responses(batch))
     masks, answers = batch.ragged("loss_mask").rows(), texts_of(batch.ragged("answer"))
     of_rows = (batch.dense(name).tolist() for name in ("finish_reason", "turns", "environment_reward"))

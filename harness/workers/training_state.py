@@ -1,4 +1,4 @@
-"""What a rank of a training world remembers, on its way to the disk and back: the actor's and the critic's."""
+"""The state of a rank of a training world on its way to the disk and back: the actor's and the critic's."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from harness.weight_sync.saving import save_weights
 
 
 class RememberingRole:
-    """Of a role with an engine that learns. version: of its parameters."""
+    """The base of a role with an engine that learns. version: of its parameters."""
 
     engine: Any  # that `Remembers`
     clock: Clock
@@ -21,11 +21,11 @@ class RememberingRole:
     _state: WrittenState | None = None
 
     async def copy_state(self) -> None:
-        """Of what training remembers, to be written next. Called between two batches."""
+        """Copy what training remembers, to be written next. Called between two batches."""
         self._state = await self.engine.state()
 
     async def write_state(self, folder: str) -> dict[str, tuple[int, str]]:
-        """What was copied, into a folder that is there; training goes on meanwhile. By file, bytes and SHA-256."""
+        """Write what was copied into a folder that is there; training goes on meanwhile. By file, bytes and SHA-256."""
         assert self._state is not None, "copy_state comes first"
         state, self._state = self._state, None
         if not isinstance(self.clock, RealClock):

@@ -1,4 +1,4 @@
-"""Who computes on a device when.
+"""The order in which roles compute on a device.
 
 Whatever a role computes on a device it computes in its turn. Roles of one device go first come, first served. What is a
 collective of several ranks (a training micro-batch, a step, scores by sharded parameters, weights being gathered) must
@@ -18,6 +18,8 @@ from typing import Protocol
 
 
 class Turns(Protocol):
+    """Turns on a device."""
+
     def turn(self, who: str) -> AbstractAsyncContextManager[None]:
         """Wait until the device is free for `who` (a role's loop, such as "actor[0].train"), and keep it meanwhile.
         Not to be asked for inside of a turn."""
@@ -27,7 +29,7 @@ class Turns(Protocol):
 
 
 class NoTurns:
-    """For roles that compute on no device, or have one to themselves: they never wait."""
+    """Turns of roles that compute on no device, or have one to themselves: they never wait."""
 
     def turn(self, who: str) -> AbstractAsyncContextManager[None]:
         return nullcontext()
@@ -50,7 +52,7 @@ class DeviceTurns:
 
     @property
     def holder(self) -> str | None:
-        """Who computes now."""
+        """The loop that computes now."""
         return self._holder
 
     @asynccontextmanager
@@ -85,8 +87,8 @@ class DeviceTurns:
 
 
 class SeveralDevices:
-    """For a worker that computes on several devices at once: the turns of all, taken in ascending order of the devices,
-    so that no two workers wait for each other."""
+    """Turns of a worker that computes on several devices at once: the turns of all, taken in ascending order of the
+    devices, so that no two workers wait for each other."""
 
     def __init__(self, devices: Sequence[Turns]) -> None:
         self.devices = devices
@@ -112,6 +114,7 @@ class HeldTurn:
 
     @property
     def held(self) -> bool:
+        """Whether it has the turn."""
         return self._turn is not None
 
     async def take(self) -> None:
@@ -122,6 +125,7 @@ class HeldTurn:
                 self._turn = turn
 
     async def give_back(self) -> None:
+        """Give the turn back, if it has it."""
         turn, self._turn = self._turn, None
         if turn is not None:
             await turn.__aexit__(None, None, None)
@@ -160,8 +164,8 @@ class PlacedTurns:
 
 
 class EngineTurns:
-    """Of an engine beside a training rank: what it generates is its own affair, but loading gathers the weights from
-    all ranks, and so is a collective of theirs."""
+    """Turns of an engine beside a training rank: what it generates is its own affair, but loading gathers the weights
+    from all ranks, and so is a collective of theirs."""
 
     def __init__(self, device: Turns, world: Turns) -> None:
         self._device, self._world = device, world
@@ -174,21 +178,26 @@ class EngineTurns:
 
 
 class Store(Protocol):
-    """What is used of a `torch.distributed.Store`. None of these calls waits."""
+    """The part of a `torch.distributed.Store` that is used. None of these calls waits."""
 
-    def add(self, key: str, amount: int, /) -> int: ...
+    def add(self, key: str, amount: int, /) -> int:
+        """Add to a number, and return the sum."""
 
-    def set(self, key: str, value: str, /) -> None: ...
+    def set(self, key: str, value: str, /) -> None:
+        """Write a value."""
 
-    def get(self, key: str, /) -> bytes: ...
+    def get(self, key: str, /) -> bytes:
+        """Read a value that is there."""
 
-    def check(self, keys: list[str], /) -> bool: ...
+    def check(self, keys: list[str], /) -> bool:
+        """Whether all keys are there."""
 
-    def delete_key(self, key: str, /) -> bool: ...
+    def delete_key(self, key: str, /) -> bool:
+        """Delete a key; whether it was there."""
 
 
 def world_turns(store: Store, *, rank: int, ranks: int, device: Turns, limit_s: float | None) -> Turns:
-    """For the collectives of a world; those of one rank only need their device."""
+    """Turns for the collectives of a world; those of one rank only need their device."""
     return device if ranks == 1 else WorldTurns(store, rank=rank, ranks=ranks, device=device, limit_s=limit_s)
 
 
@@ -243,7 +252,7 @@ class WorldTurns:
                 self._gave_up.add(_loop(who))
 
     def _ask(self, who: str) -> _Asked:
-        """Whoever is the last to ask gives the turn its number."""
+        """Ask for a turn; whoever is the last to ask gives it its number."""
         loop = _loop(who)
         if any(not asked.over.is_set() for asked in self._asked[loop]) or self._current_loop() == loop:
             raise RuntimeError(f"{who} asks for a second turn before its first is over")
@@ -293,7 +302,7 @@ class WorldTurns:
             self._asked.clear()
 
     async def _next_loop(self) -> str:
-        """Whose turn is next, polled: often at first, as ranks mostly come at about the same time."""
+        """The loop whose turn is next, polled: often at first, as ranks mostly come at about the same time."""
         key, spins, pause = _turn(self._number), _SPINS, _FIRST_S
         while not self._store.check([key]):
             if self._news.is_set():
@@ -308,7 +317,7 @@ class WorldTurns:
         return self._store.get(key).decode()
 
     async def _rest(self, seconds: float) -> None:
-        """Or until someone here asks for a turn."""
+        """Wait, at most until someone here asks for a turn."""
         with suppress(TimeoutError):
             async with asyncio.timeout(seconds):
                 await self._news.wait()
@@ -326,7 +335,7 @@ class WorldTurns:
         return f"{asked.who} waits for its turn {asked.count} in the training world of {self._ranks}{current}"
 
     def _missing(self, asked: _Asked) -> str:
-        """Which ranks have not asked for it."""
+        """Words for the ranks that have not asked for it."""
         wished = self._store.add(_wish(_loop(asked.who), asked.count), 0)
         if self._ranks > _NAMED:
             return f"; {wished} of {self._ranks} ranks have asked for it"
