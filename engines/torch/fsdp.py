@@ -43,7 +43,7 @@ from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import Scorer, TrainBatch, ValueBatch
 from harness.rl.aggregation import divisor, token_weights
 from harness.rl.diagnostics import add_diagnostics, diagnostics
-from harness.rl.kl import KL
+from harness.rl.kl import estimator_of
 from harness.rl.learning_rate import learning_rate, peak_rate
 from harness.rl.losses import policy_loss, token_gradients, unbounded_weights
 from harness.rl.losses.proximal import log_linear
@@ -233,6 +233,7 @@ class FSDPEngine(TrainedModel[TokenScorer, TrainBatch]):
         group: dist.ProcessGroup | None,
     ) -> TokenScorer:
         self._policy_loss, self._rejection = policy_loss(algorithm), rejection_of(algorithm)
+        self._kl = estimator_of(algorithm.kl)
         return TokenScorer(model, algorithm.temperature, training.layout, group)
 
     def _accumulate(self, batch: TrainBatch) -> dict[str, float]:
@@ -254,7 +255,7 @@ class FSDPEngine(TrainedModel[TokenScorer, TrainBatch]):
         gradients = token_gradients(losses, log_probs)
         reference = None if batch.ref_log_probs is None else self._there(batch.ref_log_probs.values)
         if algorithm.has_loss_kl and reference is not None:
-            losses = losses + algorithm.kl_coef * KL[algorithm.kl](log_probs, reference, kept)
+            losses = losses + algorithm.kl_coef * self._kl(log_probs, reference, kept)
         if algorithm.entropy_coef > 0:
             losses = losses - algorithm.entropy_coef * entropies.masked_fill(~kept, 0.0)
         self._back_propagate(losses, kept, rows)

@@ -18,11 +18,10 @@ from harness.config import ConfigError, JobConfig
 from harness.config.compose import cell_name, compose_job, make_schedule, names_of, plain
 from harness.config.job import flatten
 from harness.config.machine import Machine
-from harness.config.plugins import is_path
+from harness.config.registries import SCHEDULES, check_name
 from harness.metrics.run_files import run_directory
 from harness.planner.automatic import plan_split
 from harness.planner.plan import as_argument
-from schedules import SCHEDULES
 
 _NO_AXIS = {
     "seeds": "which seeds to run is SEEDS=5, or seeds=[3,4]",
@@ -105,8 +104,7 @@ def schedule_cells(schedules: str, settings: Sequence[str]) -> list[CellRequest]
     """A cell per schedule. schedules: `all`, or names with commas between them."""
     names = list(SCHEDULES) if schedules == "all" else [name.strip() for name in schedules.split(",")]
     for name in names:
-        if name not in SCHEDULES and not is_path(name):
-            raise ConfigError(f"schedules={name} is unknown; choose `all`, or some of {','.join(SCHEDULES)}")
+        check_name("schedule", name, "schedules")
     if len(set(names)) < len(names):
         raise ConfigError(f"schedules={schedules} names one of them twice; name each once")
     return [CellRequest(name, (f"schedule={name}", *settings)) for name in names]

@@ -8,8 +8,8 @@ from pathlib import Path
 
 from harness.config import ConfigError
 from harness.config.compose import EXPERIMENTS, names_of, read_settings
-from harness.config.job import CORRECTIONS
 from harness.config.plugins import is_path
+from harness.config.registries import CORRECTIONS
 
 BUNDLES = EXPERIMENTS / "corrections.yaml"
 _CORRECTION = "algorithm.correction"

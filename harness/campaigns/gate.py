@@ -19,10 +19,10 @@ from rich.console import Console
 from engines import EMBEDDED
 from harness.campaigns.cells import CellRequest, ResolvedCell, resolve_cell
 from harness.campaigns.execution import RunOutcomes, Runs, StartRun, run_cells
+from harness.checks.plugins import looks_at_whole_batches
 from harness.comparison.equivalence import GATE, GATE_RUNS, Gate, Pair, as_json, differences, read_gate
 from harness.config import AlgorithmConfig
 from harness.config.compose import compose_job, plugins_of
-from harness.config.job import WHOLE_BATCH
 from harness.config.machine import Machine
 from harness.metrics.atomic_files import write_text
 from harness.metrics.run_files import load_samples
@@ -56,7 +56,7 @@ def _batch(algorithm: AlgorithmConfig | None) -> tuple[str, ...]:
     """A small batch: in two micro-batches, or four groups a mini-batch; those that score for the loss alone."""
     parts = 1 if algorithm is None else algorithm.mini_batches
     groups = 4 * max(2, parts)
-    whole = algorithm is not None and algorithm.correction in WHOLE_BATCH
+    whole = algorithm is not None and looks_at_whole_batches(algorithm)
     recompute = algorithm is not None and algorithm.learns_from_actor_fwd
     return (
         f"algorithm.batch_groups={groups}",

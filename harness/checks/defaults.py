@@ -13,9 +13,9 @@ from typing import Any
 from harness.checks.job import WEIGHTS_ALONE, JobPlan, lengths_of, only_simulated, plan_elsewhere, without_hub
 from harness.checks.layout import check_layout, device_roles, training_ranks
 from harness.checks.machine import real_setting
+from harness.checks.plugins import looks_at_whole_batches
 from harness.config import ConfigError, JobConfig
 from harness.config.changes import as_arguments, changed
-from harness.config.job import WHOLE_BATCH
 from harness.config.machine import Machine
 from harness.config.placement import Placement, resolve_split
 from harness.cost_model.memory_plan import Lengths, MemoryPlan, plan_memory
@@ -193,7 +193,7 @@ def _micro_batches(config: JobConfig, given: Collection[str]) -> int:
     part = algorithm.mini_batch_groups
     if algorithm.batch_groups % algorithm.mini_batches:
         return algorithm.micro_batch_groups
-    if algorithm.correction in WHOLE_BATCH and ranks == 1:
+    if looks_at_whole_batches(algorithm) and ranks == 1:
         return part
     own = range(algorithm.micro_batch_groups, 0, -1)
     return next((groups for groups in own if part % (groups * ranks) == 0), algorithm.micro_batch_groups)

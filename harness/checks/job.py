@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
-from engines import ENGINES
 from harness.checks.earlier_run import check_begin_with, check_replay
 from harness.checks.layout import check_batch, check_layout, device_roles
 from harness.checks.machine import (
@@ -37,11 +36,11 @@ from harness.config.model_folder import (
     require_shape,
 )
 from harness.config.placement import Placement, resolve_split
-from harness.config.plugins import is_path
+from harness.config.registries import ENGINES
 from harness.cost_model.engine_share import EngineShare
 from harness.cost_model.job_cost import check_memory
 from harness.cost_model.memory_plan import Lengths
-from harness.tasks import TASKS, Task, make_task, max_tokens
+from harness.tasks import Task, make_task, max_tokens
 from schedules import Schedule
 
 
@@ -99,7 +98,7 @@ def without_hub(config: JobConfig) -> JobConfig:
 
 
 def _check_itself(config: JobConfig, schedule: Schedule) -> tuple[Placement, list[Communicator]]:
-    _check_names(config)
+    _check_scoring(config)
     engine_options(config)
     check_plugins(config, schedule)
     _check_greedy_baseline(config)
@@ -173,13 +172,7 @@ def _check_pools(schedule: Schedule, placement: Placement) -> None:
         )
 
 
-def _check_names(config: JobConfig) -> None:
-    for setting, value, known in (
-        ("engine.name", config.engine.name, ENGINES),
-        ("task.name", config.task.name, TASKS),
-    ):
-        if value not in known and not is_path(value):
-            raise ConfigError(f"{setting}={value} is unknown; choose one of {', '.join(known)}")
+def _check_scoring(config: JobConfig) -> None:
     if config.algorithm.train_on_old_log_probs and not config.algorithm.recompute_log_probs:
         raise ConfigError(
             "algorithm.correction=decoupled needs the actor_fwd role, which scores samples under the proximal policy; "

@@ -5,9 +5,9 @@ from __future__ import annotations
 
 import math
 
+from harness.checks.plugins import looks_at_whole_batches
 from harness.config import ConfigError, JobConfig
 from harness.config.fields import MOST_DEVICES
-from harness.config.job import WHOLE_BATCH
 from harness.config.placement import DEVICE_ROLES, Placement, devices_of
 from schedules import Schedule
 
@@ -118,7 +118,7 @@ def check_batch(config: JobConfig, schedule: Schedule, placement: Placement) -> 
             f"algorithm.mini_batches={algorithm.mini_batches} does not cut algorithm.batch_groups="
             f"{algorithm.batch_groups} into equal parts of whole groups; set it to one of {', '.join(map(str, fits))}"
         )
-    if algorithm.correction in WHOLE_BATCH:
+    if looks_at_whole_batches(algorithm):
         _check_whole_batch(config, schedule, world)
     _check_micro_batches(config, world, "training")
     if algorithm.has_critic:

@@ -5,12 +5,13 @@ from __future__ import annotations
 
 import sys
 from importlib import import_module
+from importlib.util import find_spec
 from inspect import isfunction
 from typing import Any
 
-from engines import ENGINES, OPTIONS
 from harness.config import AlgorithmConfig, ConfigError, JobConfig
 from harness.config.plugins import is_path, load, make
+from harness.config.registries import ENGINES, find
 from harness.cost_model.engine_share import EngineShare
 from harness.protocols import RolloutEngine
 from harness.tasks import make_buffer, make_task
@@ -21,7 +22,7 @@ from schedules import Schedule
 
 def engine_class(name: str) -> Any:
     """The class of a `harness.protocols.RolloutEngine`; loads the engine's packages."""
-    return load(ENGINES.get(name, name), "engine")
+    return find("engine", name)
 
 
 def engine_options(config: JobConfig) -> Any | None:
@@ -58,10 +59,12 @@ def check_environment(config: JobConfig) -> None:
 
 
 def _described(name: str) -> Any:
-    """The module or class with the engine's `Options` and `check_environment`; the module loads nothing."""
+    """The engine's class or, of one that is built in, the module `options` beside it, which loads nothing: what has its
+    `Options` and `check_environment`. None where there is none."""
     if is_path(name):
         return engine_class(name)
-    return import_module(OPTIONS[name]) if name in OPTIONS else None
+    package = ENGINES.get(name, "").partition(":")[0].rpartition(".")[0]
+    return import_module(f"{package}.options") if package and find_spec(f"{package}.options") else None
 
 
 def check_plugins(config: JobConfig, schedule: Schedule) -> None:
@@ -146,3 +149,10 @@ def _check_kl(algorithm: AlgorithmConfig) -> None:
             f"algorithm.kl_target={algorithm.kl_target} is followed by the coefficient of a KL in the reward, and "
             "there is none; set algorithm.kl_in=reward and algorithm.kl_coef above 0, such as 0.05"
         )
+
+
+def looks_at_whole_batches(algorithm: AlgorithmConfig) -> bool:
+    """Whether the loss needs all tokens of a batch at once. The default one does not, for which nothing is loaded."""
+    if algorithm.correction == AlgorithmConfig.correction:
+        return False
+    return bool(getattr(find("algorithm.correction", algorithm.correction), "whole_batch", False))

@@ -14,14 +14,12 @@ from harness.cli.arguments import comparison_arguments, is_asked_for
 from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.correction_matrix import matrix_of, write_matrix
 from harness.comparison.experiment import common_seeds, comparison_of, read_campaign
-from harness.config import ConfigError
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
-from harness.config.plugins import is_path
+from harness.config.registries import check_name
 from harness.report.correction_matrix import draw_matrix
 from harness.report.page.document import print_written
 from harness.runtime.runtime import machine_of_runs
-from schedules import SCHEDULES
 
 _SCHEDULES = "fully_async,half_step,one_step_off"
 _STALENESS = "0,1,2,4"
@@ -96,6 +94,5 @@ def _eta(row: CellRequest, settings: Sequence[str]) -> float:
 def _schedules(listed: str) -> list[str]:
     names = [part.strip() for part in listed.split(",")]
     for name in names:
-        if name not in SCHEDULES and not is_path(name):
-            raise ConfigError(f"schedules={name} is unknown; choose some of {','.join(SCHEDULES)}")
+        check_name("schedule", name, "schedules")
     return list(dict.fromkeys(names))

@@ -22,8 +22,9 @@ from harness.config import ConfigError, JobConfig, ModelConfig, job_config
 from harness.config.files import read_yaml
 from harness.config.job import COMMON_TO_TASKS
 from harness.config.model_folder import is_source, looks_like_source, model_settings
-from harness.config.plugins import Plugin, as_file_name, defaults, is_path, load, lookup, make, plugin
-from schedules import SCHEDULES, Schedule, Transport
+from harness.config.plugins import Plugin, as_file_name, defaults, is_path, load, make, plugin
+from harness.config.registries import find
+from schedules import Schedule, Transport
 
 _ROOT = Path(__file__).resolve().parents[2]  # a checkout, or where packages are installed: experiments/ comes along
 EXPERIMENTS = _ROOT / "experiments"
@@ -160,7 +161,7 @@ def _settings_of(group: str, path: str) -> dict[str, Any]:
 
 
 def _schedule_class(name: str) -> type[Schedule]:
-    found = lookup(SCHEDULES, name, "schedule")
+    found = find("schedule", name)
     if not (isinstance(found, type) and issubclass(found, Schedule)):
         raise ConfigError(f"schedule={name} is no schedule; make it a frozen dataclass that extends schedules.Schedule")
     if left_out := sorted(found.__abstractmethods__):
@@ -233,22 +234,13 @@ def cell_name(config: JobConfig) -> str:
 
 def plugins_of(config: JobConfig) -> list[Plugin]:
     """The code of the user's that a job uses. Raises ConfigError where one cannot be imported."""
-    named = {
-        "schedule": config.schedule.name,
-        "schedule.order": make_schedule(config).order,
-        "engine": config.engine.name,
-        "task": config.task.name,
-        "task.reward": config.task.reward or "",
-        "task.generate": config.task.generate or "",
-        "task.buffer": config.task.buffer or "",
-        "eval.function": config.eval.function or "",
-        "algorithm.filter": config.algorithm.filter,
-        "algorithm.correction": config.algorithm.correction,
-        "algorithm.advantage": config.algorithm.advantage,
-    }
-    several = [*named.items(), *(("algorithm.shaping", step) for step in config.algorithm.shaping)]
-    several += [("algorithm.rejection", measure) for measure in config.algorithm.rejection]
-    return [plugin(setting, path) for setting, path in several if is_path(path)]
+    others = (
+        ("schedule.order", make_schedule(config).order),
+        ("task.generate", config.task.generate or ""),
+        ("task.buffer", config.task.buffer or ""),
+        ("eval.function", config.eval.function or ""),
+    )
+    return [plugin(setting, path) for setting, path in (*config.named, *others) if is_path(path)]
 
 
 def cell_prefix(config: JobConfig) -> str:

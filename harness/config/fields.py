@@ -5,8 +5,7 @@ from __future__ import annotations
 import json
 from typing import Annotated, Any
 
-from pydantic import AfterValidator, BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
-from pydantic_core import PydanticCustomError
+from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
 STRICT = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
 
@@ -33,18 +32,6 @@ def _seeds(value: Any) -> int | tuple[int, ...]:
     if (value if isinstance(value, int) else len(listed)) > _MOST_SEEDS:
         raise ValueError(f"is more than anybody waits for; use at most {_MOST_SEEDS}")
     return value if isinstance(value, int) else tuple(listed)
-
-
-def one_of(*names: str) -> AfterValidator:
-    """Allows these names, and code of the user's by its import path (harness/config/plugins.py)."""
-
-    def check(value: str) -> str:
-        if value not in names and ":" not in value:
-            quoted = ", ".join(f"'{name}'" for name in names)
-            raise PydanticCustomError("literal_error", "", {"expected": f"{quoted} or `package.module:name`"})
-        return value
-
-    return AfterValidator(check)
 
 
 # Strict: neither `true` nor `1.0` is a number of anything.

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any, Literal, get_args
 
 from pydantic import Field, Strict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -31,8 +31,8 @@ from harness.config.fields import (
     Share,
     Switch,
     first_line,
-    one_of,
 )
+from harness.config.registries import check_name
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -133,18 +133,6 @@ COMMON_TO_TASKS = (
 """Settings of every task; what else stands beside them is an option of one."""
 
 
-CORRECTIONS = (
-    *("none", "clip", "dual_clip", "decoupled", "tis", "mis", "cispo", "gspo", "geo_mean", "sapo"),
-    *("dro", "dppo_tv", "dppo_kl", "opsm", "clip_cov", "kl_cov", "m2po", "tis_normalised"),
-)
-"""Policy losses that are built in."""
-WHOLE_BATCH = ("clip_cov", "kl_cov", "m2po", "tis_normalised")
-"""Those that need all tokens of a batch at once."""
-ADVANTAGES = (
-    *("group", "dr_grpo", "rloo", "opo", "best_of_k", "max_rl"),
-    *("reinforce_plus_plus", "reinforce_plus_plus_baseline", "gpg", "remax", "gae", "optimal_token_baseline"),
-)
-"""Ways to make advantages that are built in."""
 _GREEDY_BASELINE = "remax"
 
 
@@ -155,20 +143,14 @@ def trained_in_iteration(algorithm: Mapping[str, Any]) -> int:
     return trained
 
 
-SHAPING = ("overlong", "length", "scale", "clip")
-"""What can be done to rewards before they are compared, built in."""
-FILTERS = ("none", "zero_variance")
-"""Which groups are trained at all, built in."""
-AGGREGATIONS = (
-    *("token_mean", "token_sum", "sequence_mean_token_mean", "sequence_mean_token_sum"),
+Aggregation = Literal[
+    "token_mean",
+    "token_sum",
+    "sequence_mean_token_mean",
+    "sequence_mean_token_sum",
     "sequence_mean_token_sum_norm",
-)
-REJECTIONS = (
-    *("token_ratio", "token_k1", "token_k2", "token_k3", "sequence_ratio", "sequence_k1", "sequence_k2", "sequence_k3"),
-    *("geometric_ratio", "geometric_k1", "geometric_k2", "geometric_k3", "max_k2", "max_k3"),
-)
-"""Measures of how far a token, or its sequence, is from the policy, by which it can be left out."""
-KL_ESTIMATORS = ("k1", "k2", "k3", "abs", "k1+", "k3+")
+]
+AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -189,8 +171,8 @@ class AlgorithmConfig:
     temperature: Positive = 1.0
     top_p: Fraction = 1.0
     normalise_std: Switch = True  # divide advantages by the group's standard deviation; gae: whiten them over the batch
-    correction: Annotated[str, one_of(*CORRECTIONS)] = "clip"  # how off-policy samples are treated: docs/algorithms.md
-    aggregation: Annotated[str, one_of(*AGGREGATIONS)] = "token_mean"  # of the losses of tokens
+    correction: str = "clip"  # how off-policy samples are treated: docs/algorithms.md
+    aggregation: Aggregation = "token_mean"  # of the losses of tokens
     clip_low: NotNegative = 0.2  # of those with PPO's clip
     clip_high: NotNegative = 0.2
     proximal: Literal["actor_fwd", "trainer", "log_linear"] = "actor_fwd"  # whose log-probs decoupled clips against
@@ -199,22 +181,20 @@ class AlgorithmConfig:
     mis_low: Below1 = 0.5  # tokens whose ratio is outside of [mis_low, mis_high] are left out
     mis_high: Above1 = 5.0
     kl_coef: NotNegative = 0.0
-    kl: Annotated[str, one_of(*KL_ESTIMATORS)] = "k3"  # estimator of the KL to the reference
+    kl: str = "k3"  # estimator of the KL to the reference
     kl_in: Literal["loss", "reward"] = "loss"  # what kl_coef times the KL is part of
     kl_target: Positive | None = None  # nats a token: in the reward, kl_coef follows it from batch to batch
     kl_horizon: Count = 10_000  # samples over which it does
     reference: Switch = False  # run the reference model without a KL term too, for policy/kl_ref
     recompute_log_probs: Switch = True  # run actor_fwd: for decoupled, a token baseline and policy/mismatch_kl
-    advantage: Annotated[str, one_of(*ADVANTAGES)] = "group"  # how rewards are compared
+    advantage: str = "group"  # how rewards are compared
     critic_learning_rate: NotNegative | Literal["auto"] = "auto"  # auto: as learning_rate, by the model's size
     value_clip: Positive | None = 0.5  # how far a value may move from the old one; None: as far as it likes
     mini_batches: Count = 1  # parts of a batch, of whole groups, each with an optimizer step of its own
     epochs: Count = 1  # passes over a batch
-    shaping: list[Annotated[str, one_of(*SHAPING)]] = field(default_factory=list)  # of rewards, in this order
-    rejection: dict[Annotated[str, one_of(*REJECTIONS)], tuple[float | None, float | None]] = field(
-        default_factory=dict
-    )  # for each measure the bounds of what is not left out
-    filter: Annotated[str, one_of(*FILTERS)] = "none"  # groups that it refuses are generated anew, from other prompts
+    shaping: list[str] = field(default_factory=list)  # of rewards, in this order
+    rejection: dict[str, tuple[float | None, float | None]] = field(default_factory=dict)  # of each measure, bounds
+    filter: str = "none"  # groups that it refuses are generated anew, from other prompts
     filter_rounds: Count = 10  # times a batch that may be generated for it; then the run ends, and says why
     over_sampling: AtLeast1 = (
         1.0  # times a batch that is admitted at first, so that refused groups are replaced at once
@@ -425,12 +405,29 @@ class JobConfig:
         return self.algorithm.filters or self.engine.on_straggler == "drop"
 
     @property
+    def named(self) -> tuple[tuple[str, str], ...]:
+        """Each setting that names code of a registry, and what it names."""
+        algorithm, reward = self.algorithm, self.task.reward
+        return (
+            ("schedule", self.schedule.name),
+            ("engine", self.engine.name),
+            ("task", self.task.name),
+            *((("task.reward", reward),) if reward is not None else ()),
+            ("algorithm.correction", algorithm.correction),
+            ("algorithm.advantage", algorithm.advantage),
+            ("algorithm.kl", algorithm.kl),
+            ("algorithm.filter", algorithm.filter),
+            *(("algorithm.shaping", step) for step in algorithm.shaping),
+            *(("algorithm.rejection", measure) for measure in algorithm.rejection),
+        )
+
+    @property
     def seed_list(self) -> tuple[int, ...]:
         return tuple(range(self.seeds)) if isinstance(self.seeds, int) else tuple(self.seeds)
 
 
 def job_config(tree: Mapping[str, Any]) -> JobConfig:
-    """Check the types of a composed configuration tree. Raises ConfigError for the first setting that is off."""
+    """Check types and names of a composed configuration tree. Raises ConfigError for the first setting that is off."""
     tree = dict(tree)
     schedule, task = dict(tree.get("schedule") or {}), dict(tree.get("task") or {})
     named = {"name": schedule.pop("name", None), "split": schedule.pop("split", {})}
@@ -441,9 +438,12 @@ def job_config(tree: Mapping[str, Any]) -> JobConfig:
     common = {name: engine.pop(name) for name in COMMON_TO_ENGINES if name in engine}
     tree["engine"] = common | {"options": engine}
     try:
-        return TypeAdapter(JobConfig).validate_python(tree)
+        config = TypeAdapter(JobConfig).validate_python(tree)
     except ValidationError as error:
         raise ConfigError(first_line(error)) from error
+    for setting, name in config.named:
+        check_name(setting, name)
+    return config
 
 
 def flatten(tree: Mapping[str, Any], prefix: str = "") -> dict[str, Any]:

@@ -22,6 +22,7 @@ from harness.config.fields import ConfigError, first_line
 
 _PATH = re.compile(r"[A-Za-z_]\w*(\.[A-Za-z_]\w*)*:[A-Za-z_]\w*")
 T = TypeVar("T")
+Function = TypeVar("Function", bound=Callable[..., Any])
 GIVEN = {"given": True}
 """Metadata of a field that is no option: the job gives its value."""
 
@@ -50,18 +51,6 @@ def import_folders() -> list[str]:
     """Where workers have to look, besides where Python looks anyway: PYTHONPATH, and the current folder."""
     named = [os.path.abspath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     return list(dict.fromkeys([*named, os.getcwd()]))
-
-
-def lookup(registry: Mapping[str, T], name: str, setting: str) -> T:
-    """Of a registry, or what a path names. Raises ConfigError where there is no such thing."""
-    if is_path(name):
-        loaded: T = load(name, setting)
-        return loaded
-    if name not in registry:
-        raise ConfigError(
-            f"{setting}={name} is unknown; choose one of {', '.join(registry)}, or `package.module:Name` of your own"
-        )
-    return registry[name]
 
 
 def load(path: str, setting: str) -> Any:
@@ -139,6 +128,13 @@ def _checked(
         except ValidationError as error:
             raise ConfigError(first_line(error, f"{setting}.{name}")) from error
     return checked
+
+
+def of_batch(function: Function) -> Function:
+    """Marks a loss or an advantage that is another one of part of a batch. Code of the user's own may set the
+    attribute `whole_batch = True` itself."""
+    function.whole_batch = True  # type: ignore[attr-defined]
+    return function
 
 
 def check_called(function: Any, arguments: int, setting: str, path: str, signature: str) -> None:

@@ -24,8 +24,11 @@ from harness.planner.candidates import Candidate, grid
 from harness.planner.period import hindered, period
 from harness.planner.search import Prospect, SearchResult, search
 from harness.planner.work import LengthSamples, PoolLayout, least_work, likely_work
-from schedules import FullyAsync, HalfStep, KStepOff, Schedule
+from schedules import Schedule
 from schedules.capacity import Capacity
+from schedules.fully_async import FullyAsync
+from schedules.half_step import HalfStep
+from schedules.k_step_off import KStepOff
 
 _STREAMING = (FullyAsync, HalfStep)  # engines go from one batch to the next without running empty
 

@@ -15,8 +15,8 @@ from harness.config.changes import changed
 from harness.config.compose import DOCS, compose_job, make_schedule, names_of
 from harness.config.machine import Machine, described, this_machine
 from harness.config.placement import Placement, resolve_split
+from harness.config.registries import SCHEDULES
 from harness.cost_model.memory_plan import GIB, USABLE, Item, Lengths, MemoryPlan, PoolMemory, plan_memory
-from schedules import SCHEDULES
 
 
 @dataclass(frozen=True)

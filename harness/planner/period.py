@@ -10,16 +10,14 @@ import math
 from collections.abc import Callable
 
 from harness.planner.work import IterationWork
-from schedules import (
-    ColocateSync,
-    DelayedUpdate,
-    FullyAsync,
-    HalfStep,
-    KStepOff,
-    OneStepOff,
-    Schedule,
-    SeparatedSync,
-)
+from schedules import Schedule
+from schedules.colocate_sync import ColocateSync
+from schedules.delayed_update import DelayedUpdate
+from schedules.fully_async import FullyAsync
+from schedules.half_step import HalfStep
+from schedules.k_step_off import KStepOff
+from schedules.one_step_off import OneStepOff
+from schedules.separated_sync import SeparatedSync
 
 Beside = Callable[..., float]
 """Seconds of several kinds of work that go on at the same time, from the seconds of each."""

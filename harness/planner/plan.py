@@ -11,11 +11,11 @@ from harness.checks.layout import device_roles
 from harness.config import ConfigError, CostConfig, JobConfig
 from harness.config.changes import VARIABLES
 from harness.config.compose import compose_job
+from harness.config.registries import SCHEDULES
 from harness.planner.candidates import STALENESS, Candidate
 from harness.planner.explore import Effort, Exploration, TrialResult, explore
 from harness.planner.search import front
 from harness.runtime.parallel import parallel_as_completed
-from schedules import SCHEDULES
 
 SEED = 0
 

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from schedules import SCHEDULES
+from harness.config.registries import SCHEDULES
 
 if TYPE_CHECKING:
     from harness.comparison.runs import Cell

@@ -15,10 +15,9 @@ from typing import Any
 import torch
 
 from harness.config import AlgorithmConfig
-from harness.config.plugins import check_called, is_path, keywords, lookup, named_by
-from harness.rl.batch_advantages import gpg, reinforce_plus_plus, reinforce_plus_plus_baseline
+from harness.config.plugins import is_path, keywords, named_by
+from harness.config.registries import find_function
 from harness.rl.groups import OfGroups, one_by_one
-from harness.rl.token_advantages import BY_TOKEN
 
 Advantages = OfGroups
 """Rewards float32 [groups, n], and lengths int64 [groups, n] where it `compares_lengths` -> how much better each is
@@ -115,21 +114,6 @@ def remax(rewards: torch.Tensor) -> torch.Tensor:
     return rewards - rewards[:, :1]
 
 
-ADVANTAGES: dict[str, Callable[..., torch.Tensor]] = {
-    "group": group_advantages,
-    "dr_grpo": dr_grpo,
-    "rloo": rloo,
-    "opo": opo,
-    "best_of_k": best_of_k,
-    "max_rl": max_rl,
-    "remax": remax,
-    "reinforce_plus_plus": reinforce_plus_plus,
-    "reinforce_plus_plus_baseline": reinforce_plus_plus_baseline,
-    "gpg": gpg,
-}
-"""Every way to compare rewards, by name."""
-
-
 def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
     """What the settings name, with its options: each group by itself, unless whole batches are compared.
 
@@ -166,10 +150,7 @@ def _compares_batches(compare: Callable[..., Any]) -> bool:
 
 def comparison_of(name: str) -> Callable[..., Any]:
     """By its name, or the user's own by import path. Raises ConfigError where it cannot be called as such."""
-    found: Callable[..., Any] = lookup(ADVANTAGES | BY_TOKEN, name, "algorithm.advantage")
-    if is_path(name):
-        check_called(found, 1, "algorithm.advantage", name, "advantages(rewards)")
-    return found
+    return find_function("algorithm.advantage", name, 1, "advantages(rewards)")
 
 
 def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:

@@ -6,17 +6,11 @@ of the user's that needs one as well has the attribute `whole_batch = True`.
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import torch
 
+from harness.config.plugins import of_batch
+
 _EPS = 1e-8
-
-
-def of_batch(compare: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Marks a function of rewards that is another one of part of a batch."""
-    compare.whole_batch = True  # type: ignore[attr-defined]
-    return compare
 
 
 @of_batch

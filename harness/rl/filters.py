@@ -16,7 +16,8 @@ from typing import Any
 import torch
 
 from harness.config import AlgorithmConfig
-from harness.config.plugins import check_called, is_path, keywords, lookup, named_by
+from harness.config.plugins import keywords, named_by
+from harness.config.registries import find_function
 
 Filter = Callable[[torch.Tensor, Mapping[str, torch.Tensor]], torch.Tensor]
 """Rewards float32 [groups, n], and of `GIVEN` what the filter reads -> bool [groups]."""
@@ -30,8 +31,10 @@ def zero_variance(rewards: torch.Tensor) -> torch.Tensor:
     return rewards.amax(dim=1) != rewards.amin(dim=1)
 
 
-FILTERS: dict[str, Callable[..., torch.Tensor]] = {"zero_variance": zero_variance}
-"""Every filter by name."""
+def every_group(rewards: torch.Tensor) -> torch.Tensor:
+    """Keep all: `algorithm.filter=none`, for which no role runs."""
+    return torch.ones(len(rewards), dtype=torch.bool)
+
 
 GIVEN = {"exact_match": "exact_match", "lengths": "loss_mask", "truncated": "finish_reason"}
 """Keyword arguments that a filter that has them is given, and the column of the queue that each is made of."""
@@ -70,7 +73,4 @@ def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
 
 
 def _named(name: str) -> Callable[..., torch.Tensor]:
-    found = lookup(FILTERS, name, "algorithm.filter")
-    if is_path(name):
-        check_called(found, 1, "algorithm.filter", name, "keep(rewards)")
-    return found
+    return find_function("algorithm.filter", name, 1, "keep(rewards)")

@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from harness.config.registries import find_function
 from harness.rl.losses.ratios import MAX_LOG_RATIO, log_ratio
 
 Estimator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -47,12 +48,10 @@ def _with_gradient_of_k2(value: Estimator) -> Estimator:
     return estimate
 
 
-KL: dict[str, Estimator] = {
-    "k1": k1,
-    "k2": k2,
-    "k3": k3,
-    "abs": absolute,
-    "k1+": _with_gradient_of_k2(k1),
-    "k3+": _with_gradient_of_k2(k3),
-}
-"""By name: `algorithm.kl`."""
+k1_straight_through = _with_gradient_of_k2(k1)
+k3_straight_through = _with_gradient_of_k2(k3)
+
+
+def estimator_of(name: str) -> Estimator:
+    """By its name, or the user's own by import path. Raises ConfigError where it cannot be called as such."""
+    return find_function("algorithm.kl", name, 3, "kl(log_probs, other_log_probs, mask)")

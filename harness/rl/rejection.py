@@ -15,9 +15,8 @@ from collections.abc import Callable
 import torch
 
 from harness.config import AlgorithmConfig, ConfigError
-from harness.config.job import REJECTIONS
-from harness.config.plugins import check_called, is_path, lookup
-from harness.rl.kl import KL
+from harness.config.registries import find_function
+from harness.rl.kl import Estimator, k1, k2, k3
 from harness.rl.losses.ratios import MAX_LOG_RATIO, at_tokens, log_ratio, sequence_mean, sequence_sum
 
 Measure = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
@@ -27,15 +26,18 @@ Rejection = Callable[[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor], t
 """log_probs, behaviour_log_probs float32 [R], mask bool [R], lengths int64 [k] -> bool [R]: what is left of mask."""
 
 
-def _measure(name: str) -> Measure:
-    level, _, estimator = name.partition("_")
+def _ratio(away: torch.Tensor, other: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
+    """log pi - log mu itself: measures exponentiate it at their level."""
+    return other
 
+
+def _measure(level: str, estimator: Estimator) -> Measure:
     def measure(away: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
         away = away.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
-        values = away if estimator == "ratio" else KL[estimator](torch.zeros_like(away), away, mask)
+        values = estimator(torch.zeros_like(away), away, mask)
         if level != "token":
             values = at_tokens(_LEVELS[level](values, mask, lengths), lengths)
-        return values.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() if estimator == "ratio" else values
+        return values.clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp() if estimator is _ratio else values
 
     return measure
 
@@ -50,14 +52,23 @@ _LEVELS: dict[str, Measure] = {
     "max": _largest,
 }
 
-MEASURES: dict[str, Measure] = {name: _measure(name) for name in REJECTIONS}
-"""Every measure by name."""
+_OF_TOKENS = (_ratio, k1, k2, k3)
+token_ratio, token_k1, token_k2, token_k3 = (_measure("token", each) for each in _OF_TOKENS)
+sequence_ratio, sequence_k1, sequence_k2, sequence_k3 = (_measure("sequence", each) for each in _OF_TOKENS)
+geometric_ratio, geometric_k1, geometric_k2, geometric_k3 = (_measure("geometric", each) for each in _OF_TOKENS)
+max_k2, max_k3 = (_measure("max", each) for each in (k2, k3))
+
+
+_SIGNATURE = "measure(log_ratio, mask, lengths)"
 
 
 def rejection_of(algorithm: AlgorithmConfig) -> Rejection | None:
     """What is left by all measures that the settings name; None where they name none. Raises ConfigError where bounds
     leave nothing, and for a measure of the user's that cannot be called as such."""
-    measures = [(_measure_of(name), *_bounds(name, bounds)) for name, bounds in algorithm.rejection.items()]
+    measures = [
+        (find_function("algorithm.rejection", name, 3, _SIGNATURE), *_bounds(name, bounds))
+        for name, bounds in algorithm.rejection.items()
+    ]
     if not measures:
         return None
 
@@ -80,10 +91,3 @@ def _bounds(name: str, bounds: tuple[float | None, float | None]) -> tuple[float
     if low >= high:
         raise ConfigError(f"algorithm.rejection.{name}=[{low},{high}] leaves nothing; give the lower bound first")
     return low, high
-
-
-def _measure_of(name: str) -> Measure:
-    found = lookup(MEASURES, name, "algorithm.rejection")
-    if is_path(name):
-        check_called(found, 3, "algorithm.rejection", name, "measure(log_ratio, mask, lengths)")
-    return found

@@ -6,7 +6,7 @@ from __future__ import annotations
 import torch
 
 from harness.config import AlgorithmConfig
-from harness.rl.kl import KL
+from harness.rl.kl import estimator_of
 from harness.rl.losses.ratios import sequence_mean, sequence_sum
 
 _MOST_ERROR = 0.2
@@ -23,7 +23,11 @@ class RewardKL:
 
     def __init__(self, algorithm: AlgorithmConfig) -> None:
         self.coefficient = algorithm.kl_coef
-        self._estimate, self._target, self._horizon = KL[algorithm.kl], algorithm.kl_target, algorithm.kl_horizon
+        self._estimate, self._target, self._horizon = (
+            estimator_of(algorithm.kl),
+            algorithm.kl_target,
+            algorithm.kl_horizon,
+        )
 
     def __call__(
         self, log_probs: torch.Tensor, reference_log_probs: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor

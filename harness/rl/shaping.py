@@ -15,7 +15,8 @@ import torch
 
 from harness.config import AlgorithmConfig, ConfigError
 from harness.config.fields import Count, NotNegative
-from harness.config.plugins import check_called, is_path, keywords, lookup, named_by
+from harness.config.plugins import is_path, keywords, named_by
+from harness.config.registries import find_function
 from harness.rl.groups import OfGroups, one_by_one
 
 Shaping = OfGroups
@@ -64,14 +65,6 @@ def clip(rewards: torch.Tensor, *, reward_low: float, reward_high: float) -> tor
     return rewards.clamp(reward_low, reward_high)
 
 
-SHAPING: dict[str, Callable[..., torch.Tensor]] = {
-    "overlong": overlong,
-    "length": length,
-    "scale": scale,
-    "clip": clip,
-}
-"""Every step by name; its options are the function's keyword arguments."""
-
 GIVEN = ("lengths", "longest")
 """Keyword arguments that a step that has them is given."""
 
@@ -112,10 +105,7 @@ def _step(name: str, algorithm: AlgorithmConfig, longest: int) -> Shaping:
 
 def step_of(name: str) -> Callable[..., torch.Tensor]:
     """By its name, or the user's own by import path. Raises ConfigError where it cannot be called as such."""
-    found = lookup(SHAPING, name, "algorithm.shaping")
-    if is_path(name):
-        check_called(found, 1, "algorithm.shaping", name, "shape(rewards)")
-    return found
+    return find_function("algorithm.shaping", name, 1, "shape(rewards)")
 
 
 def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:

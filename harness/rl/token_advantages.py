@@ -4,18 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 
 from harness.config import AlgorithmConfig
 from harness.config.plugins import keywords, named_by
-from harness.rl.gae import gae, gae_of
+from harness.config.registries import find
+from harness.rl.gae import gae_of
 from harness.rl.reward_kl import less_costs
-from harness.rl.token_baseline import optimal_token_baseline
-
-BY_TOKEN: dict[str, Callable[..., Any]] = {"gae": gae, "optimal_token_baseline": optimal_token_baseline}
-"""By name."""
 
 
 class TokenAdvantages(NamedTuple):
@@ -36,7 +33,7 @@ def token_advantages_of(algorithm: AlgorithmConfig) -> TokenAdvantages | None:
             "values", lambda *given: dict(zip(("advantage", "returns"), estimate(*given), strict=True))
         )
     if algorithm.has_token_baseline:
-        name, function = algorithm.advantage, BY_TOKEN[algorithm.advantage]
+        name, function = algorithm.advantage, find("algorithm.advantage", algorithm.advantage)
         own = keywords(function, named_by(function, algorithm.options), "algorithm.options", name)
         compare = partial(function, **own)
 

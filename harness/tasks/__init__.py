@@ -3,46 +3,24 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
 from pathlib import Path
 
 from harness.config import ConfigError, JobConfig
 from harness.config.model_folder import HUB, local_folder
-from harness.config.plugins import lookup, make
+from harness.config.plugins import make
+from harness.config.registries import find
 from harness.tasks.buffer import DataBuffer, Dealer, buffer_of
-from harness.tasks.characters import Copy, Expand, Reverse
-from harness.tasks.data import DataTask
 from harness.tasks.environment import Environment, Step, environment_of, observation_tokens, transcript
 from harness.tasks.generation import Conversation, generated
-from harness.tasks.pointer_chasing import Lookup
-from harness.tasks.reasoning_gym_task import ReasoningGym
 from harness.tasks.reward import Rewarded, reward_of, score_of
 from harness.tasks.task import MEMBERS, Problem, Sample, Score, Task, extra_metrics, extra_values, sample_of
 from harness.tasks.tokenizer import Tokenizer, load_tokenizer
-
-TASKS: dict[str, Callable[..., Task]] = {
-    "reverse": Reverse,
-    "copy": Copy,
-    "expand": Expand,
-    "data": DataTask,
-    "gsm8k": DataTask,
-    "math500": DataTask,
-    "dapo_math": DataTask,
-    "aime": DataTask,
-    "reasoning_gym": ReasoningGym,
-    "lookup": Lookup,
-}
-"""Every task by name. The options of its class are the task's options: `TASKS["copy"](mean_letters=6)`."""
-
-
-SLOW_TASKS = ("reasoning_gym",)
-"""Tasks whose own scoring may take its time."""
 
 
 def make_task(config: JobConfig) -> Task:
     """The task, with the reward that the settings name. Raises ConfigError for what cannot be such a one."""
     chosen = config.task
-    factory = lookup(TASKS, chosen.name, "task")
+    factory = find("task", chosen.name)
     try:
         given = {"tokenizer": tokenizer_of(config), "context": config.model.max_length}
         task: Task = make(factory, chosen.options, "task", chosen.name, **given)
@@ -97,8 +75,6 @@ def max_tokens(config: JobConfig, task: Task) -> int:
 
 
 __all__ = [
-    "SLOW_TASKS",
-    "TASKS",
     "Conversation",
     "DataBuffer",
     "Dealer",

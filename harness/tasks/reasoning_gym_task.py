@@ -7,7 +7,7 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 
@@ -30,6 +30,7 @@ class ReasoningGym(TextTask):
     ValueError where the package is missing, or it has no such data set or settings.
     """
 
+    slow: ClassVar[bool] = True  # scoring may take its time
     dataset: str
     name: str = "reasoning_gym"
     settings: dict[str, Any] = field(default_factory=dict)

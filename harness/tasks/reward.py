@@ -9,9 +9,8 @@ from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any
 
-from harness.config.fields import ConfigError
-from harness.config.plugins import check_called, is_path, keywords, load
-from harness.tasks.rewards import REWARDS
+from harness.config.plugins import keywords
+from harness.config.registries import find_function
 from harness.tasks.task import Sample, Score, Task
 
 Reward = Callable[[Sample], Score | float | Awaitable[Score | float]]
@@ -21,11 +20,7 @@ Reward = Callable[[Sample], Score | float | Awaitable[Score | float]]
 def reward_of(name: str, options: Mapping[str, Any]) -> Reward:
     """One that is built in, or of the user's own by import path. Raises ConfigError where there is no such reward, or
     it has no such options."""
-    if name not in REWARDS and not is_path(name):
-        known = ", ".join(REWARDS)
-        raise ConfigError(f"task.reward={name} is unknown; choose {known}, or `package.module:function` of your own")
-    found = load(REWARDS.get(name, name), "task.reward")
-    check_called(found, 1, "task.reward", name, "reward(sample)")
+    found = find_function("task.reward", name, 1, "reward(sample)")
     return partial(found, **keywords(found, options, "task.reward_options", name))
 
 

@@ -19,11 +19,10 @@ from multiprocessing.process import BaseProcess
 from typing import Any
 
 from harness.config import JobConfig, TaskConfig
-from harness.config.plugins import is_path, load
+from harness.config.registries import find
 from harness.runtime.parallel import end_with_parent
-from harness.tasks import SLOW_TASKS, Sample, Score, Task, make_task
+from harness.tasks import Sample, Score, Task, make_task
 from harness.tasks.reward import Rewarded
-from harness.tasks.rewards import QUICK
 from harness.tasks.task import SimulatedTask
 from harness.workers.reward_scorers import HostScorer, RewardScorer, Scored, one_line
 
@@ -53,8 +52,9 @@ def reward_scorer(config: JobConfig, task: Task) -> RewardScorer:
 def default_processes(chosen: TaskConfig) -> int:
     """None for what is quick, or waits for others; two for a reward that may take its time."""
     if chosen.reward is None:
-        return 0 if chosen.name not in SLOW_TASKS else PROCESSES
-    if chosen.reward in QUICK or (is_path(chosen.reward) and iscoroutinefunction(load(chosen.reward, "task.reward"))):
+        return PROCESSES if getattr(find("task", chosen.name), "slow", False) else 0
+    reward = find("task.reward", chosen.reward)
+    if getattr(reward, "quick", False) or iscoroutinefunction(reward):
         return 0
     return PROCESSES
 

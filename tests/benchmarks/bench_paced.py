@@ -18,10 +18,10 @@ from harness.checks.job import plan_job
 from harness.config import JobConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
+from harness.config.registries import SCHEDULES
 from harness.driver.backends import RunSpec, clock_of, event_loop
 from harness.driver.session import Session, simulate
 from harness.metrics.timeline import Timeline
-from schedules import SCHEDULES
 
 JOB = (
     "backend=paced",

@@ -23,10 +23,10 @@ from harness.calibration.fitting import explained
 from harness.calibration.runs import WARMUP, base_job, calibrate_runs
 from harness.config import CostConfig
 from harness.config.compose import compose_job
+from harness.config.registries import SCHEDULES
 from harness.driver.session import simulate
 from harness.metrics.run_files import load_timeline
 from harness.metrics.timeline import Timeline
-from schedules import SCHEDULES
 
 CALIBRATION = (("algorithm.batch_groups=16",), ("algorithm.batch_groups=4", "algorithm.micro_batch_groups=2"))
 SPLITS = {"colocate_sync": ("cluster.devices=1",), "half_step": ("cluster.devices=3", "schedule.split.rollout=2")}

@@ -4,14 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 from dataclasses import replace
-from importlib import import_module
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from engines import ENGINES, OPTIONS
 from engines.sglang import options as sglang
 from engines.sglang.server import _flags
 from engines.torch.model import build_model
@@ -21,6 +19,7 @@ from harness.checks.plugins import check_environment, engine_options
 from harness.config import ConfigError, ModelConfig
 from harness.config.compose import EXPERIMENTS, compose_job, plain, read_settings
 from harness.config.job import COMMON_TO_ENGINES
+from harness.config.registries import ENGINES
 from harness.cost_model.engine_share import EngineShare
 
 SLEEP = {"--enable-memory-saver", "--enable-weights-cpu-backup"}
@@ -37,7 +36,7 @@ def options(*settings: str) -> Any:
 def test_the_file_of_an_engine_lists_its_options_with_their_defaults(name: str) -> None:
     listed = read_settings(EXPERIMENTS / "engine" / f"{name}.yaml")
     own = {option: value for option, value in listed.items() if option not in COMMON_TO_ENGINES}
-    assert own == (dataclasses.asdict(import_module(OPTIONS[name]).Options()) if name in OPTIONS else {})
+    assert own == ({} if (made := options(f"engine={name}")) is None else dataclasses.asdict(made))
 
 
 def test_options_are_given_beside_the_name_and_written_there_too() -> None:

@@ -16,10 +16,11 @@ from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
 from engines.torch.scoring import TorchLogProb
 from harness.config import AlgorithmConfig, ModelConfig
+from harness.config.registries import CORRECTIONS
 from harness.protocols import Completion, Request, Sampling, TrainBatch
 from harness.rl.kl import k3
 from harness.rl.log_probs import token_log_probs
-from harness.rl.losses import CORRECTIONS, policy_loss
+from harness.rl.losses import policy_loss
 from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Ragged
 from harness.weight_sync.collective import CollectiveOffer, CollectiveReceiver, CollectiveSender

@@ -89,7 +89,7 @@ from dataclasses import dataclass
 from pathlib import Path
 import torch
 from harness.rl.advantages import group_advantages
-from schedules import SCHEDULES
+from harness.config.registries import find
 
 def report(who, **more):
     random = hashlib.sha256(torch.get_rng_state().numpy()).hexdigest()
@@ -98,7 +98,7 @@ def report(who, **more):
         file.write(json.dumps(said) + "\\n")
 
 @dataclass(frozen=True)
-class Spied(SCHEDULES["colocate_sync"]):
+class Spied(find("schedule", "colocate_sync")):
     async def run(self, job):
         report("driver", arguments=sys.argv, imported=sorted(set(sys.path)))
         await super().run(job)

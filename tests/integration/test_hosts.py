@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from harness.comparison.promises import read_finished
-from schedules import SCHEDULES
+from harness.config.registries import SCHEDULES, find
 from tests.support.hosts import RayHosts, ray_hosts, why_not
 from tests.support.invariants import check_run
 from tests.support.project import ROOT
@@ -93,7 +93,7 @@ def test_every_schedule_keeps_its_promises_with_a_device_on_each_host(
     schedule: str, cluster: RayHosts, tmp_path: Path
 ) -> None:
     """Names of Python's, which Ray pickles, are not heard between hosts; that of the group that brings weights is."""
-    colocated = SCHEDULES[schedule].colocated
+    colocated = find("schedule", schedule).colocated
     before = sum(cluster.hosts.sent().values())
 
     with cluster.hosts.overheard("WorkerActor", "weights of") as heard:

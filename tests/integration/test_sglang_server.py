@@ -22,9 +22,9 @@ from engines.torch.model import build_model
 from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.promises import read_finished
 from harness.config import ModelConfig
+from harness.config.registries import SCHEDULES
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.runtime import RealClock
-from schedules import SCHEDULES
 from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_run, check_turns
 from tests.support.project import ROOT

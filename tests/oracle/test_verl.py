@@ -14,10 +14,11 @@ import pytest
 import torch
 
 from harness.config import AlgorithmConfig
-from harness.config.job import AGGREGATIONS, REJECTIONS
+from harness.config.job import AGGREGATIONS
+from harness.config.registries import KL_ESTIMATORS, REJECTIONS
 from harness.rl.advantages import advantages_of
 from harness.rl.gae import gae_of
-from harness.rl.kl import KL
+from harness.rl.kl import estimator_of
 from harness.rl.log_probs import head_gradient_squares
 from harness.rl.losses import policy_loss
 from harness.rl.off_policy import off_policy_metrics, off_policy_sums
@@ -143,14 +144,17 @@ def test_an_aggregation_is_that_of_verl(kind: str) -> None:
         torch.testing.assert_close(found[1], torch.autograd.grad(expected, log_probs)[0], **TOLERANCE)
 
 
-@pytest.mark.parametrize("kind", KL)
+@pytest.mark.parametrize("kind", KL_ESTIMATORS)
 def test_an_estimator_of_the_kl_is_that_of_verl(kind: str) -> None:
     """But for k3 beyond 10, which verl cuts off: its gradient is 0 there, and ours goes on."""
     for number in range(RANDOM):
         case = Case(number)
         everywhere = torch.ones_like(case.mask)
         one, other = (case.log_probs.clone().requires_grad_() for _ in range(2))
-        found, expected = KL[kind](one, case.behaviour, everywhere), core_algos.kl_penalty(other, case.behaviour, kind)
+        found, expected = (
+            estimator_of(kind)(one, case.behaviour, everywhere),
+            core_algos.kl_penalty(other, case.behaviour, kind),
+        )
         torch.testing.assert_close(found, expected, **TOLERANCE)
         gradients = (torch.autograd.grad(kl.sum(), of)[0] for kl, of in ((found, one), (expected, other)))
         torch.testing.assert_close(*gradients, **TOLERANCE)
@@ -238,7 +242,7 @@ def test_advantages_are_those_of_verl(name: str) -> None:
         torch.testing.assert_close(found[compared], expected(groups)[compared], rtol=1e-5, atol=1e-6 * max(1.0, scale))
 
 
-@pytest.mark.parametrize("kind", KL)
+@pytest.mark.parametrize("kind", KL_ESTIMATORS)
 def test_a_kl_in_the_reward_and_its_coefficient_are_those_of_verl(kind: str) -> None:
     """Batch after batch, so that each coefficient follows from all KLs before it."""
     settings = {"kl": kind, "kl_in": "reward", "kl_coef": 0.05, "kl_target": 0.1, "kl_horizon": 500}

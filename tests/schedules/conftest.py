@@ -6,7 +6,7 @@ import pytest
 
 from harness.config import ConfigError
 from harness.config.compose import compose_job, make_schedule
-from schedules import SCHEDULES
+from harness.config.registries import SCHEDULES
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from harness.acceptance.chaos.jobs import base
 from harness.comparison.promises import Finished
 from harness.config import JobConfig, LengthsConfig
-from schedules import SCHEDULES
+from harness.config.registries import SCHEDULES
 from tests.support.engine_events import Event, simulate_with
 from tests.support.examples import examples
 from tests.support.invariants import check_devices, check_every_sample_once, check_run, spans_by_device

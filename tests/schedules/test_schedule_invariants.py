@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from harness.acceptance.chaos.jobs import OBSERVATIONS, base, with_options, without_limit
 from harness.config import JobConfig, LatencyConfig, LengthsConfig, ScheduleConfig
 from harness.config.compose import make_schedule
-from schedules import HalfStep
+from schedules.half_step import HalfStep
 from schedules.protocol import PauseMode
 from tests.support.examples import examples
 from tests.support.invariants import check_run, most_loading_at_once

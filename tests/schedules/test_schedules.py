@@ -6,19 +6,17 @@ from typing import get_args
 
 import pytest
 
-from schedules import (
-    SCHEDULES,
-    ColocateSync,
-    DelayedUpdate,
-    FullyAsync,
-    HalfStep,
-    KStepOff,
-    OneStepOff,
-    Schedule,
-    SeparatedSync,
-)
+from harness.config.registries import SCHEDULES, find
+from schedules import Schedule
 from schedules.capacity import Capacity
+from schedules.colocate_sync import ColocateSync
+from schedules.delayed_update import DelayedUpdate
+from schedules.fully_async import FullyAsync
+from schedules.half_step import HalfStep
+from schedules.k_step_off import KStepOff
+from schedules.one_step_off import OneStepOff
 from schedules.protocol import PauseMode
+from schedules.separated_sync import SeparatedSync
 from tests.support.fake_job import DEVICE, HOST, FakeJob
 
 # -- colocate_sync
@@ -378,7 +376,7 @@ def test_a_staleness_that_is_no_bound_is_refused(staleness: float) -> None:
 
 
 def test_every_schedule_says_how_weights_travel_and_how_stale_it_is() -> None:
-    said = {name: (s.transport, s.eta, s.order) for name, s in ((name, made()) for name, made in SCHEDULES.items())}
+    said = {name: (s.transport, s.eta, s.order) for name, s in ((name, find("schedule", name)()) for name in SCHEDULES)}
     assert said == {
         "colocate_sync": ("local", 0.0, "fifo"),
         "separated_sync": ("collective", 0.0, "fifo"),

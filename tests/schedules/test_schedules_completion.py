@@ -9,8 +9,8 @@ from typing import get_args
 
 import pytest
 
-from schedules import FullyAsync
 from schedules.capacity import Capacity, CompletionOrder
+from schedules.fully_async import FullyAsync
 from schedules.protocol import PauseMode
 
 PATIENCE = 100_000  # turns

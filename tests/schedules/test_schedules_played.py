@@ -13,9 +13,16 @@ import pytest
 
 from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
 from harness.transfer_queue.local import LocalQueue
-from schedules import ColocateSync, DelayedUpdate, FullyAsync, HalfStep, KStepOff, OneStepOff, Schedule, SeparatedSync
+from schedules import Schedule
 from schedules.capacity import Capacity
+from schedules.colocate_sync import ColocateSync
+from schedules.delayed_update import DelayedUpdate
+from schedules.fully_async import FullyAsync
+from schedules.half_step import HalfStep
+from schedules.k_step_off import KStepOff
+from schedules.one_step_off import OneStepOff
 from schedules.protocol import PauseMode
+from schedules.separated_sync import SeparatedSync
 
 N = 2  # samples of a group
 

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schedules import ColocateSync, FullyAsync
+from schedules.colocate_sync import ColocateSync
+from schedules.fully_async import FullyAsync
 
 
 @dataclass(frozen=True)

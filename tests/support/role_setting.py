@@ -12,8 +12,9 @@ import torch
 from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
 from harness.config import ModelConfig
+from harness.config.registries import find
 from harness.protocols import Clock, Completion, PauseMode, Request, RolloutEngine, Sampling
-from harness.tasks import TASKS, Task
+from harness.tasks import Task
 from harness.transfer_queue import Column, LocalQueue, Ragged
 from harness.workers.dataflow import JobShape, partition_name, queue_spec, text_column
 from harness.workers.episodes import Episodes
@@ -25,7 +26,7 @@ GROUP, GROUPS = 4, 6
 ROWS = GROUP * GROUPS
 SMALL = ModelConfig("small", 32, 1, 4, 2, 8, 64, 32, True, 64)
 CPU = torch.device("cpu")
-TASK: Task = TASKS["reverse"]()
+TASK: Task = find("task", "reverse")()
 ALL_ROLES = ("rollout", "actor", "reference", "actor_fwd")
 
 

@@ -26,11 +26,11 @@ from harness.acceptance.chaos.faults import DAMAGES, Damage
 from harness.campaigns.process import RunProcess
 from harness.comparison.conservation import check_conservation
 from harness.comparison.runs import read_run
+from harness.config.registries import SCHEDULES
 from harness.driver.checkpoint_files import last_checkpoint
 from harness.metrics.atomic_files import write_text
 from harness.metrics.done import is_done
 from harness.metrics.run_files import load_metrics
-from schedules import SCHEDULES
 
 What = Literal["SIGKILL", "SIGSTOP", "damage", "full disk", "torn", "delayed", "refused"]
 

@@ -28,6 +28,7 @@ from harness.checks.job import plan_job
 from harness.config import CheckpointConfig, CostConfig, JobConfig, RestartsConfig
 from harness.config.compose import make_schedule, plain
 from harness.config.machine import Machine
+from harness.config.registries import SCHEDULES
 from harness.driver.assemble import assemble
 from harness.driver.backends import RunSpec, clock_of, open_backend
 from harness.driver.checkpoint_files import CHECKPOINTS
@@ -40,7 +41,6 @@ from harness.runtime.interrupts import run_in
 from harness.runtime.runtime import parts_of
 from harness.runtime.virtual_runtime import Deadlock, VirtualLoop
 from harness.weight_sync.membership import MembershipConflict
-from schedules import SCHEDULES
 
 _NO_MACHINE = Machine(cores=0, gpus=0, gpu_bytes=0)
 _IN_MEMORY = Path("/dev/shm")

@@ -6,8 +6,7 @@ also take `lengths` (int64 [k]): then all tensors are [R], k sequences one after
 
 Micro-batches back-propagate the SUM of what is returned, weighed by `harness.rl.aggregation`; dividing the gradient
 once by the batch's divisor, before clipping and the optimizer step, gives a mean over the batch without knowing its
-size in advance (docs/algorithms.md). What looks at a whole batch (`harness.config.job.WHOLE_BATCH`) is not the same
-when a batch is cut.
+size in advance (docs/algorithms.md). What looks at a whole batch (`of_batch`) is not the same when a batch is cut.
 """
 
 from __future__ import annotations
@@ -19,40 +18,14 @@ from typing import Any
 import torch
 
 from harness.config import AlgorithmConfig
-from harness.config.plugins import check_called, is_path, keywords, lookup, named_by
-from harness.rl.losses.clipped import clip, decoupled, dual_clip, off_policy_sequence_mask
-from harness.rl.losses.importance import cispo, masked_importance, no_correction, truncated_importance
+from harness.config.plugins import is_path, keywords, named_by
+from harness.config.registries import find_function
 from harness.rl.losses.ratios import Level, ratio_at
-from harness.rl.losses.sequences import geo_mean, gspo
-from harness.rl.losses.trust_regions import dppo_kl, dppo_tv, dro, sapo
-from harness.rl.losses.whole_batch import clip_cov, kl_cov, normalised_importance, second_moment
 
 PolicyLoss = Callable[..., torch.Tensor]
 
 TRUNCATING = ("tis", "cispo", "dppo_tv", "dppo_kl")
 """Those that bound the weights of tokens that they keep."""
-
-CORRECTIONS: dict[str, PolicyLoss] = {
-    "none": no_correction,
-    "clip": clip,
-    "dual_clip": dual_clip,
-    "decoupled": decoupled,
-    "tis": truncated_importance,
-    "mis": masked_importance,
-    "cispo": cispo,
-    "gspo": gspo,
-    "geo_mean": geo_mean,
-    "sapo": sapo,
-    "dro": dro,
-    "dppo_tv": dppo_tv,
-    "dppo_kl": dppo_kl,
-    "opsm": off_policy_sequence_mask,
-    "clip_cov": clip_cov,
-    "kl_cov": kl_cov,
-    "m2po": second_moment,
-    "tis_normalised": normalised_importance,
-}
-"""Every loss by name; its options are the function's keyword arguments."""
 
 GIVEN = ("lengths", "proximal_log_probs")
 """Keyword arguments that training gives to a loss that has them."""
@@ -110,15 +83,14 @@ def unbounded_weights(
 
 def correction_of(name: str) -> PolicyLoss:
     """By its name, or the user's own by import path. Raises ConfigError where it cannot be called as a loss."""
-    found = lookup(CORRECTIONS, name, "algorithm.correction")
-    if is_path(name):
-        check_called(found, 4, "algorithm.correction", name, "loss(log_probs, behaviour_log_probs, advantages, mask)")
-    return found
+    return find_function("algorithm.correction", name, 4, "loss(log_probs, behaviour_log_probs, advantages, mask)")
 
 
 def _settings_of(name: str) -> dict[str, str]:
     """Options of a loss that is built in, and the settings of `AlgorithmConfig` that they are."""
-    bounds = [bound for bound in ("clip_low", "clip_high") if bound in inspect.signature(CORRECTIONS[name]).parameters]
+    bounds = [
+        bound for bound in ("clip_low", "clip_high") if bound in inspect.signature(correction_of(name)).parameters
+    ]
     return {**dict(zip(bounds, bounds, strict=True)), **_SETTINGS.get(name, {})}
 
 

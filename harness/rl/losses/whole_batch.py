@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from harness.config.plugins import of_batch
 from harness.rl.losses.clipped import clip
 from harness.rl.losses.importance import no_correction
 from harness.rl.losses.ratios import Level, log_ratio, policy_ratio, ratio_at, sequence_mean, sequence_sum
@@ -12,6 +13,7 @@ _LEAST_MEAN = 1e-8
 """Of weights that are divided by their mean."""
 
 
+@of_batch
 def clip_cov(
     log_probs: torch.Tensor,
     behaviour_log_probs: torch.Tensor,
@@ -41,6 +43,7 @@ def clip_cov(
     return losses.masked_fill(left_out, 0.0)
 
 
+@of_batch
 def kl_cov(
     log_probs: torch.Tensor,
     behaviour_log_probs: torch.Tensor,
@@ -62,6 +65,7 @@ def kl_cov(
     return (-ratio * advantages + penalty * penalised.view_as(mask)).masked_fill(~mask, 0.0)
 
 
+@of_batch
 def second_moment(
     log_probs: torch.Tensor,
     behaviour_log_probs: torch.Tensor,
@@ -88,6 +92,7 @@ def second_moment(
     return clip(log_probs, behaviour_log_probs, advantages, kept, clip_low=clip_low, clip_high=clip_high)
 
 
+@of_batch
 def normalised_importance(
     log_probs: torch.Tensor,
     behaviour_log_probs: torch.Tensor,

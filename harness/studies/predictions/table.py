@@ -16,7 +16,7 @@ from harness.config import STRICT, ConfigError, JobConfig, RooflineConfig, first
 from harness.config.compose import EXPERIMENTS, compose_job, read_settings
 from harness.config.fields import Count, NotNegative, Positive
 from harness.config.files import MIB, read_text
-from schedules import SCHEDULES
+from harness.config.registries import SCHEDULES, find
 
 COLOCATED = "colocate_sync"
 
@@ -114,7 +114,7 @@ def _row(path: Path, number: int, cells: Mapping[str, str | None]) -> Row:
     found = {name: _number(where, name, cells.get(name)) for name in (*_COUNTS, *_SECONDS)}
     rollout, train = _pools(where, mode, *(found[name] for name in _COUNTS))
     wait = found["wait_prev_gen_s"]
-    options = [option.name for option in dataclasses.fields(SCHEDULES[mode])]  # type: ignore[arg-type]
+    options = [option.name for option in dataclasses.fields(find("schedule", mode))]
     return Row(
         number=number,
         mode=mode,

@@ -12,10 +12,9 @@ from engines.torch.fsdp import FSDPEngine
 from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
 from harness.config import TrainingConfig
-from harness.config.job import AGGREGATIONS, WHOLE_BATCH
+from harness.config.job import AGGREGATIONS
 from harness.cost_model.shape import parameters
 from harness.protocols import Sampling, TrainEngine
-from harness.rl.losses import CORRECTIONS
 from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Ragged
 from harness.weight_sync.plan import pack, plan_transfer, unpack
@@ -34,6 +33,7 @@ from tests.support.fsdp_samples import (
     train,
     weights,
 )
+from tests.support.losses import CUTTABLE
 
 ALL = range(SAMPLES)
 BFLOAT16 = replace(SMALL, dtype="bfloat16")
@@ -45,7 +45,7 @@ def world() -> Iterator[World]:
         yield world
 
 
-@pytest.mark.parametrize("correction", sorted(CORRECTIONS.keys() - set(WHOLE_BATCH)))
+@pytest.mark.parametrize("correction", CUTTABLE)
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 def test_gradients_are_those_of_the_token_mean_of_samples_taken_alone(
     world: World, correction: str, layout: str

@@ -9,11 +9,11 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from engines import ENGINES
 from engines.torch.kv_slots import SlotModel
 from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
 from harness.config import ModelConfig
+from harness.config.registries import ENGINES
 from harness.cost_model.shape import parameters
 from harness.protocols import Completion, Request, RolloutEngine, Sampling
 

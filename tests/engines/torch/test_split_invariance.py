@@ -11,15 +11,14 @@ import torch
 from torch.distributed import TCPStore
 
 from harness.config import AlgorithmConfig
-from harness.config.job import AGGREGATIONS, WHOLE_BATCH
-from harness.rl.losses import CORRECTIONS
+from harness.config.job import AGGREGATIONS
 from tests.support.fsdp_samples import FREE, SAMPLES, World, assert_close, gradients, plain_gradients, train
+from tests.support.losses import CUTTABLE
 from tests.support.processes import run_in_processes
 
 pytestmark = pytest.mark.slow
 
-LOSSES = sorted(CORRECTIONS.keys() - set(WHOLE_BATCH))
-PAIRS = list(product(LOSSES, AGGREGATIONS))
+PAIRS = list(product(CUTTABLE, AGGREGATIONS))
 PARTS = [range(3), range(3, 8), range(8, SAMPLES)]
 BY_RANK = [[range(5), range(9, 12)], [range(5, 9), range(12, SAMPLES)]]
 """Micro-batches of unlike sizes; every rank has as many, but not as many samples."""

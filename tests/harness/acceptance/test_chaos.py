@@ -17,10 +17,10 @@ from harness.acceptance.chaos.campaign import ChaosCampaign, page, run_campaign
 from harness.acceptance.chaos.processes import FaultyQueue, Process
 from harness.acceptance.chaos.simulated import Chaos, play
 from harness.cli.chaos import run
+from harness.config.registries import SCHEDULES
 from harness.runtime.runtime import WorkerDied
 from harness.runtime.virtual_runtime import run_virtual
 from harness.transfer_queue import QueueSpec, TaskSpec
-from schedules import SCHEDULES
 from tests.support.local_queue import COLUMNS, ids, rewards, soon
 
 

@@ -12,10 +12,10 @@ from harness.checks.layout import device_roles
 from harness.cli import main as cli
 from harness.config import ConfigError
 from harness.config.compose import compose_job, make_schedule
-from harness.config.job import WHOLE_BATCH
 from harness.config.machine import Machine
 from harness.cost_model.job_cost import layout_of, simulated_cost
 from harness.cost_model.memory import Layout
+from tests.support.losses import WHOLE_BATCH
 
 GIB = 1 << 30
 CORES = Machine(cores=8, gpus=0, gpu_bytes=0)
@@ -301,11 +301,6 @@ def test_completion_order_trains_on_as_many_ranks_as_divide_a_batch() -> None:
     settings = ("schedule.order=completion", "cluster.devices=4", "algorithm.micro_batch_groups=4")
     plan(*settings)
     assert "does not divide into micro-batches" in refused(*settings, "algorithm.batch_groups=6")
-
-
-def test_names_that_only_the_code_knows_are_checked() -> None:
-    assert refused("engine.name=warp") == "engine.name=warp is unknown; choose one of sglang, torch, vllm"
-    assert refused("task.name=chess").startswith("task.name=chess is unknown; choose one of reverse, copy, expand, ")
 
 
 def test_the_reference_is_there_where_something_reads_it() -> None:

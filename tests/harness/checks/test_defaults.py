@@ -15,8 +15,8 @@ from harness.config.communicators import communicators
 from harness.config.compose import compose_job, make_schedule, names_of
 from harness.config.machine import Machine
 from harness.config.placement import Placement, resolve_split
+from harness.config.registries import SCHEDULES, find
 from harness.cost_model.memory_plan import USABLE, plan_memory
-from schedules import SCHEDULES
 
 MIB = 1 << 20
 MACHINES = {
@@ -82,7 +82,8 @@ def test_one_gpu_runs_what_takes_turns_and_refuses_the_rest() -> None:
     one = MACHINES["1 x H200"]
     config, plan = fit(one, "schedule=colocate_sync", "model=qwen7b", "max_tokens=2048", "backend=real")
     assert plan.backend == "real" and config.training.optimizer_offload == "always"
-    for name, schedule in SCHEDULES.items():
+    for name in SCHEDULES:
+        schedule = find("schedule", name)
         if schedule.colocated:
             continue
         with pytest.raises(

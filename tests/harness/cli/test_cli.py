@@ -22,9 +22,9 @@ from harness.cli.commands import GROUPS as COMMAND_GROUPS
 from harness.cli.front import completion, settings_of
 from harness.config import ConfigError
 from harness.config.compose import GROUPS
+from harness.config.registries import SCHEDULES
 from harness.driver.checkpointing import LeftAtCheckpoint
 from harness.studies.papers.experiment import names
-from schedules import SCHEDULES
 from tests.support.project import ROOT
 
 

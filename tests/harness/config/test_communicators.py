@@ -16,7 +16,7 @@ from harness.config.communicators import Communicator, check_communicators, comm
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.config.placement import Placement, resolve_split
-from schedules import SCHEDULES
+from harness.config.registries import SCHEDULES, find
 
 NO_MACHINE = Machine(cores=0, gpus=0, gpu_bytes=0)
 
@@ -157,7 +157,7 @@ def door(config: JobConfig) -> str:
 @pytest.mark.parametrize("schedule", sorted(SCHEDULES))
 def test_every_job_that_is_accepted_has_one_rank_of_a_communicator_on_a_device(schedule: str, devices: int) -> None:
     """On one node of 16 devices, or on two of 8: devices are numbered through all nodes."""
-    transport = SCHEDULES[schedule].transport
+    transport = find("schedule", schedule).transport
     accepted = 0
     for config, split in jobs(schedule, devices):
         training, engine = config.training.tensor_parallel, config.engine.tensor_parallel
@@ -181,7 +181,7 @@ def test_every_job_that_is_accepted_has_one_rank_of_a_communicator_on_a_device(s
                 assert len({divmod(m.device, per_node) for m in each.members}) == len(each.members) > 1
             assert all(m.device in placement.devices[m.role] for m in each.members)
             assert each.name.startswith("weights of") or len({m.role for m in each.members}) == 1
-    assert accepted or devices <= SCHEDULES[schedule](**{}).least_engines
+    assert accepted or devices <= find("schedule", schedule)(**{}).least_engines
 
 
 def test_two_ranks_on_a_device_are_named_with_the_way_out() -> None:

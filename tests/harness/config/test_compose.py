@@ -8,7 +8,7 @@ import pytest
 
 from harness.config import ConfigError, CostConfig
 from harness.config.compose import EXPERIMENTS, GROUPS, cell_name, choices, compose_job, make_schedule, plain
-from schedules import FullyAsync
+from schedules.fully_async import FullyAsync
 
 
 def refused(*overrides: str) -> str:

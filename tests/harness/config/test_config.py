@@ -64,12 +64,12 @@ def test_an_option_that_only_a_schedule_knows_travels_as_its_option(tree: dict[s
         (
             "algorithm.correction",
             "magic",
-            "algorithm.correction=magic is unknown; choose 'none', 'clip', 'dual_clip', 'decoupled', 'tis', ",
+            "algorithm.correction=magic is unknown; choose one of none, clip, dual_clip, decoupled, tis, ",
         ),
         (
             "algorithm.rejection",
             {"token_x": [0, 1]},
-            "algorithm.rejection.token_x=token_x is unknown; choose 'token_ratio'",
+            "algorithm.rejection=token_x is unknown; choose one of token_ratio, ",
         ),
         ("algorithm.rejection", {"token_k3": 2.0}, "algorithm.rejection.token_k3=2.0 is no list of values; write one"),
         ("algorithm.mis_low", 1.0, "algorithm.mis_low=1.0 is too large; use a number below 1"),

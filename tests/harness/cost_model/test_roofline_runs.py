@@ -15,10 +15,10 @@ from harness.checks.layout import device_roles, training_ranks
 from harness.config import CostConfig, JobConfig, LengthsConfig, RooflineConfig
 from harness.config.compose import compose_job
 from harness.config.placement import Placement, resolve_split
+from harness.config.registries import SCHEDULES
 from harness.cost_model.job_cost import simulated_cost
 from harness.driver.recorder import Recorder
 from harness.driver.session import simulate
-from schedules import SCHEDULES
 from tests.support.examples import examples
 
 FIGURES = ("flops", "memory_bytes_per_s", "link_bytes_per_s")

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from harness.config import ModelConfig
+from harness.config.registries import find
 from harness.driver.initial_weights import initial_model
 from harness.metrics.atomic_files import Lock
 from harness.rl import warm_start as warm_start_module
-from harness.tasks import TASKS
 
 TINY = ModelConfig(
     name="tiny",
@@ -27,7 +27,7 @@ TINY = ModelConfig(
     max_length=64,
     warm_start=True,
 )
-REVERSE = TASKS["reverse"]()
+REVERSE = find("task", "reverse")()
 
 
 @pytest.fixture(autouse=True)
@@ -77,8 +77,8 @@ def test_other_tasks_and_shapes_have_their_own(tmp_path: Path) -> None:
 
     made = {
         initial_model(TINY, REVERSE, tmp_path).checkpoint,
-        initial_model(TINY, TASKS["copy"](), tmp_path).checkpoint,
-        initial_model(TINY, TASKS["copy"](max_letters=8), tmp_path).checkpoint,
+        initial_model(TINY, find("task", "copy")(), tmp_path).checkpoint,
+        initial_model(TINY, find("task", "copy")(max_letters=8), tmp_path).checkpoint,
         initial_model(replace(TINY, ff=48), REVERSE, tmp_path).checkpoint,
     }
     assert len(made) == 4

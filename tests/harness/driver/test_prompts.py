@@ -7,8 +7,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
+from harness.config.registries import find
 from harness.driver.prompts import PromptSource
-from harness.tasks import TASKS
 from harness.transfer_queue import Ragged
 from harness.transfer_queue.local import LocalQueue
 from harness.workers.dataflow import JobShape, queue_spec
@@ -48,7 +48,7 @@ def source(*, iterations: int = 3, batches_in_queue: int = 3) -> tuple[PromptSou
     queue = LocalQueue(queue_spec(JobShape([], training_ranks=1, capacity_rows=BATCH * N * batches_in_queue)))
     heard = Heard()
     prompts = PromptSource(
-        TASKS["reverse"](),
+        find("task", "reverse")(),
         queue,
         StandingClock(),
         heard,  # type: ignore[arg-type]
@@ -75,7 +75,7 @@ async def test_group_n_holds_the_task_s_nth_problem_in_the_partition_of_its_batc
         partition, rows, found = await take(queue, BATCH)
         assert (partition, rows) == (f"train_{i}", list(range(i * BATCH * N, (i + 1) * BATCH * N)))
         for row, prompt in zip(rows, found, strict=True):
-            assert prompt.tolist() == TASKS["reverse"]().problem(row // N, SEED).prompt.tolist()
+            assert prompt.tolist() == find("task", "reverse")().problem(row // N, SEED).prompt.tolist()
 
 
 async def test_admission_by_fractions_of_a_batch_crosses_partitions_without_a_gap() -> None:
@@ -91,7 +91,9 @@ async def test_admission_by_fractions_of_a_batch_crosses_partitions_without_a_ga
 async def test_what_is_admitted_is_heard_with_its_length_and_time() -> None:
     prompts, _, heard = source()
     await prompts.admit(below=5)
-    assert heard.prompt_tokens == {row: len(TASKS["reverse"]().problem(row // N, SEED).prompt) for row in range(5 * N)}
+    assert heard.prompt_tokens == {
+        row: len(find("task", "reverse")().problem(row // N, SEED).prompt) for row in range(5 * N)
+    }
 
 
 async def test_more_than_the_last_group_is_never_admitted_and_the_queue_stays_open_until_told() -> None:

@@ -14,12 +14,12 @@ from harness.acceptance.chaos.jobs import base, random_job
 from harness.comparison.promises import Finished
 from harness.config import JobConfig, RestartsConfig
 from harness.config.compose import compose_job, make_schedule
+from harness.config.registries import SCHEDULES
 from harness.driver.restarts import EngineRestarts, GivenUp, Restarts, how, roles_in
 from harness.metrics.schemas import Restart
 from harness.runtime.runtime import RealClock, WorkerDied, parts_of
 from harness.runtime.virtual_runtime import LocalRole
 from harness.weight_sync.membership import LostEngine
-from schedules import SCHEDULES
 from tests.support.coordinated_workers import BROKEN, DIED, Setting, Worker
 from tests.support.engine_events import KillableHandle
 from tests.support.examples import examples

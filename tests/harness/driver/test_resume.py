@@ -16,11 +16,11 @@ from hypothesis import strategies as st
 from harness.comparison.promises import Finished, read_finished
 from harness.config import CheckpointConfig, EvalConfig, JobConfig
 from harness.config.compose import compose_job, make_schedule
+from harness.config.registries import SCHEDULES
 from harness.driver.checkpoint_files import CHECKPOINTS, DRIVER, Cut
 from harness.driver.checkpointing import LeftAtCheckpoint
 from harness.metrics.run_files import RunDirectory, load_evaluations, load_metrics
 from harness.runtime.runtime import parts_of
-from schedules import SCHEDULES
 from tests.support.attempts import attempt
 from tests.support.invariants import check_run
 

@@ -10,9 +10,9 @@ import pytest
 from harness.acceptance.chaos.jobs import base
 from harness.config import ConfigError, JobConfig, LatencyConfig, LengthsConfig
 from harness.config.compose import cell_name, compose_job
+from harness.config.registries import SCHEDULES
 from harness.driver.session import simulate
 from harness.runtime.runtime import parts_of
-from schedules import SCHEDULES
 from tests.support.invariants import check_run
 from tests.support.random_jobs import play
 

@@ -17,13 +17,14 @@ from harness.comparison.promises import Finished, read_finished
 from harness.config import CostConfig, JobConfig, LengthsConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
+from harness.config.registries import SCHEDULES
 from harness.driver.backends import Backend, RunSpec, open_backend
 from harness.driver.recorder import Recorder
 from harness.driver.session import Session, simulate
 from harness.metrics.run_files import load_manifest, load_metrics
 from harness.runtime.runtime import RealClock, Stalled
 from harness.runtime.virtual_runtime import Deadlock
-from schedules import SCHEDULES, FullyAsync
+from schedules.fully_async import FullyAsync
 from schedules.protocol import Job
 from tests.support.invariants import check_run
 

@@ -13,7 +13,6 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines import ENGINES
 from harness.checks import job as checks
 from harness.checks.defaults import fit_to_gpus
 from harness.checks.job import JobPlan, plan_job
@@ -22,6 +21,7 @@ from harness.cli.front import settings_of
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import compose_job, make_schedule, names_of
 from harness.config.machine import Machine
+from harness.config.registries import ENGINES, SCHEDULES
 from harness.cost_model.cost import largest_share_s
 from harness.driver.session import simulate
 from harness.planner import explore as explore_module
@@ -41,7 +41,7 @@ from harness.planner.plan import Choice, bench_command, fixed_by, make_plan
 from harness.planner.search import Prospect, front, search
 from harness.planner.work import LengthSamples, least_work, likely_work
 from harness.transfer_queue import Ragged
-from schedules import SCHEDULES, KStepOff
+from schedules.k_step_off import KStepOff
 
 SMALL = (
     "backend=virtual",

@@ -22,6 +22,7 @@ from harness.cli.steps import Steps
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import cell_name, compose_job
 from harness.config.machine import Machine
+from harness.config.registries import SCHEDULES
 from harness.planner.automatic import DEVICES, plan_split
 from harness.planner.candidates import Candidate
 from harness.planner.explore import Exploration, TrialResult
@@ -29,7 +30,6 @@ from harness.planner.plan import UNCERTAINTY, Choice, Plan, bench_command, fixed
 from harness.planner.report import print_plan, verdict, why_slower
 from harness.planner.search import SearchResult
 from harness.studies.scaling import Point, ScalingStudy, draw_scaling, efficiency, page
-from schedules import SCHEDULES
 from tests.support.project import ROOT
 
 OUTCOME = TrialResult(

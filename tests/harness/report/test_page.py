@@ -23,6 +23,7 @@ from harness.comparison.measure_text import against, bounds, headlines, scale_of
 from harness.comparison.runs import Cell
 from harness.comparison.statistics.estimates import Interval
 from harness.config import ConfigError
+from harness.config.registries import SCHEDULES
 from harness.metrics.formatting import decimals, markdown_table, number, percent, signed
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
@@ -43,7 +44,6 @@ from harness.report.palette import (
     of_schedules,
     on_dark,
 )
-from schedules import SCHEDULES
 from tests.support.fabricated_cells import Made, make_cell, make_run
 
 VOID = {"wbr", "meta", "link", "br", "input", "line", "rect", "circle", "polyline", "polygon"}

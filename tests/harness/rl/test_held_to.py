@@ -5,15 +5,14 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from harness.config.job import ADVANTAGES, AGGREGATIONS, FILTERS, REJECTIONS, SHAPING
-from harness.rl.kl import KL
-from harness.rl.losses import CORRECTIONS
+from harness.config.job import AGGREGATIONS
+from harness.config.registries import ADVANTAGES, CORRECTIONS, FILTERS, KL_ESTIMATORS, REJECTIONS, SHAPING
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "algorithms.md"
 KINDS = {
     "loss": CORRECTIONS,
     "advantage": ADVANTAGES,
-    "KL": KL,
+    "KL": KL_ESTIMATORS,
     "rejection": REJECTIONS,
     "aggregation": AGGREGATIONS,
     "shaping": SHAPING,

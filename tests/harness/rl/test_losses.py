@@ -5,23 +5,18 @@ import pytest
 import torch
 
 from harness.config import AlgorithmConfig
-from harness.config.job import AGGREGATIONS, WHOLE_BATCH
+from harness.config.job import AGGREGATIONS
+from harness.config.registries import CORRECTIONS, KL_ESTIMATORS, find
 from harness.rl.aggregation import divisor, token_weights
-from harness.rl.kl import KL, k3
-from harness.rl.losses import (
-    CORRECTIONS,
-    clip,
-    decoupled,
-    masked_importance,
-    no_correction,
-    policy_loss,
-    truncated_importance,
-)
+from harness.rl.kl import estimator_of, k3
+from harness.rl.losses import policy_loss
+from harness.rl.losses.clipped import clip, decoupled
+from harness.rl.losses.importance import masked_importance, no_correction, truncated_importance
 from harness.rl.losses.ratios import policy_ratio, within
+from tests.support.losses import CUTTABLE, WHOLE_BATCH
 
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 ROWS, COLUMNS = 6, 7
-CUTTABLE = sorted(CORRECTIONS.keys() - set(WHOLE_BATCH))
 """Losses that do not look at a whole batch."""
 
 
@@ -206,9 +201,9 @@ def test_settings_reach_the_correction_that_they_name() -> None:
     for name, own in wanted.items():
         algorithm = AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, correction=name, **options)
         more = {"proximal_log_probs": proximal} if name == "decoupled" else {}
-        expected = gradient(CORRECTIONS[name], inputs, **own, **more)
+        expected = gradient(find("algorithm.correction", name), inputs, **own, **more)
         assert torch.equal(gradient(policy_loss(algorithm), inputs, **more), expected)
-        assert not torch.equal(expected, gradient(CORRECTIONS[name], inputs, **more)) or name == "none"
+        assert not torch.equal(expected, gradient(find("algorithm.correction", name), inputs, **more)) or name == "none"
 
 
 @pytest.mark.parametrize("name", sorted(CORRECTIONS.keys() - {"geo_mean", "clip_cov"}))
@@ -221,14 +216,14 @@ def test_on_policy_every_correction_is_the_plain_policy_gradient(name: str) -> N
 
 
 @pytest.mark.parametrize("value", [torch.nan, torch.inf, -torch.inf])
-@pytest.mark.parametrize("name", [*sorted(CORRECTIONS), *KL])
+@pytest.mark.parametrize("name", [*sorted(CORRECTIONS), *KL_ESTIMATORS])
 def test_padding_has_exactly_no_loss_and_no_gradient_whatever_it_holds(name: str, value: float) -> None:
     log_probs, behaviour, advantages, mask = case()
     inputs = tuple(tensor.detach().masked_fill(~mask, value) for tensor in (log_probs, behaviour, advantages))
 
     def loss(log_probs: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
-        if name in KL:
-            return KL[name](log_probs, rest[0], mask)
+        if name in KL_ESTIMATORS:
+            return estimator_of(name)(log_probs, rest[0], mask)
         return by_name(name)(log_probs, *rest)
 
     assert loss(*inputs, mask)[~mask].eq(0).all()

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from harness.config import AlgorithmConfig, ConfigError
-from harness.config.job import REJECTIONS
-from harness.rl.rejection import MEASURES, rejection_of
+from harness.rl.rejection import rejection_of
 
 LENGTHS = torch.tensor([2, 3])
 MASK = torch.tensor([True, True, True, False, True])
@@ -18,10 +17,6 @@ def left(ratios: torch.Tensor = RATIOS, **rejection: tuple[float | None, float |
     rejected = rejection_of(algorithm)
     assert rejected is not None
     return rejected(ratios.log(), torch.zeros(5), MASK, LENGTHS).nonzero().flatten().tolist()
-
-
-def test_every_measure_has_its_name_among_the_settings() -> None:
-    assert tuple(MEASURES) == REJECTIONS
 
 
 @pytest.mark.parametrize(

@@ -4,8 +4,7 @@ import pytest
 import torch
 
 from harness.config import AlgorithmConfig, ConfigError
-from harness.config.job import SHAPING as NAMES
-from harness.rl.shaping import SHAPING, shaping_of
+from harness.rl.shaping import shaping_of
 
 LENGTHS = torch.tensor([[4, 8, 9, 12]])
 
@@ -15,10 +14,6 @@ def shaped(rewards: list[float], *steps: str, longest: int = 12, **options: obje
     shaping = shaping_of(algorithm, longest)
     assert shaping is not None
     return shaping(torch.tensor([rewards]), LENGTHS)[0].tolist()
-
-
-def test_every_step_has_its_name_among_the_settings() -> None:
-    assert tuple(SHAPING) == NAMES
 
 
 def test_the_last_tokens_that_there_are_cost_more_the_more_of_them_are_used() -> None:

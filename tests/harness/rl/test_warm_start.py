@@ -3,9 +3,10 @@ import pytest
 import torch
 from transformers import Qwen3Config, Qwen3ForCausalLM
 
+from harness.config.registries import find
 from harness.rl import warm_start as module
 from harness.rl.warm_start import add_noise, demonstrations, noise_level, warm_start
-from harness.tasks import TASKS, load_tokenizer
+from harness.tasks import load_tokenizer
 
 
 def tiny(hidden: int = 16) -> Qwen3ForCausalLM:
@@ -24,7 +25,7 @@ def weights(model: torch.nn.Module) -> list[torch.Tensor]:
 
 
 def answer_loss(model: Qwen3ForCausalLM) -> float:
-    tokens, present, answers = demonstrations(TASKS["reverse"](), 99, 0, 64, 0.0)
+    tokens, present, answers = demonstrations(find("task", "reverse")(), 99, 0, 64, 0.0)
     with torch.no_grad():
         logits = model(input_ids=tokens, attention_mask=present.long()).logits[:, :-1]
     return torch.nn.functional.cross_entropy(logits[answers[:, 1:]], tokens[:, 1:][answers[:, 1:]]).item()
@@ -35,7 +36,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
     for seed in (0, 0, 1):
         torch.manual_seed(len(models))  # the global generator must not matter
         models.append(tiny())
-        warm_start(models[-1], TASKS["reverse"](), seed=seed, steps=4, batch=8)
+        warm_start(models[-1], find("task", "reverse")(), seed=seed, steps=4, batch=8)
     first, again, other = map(weights, models)
     assert all(map(torch.equal, first, again))
     assert not all(map(torch.equal, first, other))
@@ -44,7 +45,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
 def test_it_leaves_generators_threads_mode_and_gradients_as_they_were() -> None:
     threads, torch_state, numpy_state = torch.get_num_threads(), torch.get_rng_state(), np.random.get_state()[1]
     model = tiny()
-    warm_start(model, TASKS["copy"](), steps=2, batch=8)
+    warm_start(model, find("task", "copy")(), steps=2, batch=8)
     assert torch.get_num_threads() == threads
     assert torch.equal(torch.get_rng_state(), torch_state)
     assert np.array_equal(np.random.get_state()[1], numpy_state)
@@ -64,19 +65,21 @@ def test_threads_are_restored_when_training_fails(monkeypatch: pytest.MonkeyPatc
 
 def test_it_reports_every_step() -> None:
     heard: list[tuple[int, int]] = []
-    warm_start(tiny(), TASKS["expand"](), steps=3, batch=4, progress=lambda done, steps: heard.append((done, steps)))
+    warm_start(
+        tiny(), find("task", "expand")(), steps=3, batch=4, progress=lambda done, steps: heard.append((done, steps))
+    )
     assert heard == [(1, 3), (2, 3), (3, 3)]
 
 
 def test_it_learns_to_read_the_prompt() -> None:
     model = tiny(hidden=32)
-    warm_start(model, TASKS["reverse"](), steps=150, batch=32, lr=1e-2)
+    warm_start(model, find("task", "reverse")(), steps=150, batch=32, lr=1e-2)
     lengths_and_letters_alone = 2.74  # nats a token: 1 stop in 5.5 tokens, 16 letters alike
     assert answer_loss(model) < lengths_and_letters_alone - 0.3
 
 
 def test_only_the_answer_is_learnt_and_padding_is_absent() -> None:
-    task = TASKS["reverse"]()
+    task = find("task", "reverse")()
     tokens, present, answers = demonstrations(task, 0, 0, 16, 0.0)
     for row in range(16):
         prompt = task.decode(tokens[row][present[row] & ~answers[row]].numpy())

@@ -13,8 +13,8 @@ import pytest
 
 from harness.config import ConfigError
 from harness.config.compose import compose_job
+from harness.config.registries import REWARDS
 from harness.tasks import Sample, Score, environment_of, make_task, observation_tokens, score_of
-from harness.tasks.rewards import REWARDS
 from harness.tasks.rewards.code import code
 from harness.tasks.rewards.mathematics import math
 from harness.tasks.rewards.text import exact, form, length, numeric, regex
@@ -85,7 +85,7 @@ def test_a_reward_has_a_name_and_options_that_are_its_own() -> None:
         options = [f"task.reward_options.{key}={value}" for key, value in needed.items()]
         make_task(compose_job([f"task.reward={name}", *options]))
     for settings, told in (
-        (["task.reward=best"], "task.reward=best is unknown; choose exact, numeric, math, "),
+        (["task.reward=best"], "task.reward=best is unknown; choose one of exact, numeric, math, "),
         (["task.reward=regex"], "task.reward_options.pattern has no value; "),
         (["task.reward=exact", "task.reward_options.best=1"], "task.reward_options.best is no option of exact"),
     ):

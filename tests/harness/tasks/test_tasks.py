@@ -3,7 +3,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.tasks import TASKS, Sample, Score, Task, extra_metrics, load_tokenizer, sample_of
+from harness.config.registries import find
+from harness.tasks import Sample, Score, Task, extra_metrics, load_tokenizer, sample_of
 from harness.tasks.characters import Copy, Expand, Reverse, score_characters
 from harness.tasks.task import SimulatedTask
 
@@ -22,7 +23,7 @@ ORACLES = {"reverse": lambda text: text[::-1], "copy": lambda text: text, "expan
 
 @pytest.fixture(params=sorted(ORACLES))
 def task(request: pytest.FixtureRequest) -> Task:
-    return TASKS[request.param]()
+    return find("task", request.param)()
 
 
 def test_the_shipped_tokenizer_has_a_token_for_each_of_32_characters() -> None:
@@ -118,7 +119,7 @@ def test_copy_and_expand_have_a_long_tail_and_reverse_has_none() -> None:
 )
 def test_impossible_options_are_refused_with_their_value(name: str, options: dict[str, float], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        TASKS[name](**options)
+        find("task", name)(**options)
 
 
 @pytest.mark.parametrize("names", [("Caps",), ("a b",), ("",), ("../x",), ("x//y",), ("x", "x")])

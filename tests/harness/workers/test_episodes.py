@@ -8,12 +8,13 @@ import math
 import numpy as np
 import pytest
 
+from harness.config.registries import find
 from harness.protocols import Completion, Request
-from harness.tasks import TASKS, Problem, Step, Task, environment_of
+from harness.tasks import Problem, Step, Task, environment_of
 from harness.workers.episodes import Episodes
 from tests.support.role_setting import TickingClock
 
-TASK: Task = TASKS["lookup"]()
+TASK: Task = find("task", "lookup")()
 
 
 class Script:

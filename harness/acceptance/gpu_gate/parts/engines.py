@@ -9,9 +9,10 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-from engines import EMBEDDED, ENGINES
+from engines import EMBEDDED
 from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.results import Check, LeftOut
+from harness.config.registries import ENGINES
 
 _LIMIT_S = 280.0
 # Make hands these down: by them, what `make gate-gpu DEVICE=cpu` starts would be `make bench DEVICE=cpu`.

@@ -14,8 +14,8 @@ from harness.acceptance.gpu_gate.results import Check
 from harness.checks.job import plan_job
 from harness.config import ConfigError
 from harness.config.machine import this_machine
+from harness.config.registries import SCHEDULES
 from harness.metrics.samples import FATES
-from schedules import SCHEDULES
 
 _SMALL = (
     *("model=tiny", "model.warm_start=false", "algorithm.batch_groups=4", "algorithm.micro_batch_groups=1"),

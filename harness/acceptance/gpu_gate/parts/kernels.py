@@ -21,10 +21,11 @@ from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.parts.common import SMALL, exact_products, random_rows
 from harness.acceptance.gpu_gate.results import Check
 from harness.config import AlgorithmConfig, Layout, ModelConfig, TrainingConfig
+from harness.config.registries import CORRECTIONS
 from harness.protocols import Sampling
 from harness.rl.kl import k3
 from harness.rl.log_probs import head_log_probs
-from harness.rl.losses import CORRECTIONS, policy_loss
+from harness.rl.losses import policy_loss
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

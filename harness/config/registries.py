@@ -1,0 +1,156 @@
+"""The one table of names: what a setting may name, and the import path of the code that each name stands for.
+
+A name of this table is no more than a short way to write its path: wherever one is looked up, `package.module:Name` of
+code from anywhere works as well. Adding a schedule, a loss, a storage is a file and its line here. Paths are strings,
+so that nothing is imported before it is used.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from itertools import product
+from typing import Any
+
+from harness.config.fields import ConfigError
+from harness.config.plugins import check_called, is_path, load
+
+_CHARACTERS = "harness.tasks.characters"
+_DATA = "harness.tasks.data:DataTask"
+_LOSSES = "harness.rl.losses"
+_ADVANTAGES = "harness.rl.advantages"
+_BY_BATCH = "harness.rl.batch_advantages"
+_TEXT = "harness.tasks.rewards.text"
+_MEASURES = (
+    *product(("token", "sequence", "geometric"), ("ratio", "k1", "k2", "k3")),
+    *product(("max",), ("k2", "k3")),
+)
+
+SCHEDULES = {
+    "colocate_sync": "schedules.colocate_sync:ColocateSync",
+    "separated_sync": "schedules.separated_sync:SeparatedSync",
+    "one_step_off": "schedules.one_step_off:OneStepOff",
+    "k_step_off": "schedules.k_step_off:KStepOff",
+    "delayed_update": "schedules.delayed_update:DelayedUpdate",
+    "half_step": "schedules.half_step:HalfStep",
+    "fully_async": "schedules.fully_async:FullyAsync",
+}
+
+ENGINES = {
+    "sglang": "engines.sglang.rollout:SGLangRollout",
+    "torch": "engines.torch.rollout:TorchRollout",
+    "vllm": "engines.vllm.rollout:VLLMRollout",
+}
+
+TASKS = {
+    "reverse": f"{_CHARACTERS}:Reverse",
+    "copy": f"{_CHARACTERS}:Copy",
+    "expand": f"{_CHARACTERS}:Expand",
+    "data": _DATA,
+    "gsm8k": _DATA,
+    "math500": _DATA,
+    "dapo_math": _DATA,
+    "aime": _DATA,
+    "reasoning_gym": "harness.tasks.reasoning_gym_task:ReasoningGym",
+    "lookup": "harness.tasks.pointer_chasing:Lookup",
+}
+
+REWARDS = {
+    "exact": f"{_TEXT}:exact",
+    "numeric": f"{_TEXT}:numeric",
+    "math": "harness.tasks.rewards.mathematics:math",
+    "regex": f"{_TEXT}:regex",
+    "format": f"{_TEXT}:form",
+    "length": f"{_TEXT}:length",
+    "code": "harness.tasks.rewards.code:code",
+}
+
+CORRECTIONS = {
+    "none": f"{_LOSSES}.importance:no_correction",
+    "clip": f"{_LOSSES}.clipped:clip",
+    "dual_clip": f"{_LOSSES}.clipped:dual_clip",
+    "decoupled": f"{_LOSSES}.clipped:decoupled",
+    "tis": f"{_LOSSES}.importance:truncated_importance",
+    "mis": f"{_LOSSES}.importance:masked_importance",
+    "cispo": f"{_LOSSES}.importance:cispo",
+    "gspo": f"{_LOSSES}.sequences:gspo",
+    "geo_mean": f"{_LOSSES}.sequences:geo_mean",
+    "sapo": f"{_LOSSES}.trust_regions:sapo",
+    "dro": f"{_LOSSES}.trust_regions:dro",
+    "dppo_tv": f"{_LOSSES}.trust_regions:dppo_tv",
+    "dppo_kl": f"{_LOSSES}.trust_regions:dppo_kl",
+    "opsm": f"{_LOSSES}.clipped:off_policy_sequence_mask",
+    "clip_cov": f"{_LOSSES}.whole_batch:clip_cov",
+    "kl_cov": f"{_LOSSES}.whole_batch:kl_cov",
+    "m2po": f"{_LOSSES}.whole_batch:second_moment",
+    "tis_normalised": f"{_LOSSES}.whole_batch:normalised_importance",
+}
+
+ADVANTAGES = {
+    "group": f"{_ADVANTAGES}:group_advantages",
+    "dr_grpo": f"{_ADVANTAGES}:dr_grpo",
+    "rloo": f"{_ADVANTAGES}:rloo",
+    "opo": f"{_ADVANTAGES}:opo",
+    "best_of_k": f"{_ADVANTAGES}:best_of_k",
+    "max_rl": f"{_ADVANTAGES}:max_rl",
+    "reinforce_plus_plus": f"{_BY_BATCH}:reinforce_plus_plus",
+    "reinforce_plus_plus_baseline": f"{_BY_BATCH}:reinforce_plus_plus_baseline",
+    "gpg": f"{_BY_BATCH}:gpg",
+    "remax": f"{_ADVANTAGES}:remax",
+    "gae": "harness.rl.gae:gae",
+    "optimal_token_baseline": "harness.rl.token_baseline:optimal_token_baseline",
+}
+
+KL_ESTIMATORS = {
+    "k1": "harness.rl.kl:k1",
+    "k2": "harness.rl.kl:k2",
+    "k3": "harness.rl.kl:k3",
+    "abs": "harness.rl.kl:absolute",
+    "k1+": "harness.rl.kl:k1_straight_through",
+    "k3+": "harness.rl.kl:k3_straight_through",
+}
+
+SHAPING = {name: f"harness.rl.shaping:{name}" for name in ("overlong", "length", "scale", "clip")}
+
+FILTERS = {"none": "harness.rl.filters:every_group", "zero_variance": "harness.rl.filters:zero_variance"}
+
+REJECTIONS = {name: f"harness.rl.rejection:{name}" for name in map("_".join, _MEASURES)}
+
+REGISTRIES: Mapping[str, Mapping[str, str]] = {
+    "schedule": SCHEDULES,
+    "engine": ENGINES,
+    "task": TASKS,
+    "task.reward": REWARDS,
+    "algorithm.correction": CORRECTIONS,
+    "algorithm.advantage": ADVANTAGES,
+    "algorithm.kl": KL_ESTIMATORS,
+    "algorithm.shaping": SHAPING,
+    "algorithm.filter": FILTERS,
+    "algorithm.rejection": REJECTIONS,
+}
+"""Of each setting its names, and where each of them is. Losses, advantages and the like are functions, whose
+keyword-only parameters are their options (`algorithm.options`); the others are classes."""
+
+
+def check_name(registry: str, name: str, setting: str = "") -> None:
+    """Raises ConfigError where this is neither a name of that registry nor an import path. setting: that has the name,
+    where it is called otherwise than the registry."""
+    if not is_path(name) and name not in REGISTRIES[registry]:
+        raise ConfigError(
+            f"{setting or registry}={name} is unknown; choose one of {', '.join(REGISTRIES[registry])}, or "
+            "`package.module:Name` of your own"
+        )
+
+
+def find(setting: str, name: str) -> Any:
+    """What a name of a setting, or an import path, stands for, imported. Raises ConfigError where there is none."""
+    check_name(setting, name)
+    return load(REGISTRIES[setting].get(name, name), setting)
+
+
+def find_function(setting: str, name: str, arguments: int, signature: str) -> Callable[..., Any]:
+    """What is found is a function that can be called with so many arguments, as `signature` says. Raises ConfigError
+    where code of the user's own is none."""
+    found: Callable[..., Any] = find(setting, name)
+    if is_path(name):
+        check_called(found, arguments, setting, name, signature)
+    return found

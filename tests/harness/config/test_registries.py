@@ -1,0 +1,34 @@
+"""The table of names: every path stands for code, and every name that is none is refused in one form."""
+
+from __future__ import annotations
+
+import pytest
+
+from harness.config import ConfigError
+from harness.config.compose import compose_job
+from harness.config.registries import ENGINES, REGISTRIES, find
+
+LOADED = [(setting, name) for setting, names in REGISTRIES.items() for name in names if names is not ENGINES]
+
+
+@pytest.mark.parametrize(("setting", "name"), LOADED)
+def test_every_name_stands_for_code_that_can_be_called(setting: str, name: str) -> None:
+    assert callable(find(setting, name))
+
+
+@pytest.mark.parametrize("setting", REGISTRIES)
+def test_a_name_of_nothing_is_refused_with_those_that_there_are(setting: str) -> None:
+    given = {"algorithm.shaping": "algorithm.shaping=[nope]", "algorithm.rejection": "algorithm.rejection.nope=[0,1]"}
+    typed = {"schedule": "schedule.name", "engine": "engine.name", "task": "task.name"}.get(setting, setting)
+    with pytest.raises(ConfigError) as refused:
+        compose_job([given.get(setting, f"{typed}=nope")])
+    choices = ", ".join(REGISTRIES[setting])
+    assert str(refused.value) == (
+        f"{setting}=nope is unknown; choose one of {choices}, or `package.module:Name` of your own"
+    )
+
+
+def test_every_built_in_name_is_accepted() -> None:
+    for setting in ("algorithm.correction", "algorithm.advantage", "algorithm.kl", "algorithm.filter"):
+        for name in REGISTRIES[setting]:
+            assert (setting, name) in compose_job([f"{setting}={name}"]).named
