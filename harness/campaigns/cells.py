@@ -22,6 +22,7 @@ from harness.config.registries import SCHEDULES, check_name
 from harness.metrics.run_files import run_directory
 from harness.planner.automatic import plan_split
 from harness.planner.plan import as_argument
+from schedules import Schedule
 
 _NO_AXIS = {
     "seeds": "which seeds to run is SEEDS=5, or seeds=[3,4]",
@@ -219,10 +220,11 @@ def device_budget(requests: Sequence[CellRequest], machine: Machine) -> list[str
     jobs = []
     for request in requests:
         with suppress(ConfigError):  # what cannot be composed is refused elsewhere
-            jobs.append(compose_job(request.settings))
+            job = compose_job(request.settings)
+            jobs.append((job, make_schedule(job)))
     if not jobs:
         return []
-    first = jobs[0]
+    first, _ = jobs[0]
     here = machine.gpus or machine.cores // first.cluster.threads_per_device
     most = max(first.cluster.devices, _MOST_DEVICES if first.cluster.oversubscribe else min(_MOST_DEVICES, here))
     budgets = [
@@ -231,17 +233,17 @@ def device_budget(requests: Sequence[CellRequest], machine: Machine) -> list[str
         for groups in range(first.algorithm.micro_batch_groups, 0, -1)
         if first.algorithm.batch_groups % groups == 0
     ]
-    able = {budget: sum(_runs_for_real(job, *budget, machine) for job in jobs) for budget in budgets}
+    able = {budget: sum(_runs_for_real(*job, *budget, machine) for job in jobs) for budget in budgets}
     devices, groups = max(budgets, key=lambda budget: able[budget])  # the first of those that are as good
     found = {"cluster.devices": devices, _MICRO_BATCH: groups}
     asked = {"cluster.devices": first.cluster.devices, _MICRO_BATCH: first.algorithm.micro_batch_groups}
     return [f"{name}={value}" for name, value in found.items() if value != asked[name]]
 
 
-def _runs_for_real(job: JobConfig, devices: int, groups: int, machine: Machine) -> bool:
+def _runs_for_real(job: JobConfig, schedule: Schedule, devices: int, groups: int, machine: Machine) -> bool:
     cluster, algorithm = replace(job.cluster, devices=devices), replace(job.algorithm, micro_batch_groups=groups)
     job = replace(job, cluster=cluster, algorithm=algorithm)
     try:
-        return plan_job(job, make_schedule(job), machine).backend == "real"
+        return plan_job(job, schedule, machine).backend == "real"
     except ConfigError:
         return False

@@ -14,6 +14,7 @@ from harness.checks.machine import (
     check_instances,
     check_machine_memory,
     check_nodes,
+    real_setting,
     share_of_engines,
 )
 from harness.checks.plugins import (
@@ -118,15 +119,16 @@ def _real(
     check_devices(config, schedule, placement, machine, gpu)
     check_instances(groups, machine, gpu)
     check_nodes(schedule, placement, machine, gpu)
-    check_machine_memory(config, schedule, placement, machine, gpu, WEIGHTS_ALONE)
+    setting = real_setting(config, schedule, machine, WEIGHTS_ALONE, gpu=gpu)
+    check_machine_memory(config, schedule, placement, machine, setting)
     task = make_task(config)
-    lengths = Lengths(task.max_prompt_tokens, max_tokens(config, task))
-    check_machine_memory(config, schedule, placement, machine, gpu, lengths)
+    setting = replace(setting, lengths=Lengths(task.max_prompt_tokens, max_tokens(config, task)))
+    memory = check_machine_memory(config, schedule, placement, machine, setting)
     _check_weights(config.model)
     _check_lengths(config, task)
     _check_top_p(config.algorithm.top_p)
     check_batch(config, schedule, placement)
-    share = share_of_engines(config, schedule, placement, machine, gpu, lengths)
+    share = share_of_engines(config, memory, setting)
     planned_options(config, share)
     return JobPlan(placement, gpu, share=share)
 

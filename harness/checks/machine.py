@@ -16,7 +16,7 @@ from harness.config.placement import Placement, resolve_split
 from harness.cost_model.engine_memory import EngineMemory
 from harness.cost_model.engine_share import EngineShare, engine_share
 from harness.cost_model.job_cost import too_much
-from harness.cost_model.memory_plan import USABLE, Lengths, PlanSetting, plan_memory
+from harness.cost_model.memory_plan import USABLE, Lengths, MemoryPlan, PlanSetting, plan_memory
 from schedules import Schedule
 
 _GIB = 1 << 30
@@ -54,15 +54,14 @@ def _fits(config: JobConfig, devices: int) -> bool:
 
 
 def check_machine_memory(
-    config: JobConfig, schedule: Schedule, placement: Placement, machine: Machine, gpu: bool, lengths: Lengths
-) -> None:
-    """GPUs each hold what is on them; devices of a CPU job hold it together."""
-    setting = real_setting(config, schedule, machine, lengths, gpu=gpu)
+    config: JobConfig, schedule: Schedule, placement: Placement, machine: Machine, setting: PlanSetting
+) -> MemoryPlan:
+    """Return what lies on the devices: GPUs each hold what is on them, devices of a CPU job hold it together."""
     plan = plan_memory(config, placement, setting)
-    if plan.fits if gpu else plan.everything <= setting.device_bytes:
-        return
-    if gpu:
-        found = changes_that_fit(config, schedule, machine, lengths)
+    if plan.fits if setting.gpu else plan.everything <= setting.device_bytes:
+        return plan
+    if setting.gpu:
+        found = changes_that_fit(config, schedule, machine, setting.lengths)
         fix = f"{', or '.join(found)}, BACKEND=virtual to simulate it" if found else "BACKEND=virtual simulates it"
         raise HardwareMissing(
             f"{too_much(config, plan, plan.fullest)} of the {machine.gpu_bytes / _GIB:.1f} GiB of a GPU here; "
@@ -75,13 +74,10 @@ def check_machine_memory(
     )
 
 
-def share_of_engines(
-    config: JobConfig, schedule: Schedule, placement: Placement, machine: Machine, gpu: bool, lengths: Lengths
-) -> EngineShare:
-    """Share of the engines of a job that this machine holds."""
-    setting = real_setting(config, schedule, machine, lengths, gpu=gpu)
+def share_of_engines(config: JobConfig, plan: MemoryPlan, setting: PlanSetting) -> EngineShare:
+    """Return what a rollout engine may take of a device, in a job that this machine holds."""
     token = EngineMemory(config.model, config.engine, setting.lengths.sample).token
-    return engine_share(plan_memory(config, placement, setting), setting, token)
+    return engine_share(plan, setting, token)
 
 
 def real_setting(
