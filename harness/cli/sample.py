@@ -24,10 +24,11 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     console.print(
         f"{folder}/model, {folder}/train.jsonl, {folder}/test.jsonl", highlight=False, soft_wrap=True, markup=False
     )
+    model, train, test = (shlex.quote(f"{folder}/{name}") for name in ("model", "train.jsonl", "test.jsonl"))
     console.print(
-        f'make bench MODEL={shlex.quote(str(folder / "model"))} TASK=data ARGS="task.data={folder}/train.jsonl '
-        f'task.held_out_data={folder}/test.jsonl"',
+        f'make bench MODEL={model} TASK=data ARGS="task.data={train} task.held_out_data={test}"',
         highlight=False,
         soft_wrap=True,
+        markup=False,
     )
     return 0
