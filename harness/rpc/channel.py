@@ -1,4 +1,4 @@
-"""What the bytes of a connection become on their way: what they are over a Unix socket, TLS 1.3 over TCP.
+"""Channels of connections: plain bytes over a Unix socket, TLS 1.3 over TCP.
 
 A listener on TCP makes a certificate of its own, in memory alone, and its address ends with the digest of it: a client
 takes this certificate and no other, so that neither hosts' names, nor clocks, nor a list of authorities count.
@@ -33,21 +33,22 @@ class Channel(Protocol):
     """Whether both sides have said what it needs first."""
 
     def begin(self, said: bytes) -> bytes:
-        """What to send next until it is open, once the other side has said this. ConnectionError where it cannot be,
+        """Bytes to send next until it is open, once the other side has said this. ConnectionError where it cannot be,
         PermissionError where the server has another certificate than its address names."""
 
     def seal(self, data: bytes) -> bytes:
-        """What to send for it."""
+        """Bytes to send for the data."""
 
     def unseal(self, data: bytes) -> bytes:
-        """What the other side sent, as far as it is here. ConnectionError where somebody in between changed it."""
+        """Data that the other side sent, as far as it is here. ConnectionError where somebody in between changed it."""
 
     def receive(self, say: bytes, nbytes: int) -> Reading:
-        """So many bytes that the other side sent; no byte of what follows is received. say: goes first, as it is."""
+        """Read so many bytes that the other side sent; no byte of what follows is received. say: goes first, as it
+        is."""
 
 
 class Plain:
-    """Of a Unix socket: the kernel lets nobody else read it."""
+    """The channel of a Unix socket: the kernel lets nobody else read it."""
 
     is_open = True
 
@@ -129,7 +130,7 @@ def _fail(error: ssl.SSLError) -> NoReturn:
 
 
 def server_channels(listener: socket.socket) -> tuple[Callable[[], Channel], Address]:
-    """What makes the server's side of each connection to this listener; and its address, as clients have to have it."""
+    """A maker of the server's side of each connection to this listener; and its address, as clients have to have it."""
     address = address_of(listener)
     if is_of_this_node(listener):
         return Plain, address

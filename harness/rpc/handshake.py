@@ -31,11 +31,12 @@ def new_token() -> bytes:
 
 
 Role = Literal["reader", "writer", "admin"]
-"""What a client may do (of a queue: `requests.MAY`) follows from its token. An admin makes the others' from its own."""
+"""Roles of clients: what one may do (of a queue: `requests.MAY`) follows from its token. An admin makes the others'
+from its own."""
 
 
 def token_for(role: Role, token: bytes) -> bytes:
-    """What a client of this role is to prove, from the admin's token."""
+    """The token that a client of this role is to prove, from the admin's token."""
     return token if role == "admin" else hmac.digest(token, b"token of a " + role.encode(), "sha256")
 
 
@@ -46,16 +47,18 @@ def new_nonce() -> bytes:
 
 @dataclass(frozen=True)
 class Handshake:
-    """What both ends know of a connection once each has said its random number."""
+    """The facts that both ends know of a connection once each has said its random number."""
 
     token: bytes = field(repr=False)
     challenge: bytes
     answer: bytes
 
     def client_proof(self) -> bytes:
+        """The client's proof that it has the token."""
         return self._made_for(b"client's proof")
 
     def server_proof(self) -> bytes:
+        """The server's proof that it has the token."""
         return self._made_for(b"server's proof")
 
     def _made_for(self, use: bytes) -> bytes:
@@ -68,7 +71,7 @@ class Handshake:
         return handshake if hmac.compare_digest(handshake.client_proof(), said[STEP:]) else None
 
     def said(self) -> bytes:
-        """What the client says to the server's challenge."""
+        """The client's answer to the server's challenge."""
         return self.answer + self.client_proof()
 
     def check(self, proof: bytes, server: str, address: str) -> None:
@@ -91,7 +94,7 @@ class Admission:
         self._challenged = False
 
     def feed(self, data: bytes) -> Role | None:
-        """What the client may do, once it has proved it; nothing to begin with, which sends the challenge where the
+        """The role of the client, once it has proved it; nothing to begin with, which sends the challenge where the
         channel needs nothing of the client. PermissionError, and a refusal is sent, without the proof; ConnectionError
         where the channel cannot be opened."""
         if self._challenged:
@@ -148,7 +151,7 @@ def greet_blocking(sock: socket.socket, token: bytes, server: str, address: str)
 
 
 def _greeting(token: bytes, server: str, address: str) -> Generator[tuple[bytes, int], bytes, Channel]:
-    """What the client sends, and how many bytes it then receives: none beyond the server's proof."""
+    """Bytes that the client sends, and how many bytes it then receives: none beyond the server's proof."""
     channel = channel_to(address)
     say = yield from open_channel(channel)
     challenge = yield from channel.receive(say, STEP)

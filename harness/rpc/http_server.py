@@ -49,10 +49,10 @@ def authenticated_app(
     largest_body: int = SMALL_BODY,
     larger: Mapping[str, int] = MappingProxyType({}),
 ) -> FastAPI:
-    """Without routes yet. Refuses requests without the token (401), before anything else of them is looked at; with a
-    body that is too long (413; largest_body: in bytes; larger: of paths that take more) or does not come (408); and,
-    with the status that `refusals` has for it, in the words of an error that a route raises. ValueError without a
-    token."""
+    """An application without routes yet. Refuses requests without the token (401), before anything else of them is
+    looked at; with a body that is too long (413; largest_body: in bytes; larger: of paths that take more) or does not
+    come (408); and, with the status that `refusals` has for it, in the words of an error that a route raises.
+    ValueError without a token."""
     if not token:
         raise ValueError("the service needs a token: anybody who reaches it could do as its members do")
     described: dict[int | str, dict[str, Any]] = {
@@ -64,7 +64,7 @@ def authenticated_app(
         return lambda request, error: JSONResponse({"detail": str(error)}, status_code=status)
 
     def not_understood(_: Request, error: Exception) -> JSONResponse:
-        """What is wrong, without what was sent: NaN and half a character have no place in an answer."""
+        """Answer with what is wrong, without what was sent: NaN and half a character have no place in an answer."""
         assert isinstance(error, RequestValidationError)
         told = [{"loc": one["loc"], "msg": one["msg"], "type": one["type"]} for one in error.errors()]
         return JSONResponse({"detail": told}, status_code=422)
@@ -77,8 +77,8 @@ def authenticated_app(
 
 
 class _Guard:
-    """Before an application: it gets requests with the token only, and of their bodies what is not too long, in time.
-    Where it refuses, the connection ends."""
+    """A guard before an application, which gets requests with the token only, and of their bodies what is not too long,
+    in time. Where it refuses, the connection ends."""
 
     def __init__(self, app: ASGIApp, token: str, largest_body: int, larger: Mapping[str, int]) -> None:
         self._app, self._largest, self._larger = app, largest_body, larger
@@ -127,8 +127,8 @@ def _refusal(status: int, told: str) -> JSONResponse:
 
 
 def _impatient_protocol(most: int) -> type[H11Protocol]:
-    """Of one server: a request's headers come within `_REQUEST_S`, and where more than `most` connections have not sent
-    theirs, the oldest goes."""
+    """The protocol of one server: a request's headers come within `_REQUEST_S`, and where more than `most` connections
+    have not sent theirs, the oldest goes."""
     strangers: dict[Impatient, asyncio.TimerHandle] = {}
 
     class Impatient(H11Protocol):
@@ -158,7 +158,7 @@ def _impatient_protocol(most: int) -> type[H11Protocol]:
                     next(iter(strangers))._go()
 
         def _go(self) -> None:
-            """And is forgotten at once: it hears so later, when others may have come."""
+            """Abort the connection, and forget it at once: it hears so later, when others may have come."""
             self._forget()
             self.transport.abort()
 
@@ -182,7 +182,8 @@ class _EmbeddedServer(uvicorn.Server):
         self.started = True
 
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
-        """Who waits for longer loses the connection; uvicorn would cancel the request, and tell that as an error."""
+        """Shut down; who waits for longer loses the connection. uvicorn would cancel the request, and tell that as an
+        error."""
         cut = asyncio.get_running_loop().call_later(_GRACE_S, self._cut_off)
         await super().shutdown(sockets)
         cut.cancel()

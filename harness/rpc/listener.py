@@ -33,6 +33,7 @@ class Listener:
         self.strangers: dict[_Stranger, None] = {}  # in the order in which they came
 
     def start(self) -> None:
+        """Accept connections in the running event loop."""
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(self._sock.fileno(), self._accept)
 
@@ -64,7 +65,7 @@ class Listener:
         _Stranger(self, sock, self._new_channel()).begin()
 
     def _has_room(self) -> bool:
-        """For one more stranger: the oldest goes where it has had its time."""
+        """Whether there is room for one more stranger: the oldest goes where it has had its time."""
         if len(self.strangers) < _STRANGERS:
             return True
         oldest = next(iter(self.strangers))
@@ -104,7 +105,7 @@ class _Stranger:
             self._sock.close()
 
     def _leave(self) -> None:
-        """It is a stranger no more."""
+        """Be a stranger no more."""
         self._deadline.cancel()
         self._loop.remove_reader(self._sock.fileno())
         del self._listener.strangers[self]

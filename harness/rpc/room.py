@@ -11,7 +11,7 @@ PATIENCE_S = 10.0  # in which the first grows by `SMALL`, while others wait for 
 
 
 class Sender(Protocol):
-    """Who sends such a message."""
+    """The sender of such a message."""
 
     def come(self) -> int:
         """Bytes of it that are here."""
@@ -20,7 +20,7 @@ class Sender(Protocol):
         """There is room for all of it."""
 
     def give_up(self) -> None:
-        """It has not come for long, and others wait for its room. Ends it."""
+        """End it: it has not come for long, and others wait for its room."""
 
 
 class Room:
@@ -39,7 +39,7 @@ class Room:
         return has_room
 
     def end(self, sender: Sender) -> None:
-        """Its message is whole, or never will be."""
+        """Free the room of a message that is whole, or never will be."""
         before = self._those_with_room()
         del self._sizes[sender]
         for one in self._those_with_room():
@@ -58,7 +58,7 @@ class Room:
         return senders
 
     def _look_again(self) -> None:
-        """At who holds up the others, after a while."""
+        """Look after a while at the sender that holds up the others."""
         first = next(iter(self._sizes))
         self._watch = asyncio.get_running_loop().call_later(PATIENCE_S, self._check, first, first.come())
 

@@ -21,7 +21,7 @@ _lock = threading.Lock()
 
 
 def new_path() -> str:
-    """Of a socket; its folder is there, 0700."""
+    """Path of a new socket; its folder is there, 0700."""
     global _folder
     with _lock:
         if _folder is None:
@@ -48,7 +48,7 @@ def forget(path: str) -> None:
 
 
 def _own_name() -> str:
-    """Which process this is: pids are of a namespace, and come again."""
+    """Name of this process: pids are of a namespace, and come again."""
     return f"{_namespace()}-{os.getpid()}-{_started_at(os.getpid())}"
 
 
@@ -57,7 +57,7 @@ def _namespace() -> int:
 
 
 def _started_at(pid: int) -> str | None:
-    """In ticks since the machine's start; None where there is no such process."""
+    """Ticks from the machine's start to that of a process; None where there is no such process."""
     try:
         return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
     except (FileNotFoundError, ProcessLookupError):

@@ -33,6 +33,7 @@ def new_address() -> Address:
 
 
 def takes_descriptors(address: Address) -> bool:
+    """Whether descriptors travel to this address."""
     return address.startswith("unix:")
 
 
@@ -48,7 +49,7 @@ def socket_address(address: Address) -> SocketAddress:
 
 
 def digest_in(address: Address) -> str:
-    """Of the certificate that is shown there. ValueError without one."""
+    """Digest of the certificate that is shown at an address. ValueError without one."""
     place, _, digest = address.partition("#")
     if not digest:
         raise ValueError(f"address {place!r} names no certificate: connect to the one that its server tells")
@@ -74,6 +75,7 @@ def listen(address: Address) -> tuple[socket.socket, Address]:
 
 
 def address_of(listener: socket.socket) -> Address:
+    """The address of a listener, without the digest of a certificate."""
     place = listener.getsockname()
     return f"unix:{place}" if is_of_this_node(listener) else f"tcp:{place[0]}:{place[1]}"
 
@@ -100,6 +102,7 @@ def send_at_once(sock: socket.socket) -> None:
 
 
 def is_of_this_node(sock: socket.socket) -> bool:
+    """Whether it is a Unix socket."""
     return sock.family == socket.AF_UNIX
 
 
@@ -114,7 +117,7 @@ _held: weakref.WeakSet[Inherited] = weakref.WeakSet()
 
 
 def abandon_in_children(connection: Inherited) -> None:
-    """From now on, for as long as it lives, a forked child abandons it at once."""
+    """Let a forked child abandon the connection at once, for as long as it lives."""
     _held.add(connection)
 
 
@@ -188,11 +191,13 @@ _CLOSE_ON_EXEC, _CUT = int(socket.MSG_CMSG_CLOEXEC), int(socket.MSG_CTRUNC)  # a
 
 
 class WireError(ConnectionError):
-    """What came is not a frame: the stream is of no use any more."""
+    """Raised for bytes that are no frame: the stream is of no use any more."""
 
 
 @dataclass(frozen=True, slots=True)
 class Framed:
+    """A frame that was received."""
+
     call: int
     body: bytes
     descriptors: list[int]
@@ -287,7 +292,7 @@ class Splitter:
 
 
 def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
-    """What is there to read, and the descriptors that came with it; no bytes at the end of the stream."""
+    """Bytes that are there to read, and the descriptors that came with them; no bytes at the end of the stream."""
     data, ancillary, flags, _ = sock.recvmsg(CHUNK, _ANCILLARY, _CLOSE_ON_EXEC)
     if not ancillary:
         return data, []
@@ -310,7 +315,7 @@ def send_some(sock: socket.socket, data: bytes | memoryview, descriptors: Sequen
 
 
 def portions(data: bytes, descriptors: Sequence[int]) -> list[tuple[bytes, Sequence[int]]]:
-    """What goes in one system call each: only so many descriptors can, and each lot needs a byte to ride on."""
+    """Portions that go in one system call each: only so many descriptors can, and each lot needs a byte to ride on."""
     if len(descriptors) <= _PER_SEND:
         return [(data, descriptors)]
     lots = [descriptors[i : i + _PER_SEND] for i in range(0, len(descriptors), _PER_SEND)]
@@ -319,7 +324,7 @@ def portions(data: bytes, descriptors: Sequence[int]) -> list[tuple[bytes, Seque
 
 
 class Outbox:
-    """What a non-blocking socket could not take yet. Holds copies of the descriptors that it owes."""
+    """The bytes that a non-blocking socket could not take yet. Holds copies of the descriptors that it owes."""
 
     def __init__(self, sock: socket.socket) -> None:
         self._sock = sock
@@ -361,6 +366,7 @@ class Outbox:
         return True
 
     def close(self) -> None:
+        """Drop what is owed."""
         for _, descriptors in self._owed:
             close_all(descriptors)
         self._owed.clear()
@@ -374,5 +380,6 @@ class Outbox:
 
 
 def close_all(descriptors: Sequence[int] | deque[int] | array.array[int]) -> None:
+    """Close descriptors."""
     for descriptor in descriptors:
         os.close(descriptor)

@@ -122,7 +122,8 @@ class FramedStream:
             self._owes()
 
     def _unsendable(self, error: OSError) -> None:
-        """Where the other side has gone the reader sees it, too, after what came before that."""
+        """Close where bytes cannot be sent; where the other side has gone the reader sees it, too, after what came
+        before that."""
         if not isinstance(error, BrokenPipeError | ConnectionResetError):
             self.close(error)
 
@@ -152,7 +153,7 @@ class FramedStream:
         self._came(frames)
 
     def _came(self, frames: list[Framed]) -> None:
-        """These are whole now."""
+        """Hand over frames that are whole now."""
         self._frames += frames
         while self._frames:
             self._on_frame(self._frames.popleft())
@@ -314,7 +315,7 @@ class PendingCalls:
         return self._wait(self._last, answer, timeout_s)
 
     def greeting(self, timeout_s: float) -> Coroutine[Any, Any, Framed]:
-        """What comes first, unasked; raises as `ask` does."""
+        """Wait for the frame that comes first, unasked; raises as `ask` does."""
         return self._wait(0, self._expected(0), timeout_s)
 
     def tell(self, body: bytes) -> None:

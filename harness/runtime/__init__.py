@@ -1,1 +1,1 @@
-"""Where roles run."""
+"""Runtimes, in which roles run."""

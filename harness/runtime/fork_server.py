@@ -94,7 +94,7 @@ class ForkServer:
 
     @classmethod
     def join(cls, descriptor: int) -> ForkServer:
-        """By a descriptor that came from `share`."""
+        """Join by a descriptor that came from `share`."""
         return cls(socket.socket(fileno=descriptor), None, None)
 
     def start(
@@ -130,10 +130,11 @@ class ForkServer:
         return os.getppid() if self._process is None else os.getpid()
 
     def has_ended(self) -> bool:
-        """Of a server that this process launched."""
+        """Whether a server that this process launched has ended."""
         return self._process is not None and self._process.poll() is not None
 
     def signal(self, number: int, which: signal.Signals) -> None:
+        """Send a signal to a process by its number."""
         with suppress(OSError):  # the server is gone, and so are its processes
             self._send(_Signal(number, which), [])
 
@@ -166,7 +167,7 @@ class ForkedProcess:
     pid: int | None = None
     """Once `wait` has read it."""
     code: int | None = None
-    """As subprocess has it, once it has ended; None where the server ended before."""
+    """Exit code as subprocess has it, once it has ended; None where the server ended before."""
     _status: str | None = None
     _text: bytes = b""
     _reading: threading.Lock = field(default_factory=threading.Lock)
@@ -194,7 +195,7 @@ class ForkedProcess:
             self._server.signal(self.number, which)
 
     def close(self) -> None:
-        """Of no use any more."""
+        """Give the process up."""
         with self._reading:
             self._status = self._status or "it was given up"
             os.close(self._reports)
@@ -238,7 +239,7 @@ class _Child:
 
 @dataclass(eq=False)
 class _Client:
-    """Who asks. children: by the numbers that it gave them."""
+    """A client. children: by the numbers that it gave them."""
 
     socket: socket.socket
     children: dict[int, _Child] = field(default_factory=dict)
@@ -251,7 +252,7 @@ class _Server:
         self._admit(first)
 
     def run(self) -> None:
-        """Until the first client has ended."""
+        """Serve until the first client has ended."""
         first = self._clients[0]
         try:
             while first in self._clients:
@@ -306,7 +307,7 @@ class _Server:
         _write(reports, f"{pid}\n")
 
     def _bury(self, client: _Client, child: _Child) -> None:
-        """What it had started goes with it: its group is there until its end has been taken note of."""
+        """End a child with what it had started: its group is there until its end has been taken note of."""
         os.waitid(os.P_PIDFD, child.pidfd, os.WEXITED | os.WNOWAIT)
         _kill_group(child.pid)
         _, status = os.waitpid(child.pid, 0)
@@ -328,14 +329,14 @@ def _kill_all(client: _Client) -> None:
 
 
 def _kill_group(pid: int) -> None:
-    """Of its group; or it alone where it has not made that yet."""
+    """Kill the group of a process; or it alone where it has not made that yet."""
     for kill in (os.killpg, os.kill):
         with suppress(ProcessLookupError):
             kill(pid, signal.SIGKILL)
 
 
 def _become(request: _Fork, descriptors: Sequence[int], server: int, inherited: Iterable[int]) -> NoReturn:
-    """What was asked for, in the forked process."""
+    """Become what was asked for, in the forked process."""
     code = 1
     try:
         os.setsid()  # an interrupt from the keyboard is for the driver
@@ -371,7 +372,8 @@ def _become(request: _Fork, descriptors: Sequence[int], server: int, inherited: 
 
 
 def _reseed() -> None:
-    """What draws without a seed of its own must not draw the same in every process. Python's own sees to it itself."""
+    """Seed anew what draws without a seed of its own, which must not draw the same in every process. Python's own sees
+    to it itself."""
     if "torch" in sys.modules:
         sys.modules["torch"].default_generator.seed()
     if "numpy.random" in sys.modules:

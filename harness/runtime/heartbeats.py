@@ -28,15 +28,16 @@ class QueueBeat:
 
     @property
     def is_open(self) -> bool:
+        """Whether it is still asked."""
         return self.ended is None
 
     async def waiting(self) -> list[str]:
-        """What waits there are calls of others, which say so themselves."""
+        """No lines: what waits there are calls of others, which say so themselves."""
         await self._queue.waiting()
         return []
 
     def give_up(self, why: str) -> None:
-        """It is killed, and every call of it ends; those of this process for this reason."""
+        """Kill the queue; every call of it ends, those of this process for this reason."""
         self.ended = why
         self._queue.end(why)
         self._end()
@@ -46,11 +47,12 @@ Beating = RemoteRole[WaitingRole] | QueueBeat
 
 
 class Heartbeats:
-    """Of roles in other processes, and of the queue. One that computes answers when it is done: `limit_s` has to be
+    """Watches roles in other processes, and the queue. One that computes answers when it is done: `limit_s` has to be
     more than the longest computation of one piece. A process that is stopped, or whose event loop hangs, never answers;
     it is ended, as if it had died, and every call of it. tell: is told why.
 
-    Time counts in questions without an answer, so that a pause of this process ends nobody."""
+    Time counts in questions without an answer, so that a pause of this process ends nobody.
+    """
 
     def __init__(
         self,
@@ -66,7 +68,7 @@ class Heartbeats:
         self._heard: dict[str, tuple[float, list[str]]] = {}  # when, and what its loops waited for
 
     async def watch(self) -> NoReturn:
-        """Until it is cancelled."""
+        """Ask them all until it is cancelled."""
         try:
             while True:
                 for handle in self._handles:
@@ -81,8 +83,9 @@ class Heartbeats:
             self._silent_s.clear()
 
     def states(self) -> list[dict[str, Any]]:
-        """Of each role: its name; `answers`, `computes` (it has not answered the newest question yet), `starts`, or how
-        it ended; seconds since it was last heard, None where it never was; and what its loops waited for then."""
+        """State of each role: its name; `answers`, `computes` (it has not answered the newest question yet), `starts`,
+        or how it ended; seconds since it was last heard, None where it never was; and what its loops waited for
+        then."""
         return [self._state(handle) for handle in self._handles]
 
     def _ask(self, handle: Beating) -> None:

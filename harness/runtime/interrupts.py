@@ -21,7 +21,7 @@ _AGAIN_S = 0.05
 
 
 def spare_imports() -> None:
-    """From now on an interrupt of the main thread waits until it imports nothing; a second SIGINT does not wait.
+    """Let an interrupt of the main thread wait until it imports nothing; a second SIGINT does not wait.
 
     Uses SIGALRM. Where SIGINT is ignored, or has a handler of its own, nothing changes.
     """
@@ -91,7 +91,7 @@ class LeaveRequest:
 
 @contextmanager
 def leaving_when_asked(*, at_once: bool) -> Iterator[LeaveRequest]:
-    """Within it SIGTERM asks, and ends nothing; or, at once, it raises Terminated where Ctrl-C raises
+    """Handle SIGTERM, which within it asks, and ends nothing; or, at once, it raises Terminated where Ctrl-C raises
     KeyboardInterrupt. Only in the main thread."""
     request = LeaveRequest(at_once=at_once)
     before = signal.signal(signal.SIGTERM, request)

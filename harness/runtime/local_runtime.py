@@ -38,7 +38,7 @@ class LocalRuntime:
 
     host = "127.0.0.1"
     stop_s = 5.0
-    """That workers have to close their roles."""
+    """Seconds that workers have to close their roles."""
 
     def __init__(
         self,
@@ -89,7 +89,7 @@ class LocalRuntime:
         return started.queue
 
     def kill_queue(self) -> None:
-        """Its process, whatever it is doing."""
+        """Kill the queue's process, whatever it is doing."""
         self._queue.kill()
 
     def start_worker(
@@ -101,7 +101,7 @@ class LocalRuntime:
         return self._workers.add(name, *self._launch(name), roles)
 
     async def start_again(self, handle: Handle[Any]) -> None:
-        """As `Runtime` says."""
+        """Start a role again, as `Runtime` says."""
         await self._workers.start_again(handle, self._launch)
 
     def _launch(self, name: str) -> tuple[_LocalProcess, bytes]:
@@ -125,11 +125,11 @@ class LocalRuntime:
         return _LocalProcess(self.reached_at(name, address), process), token
 
     def reached_at(self, worker: str, address: Address) -> Address:
-        """Where this process connects to a worker that listens there."""
+        """The address at which this process connects to a worker that listens there."""
         return address
 
     async def stop_clocks(self) -> float:
-        """They stand still until they are started again. The latest of their times."""
+        """Stop the clocks of all workers until they are started again; returns the latest of their times."""
         return await self._workers.stop_clocks()
 
     async def start_clocks(self, origin: float) -> None:
@@ -178,7 +178,7 @@ def launch_server(preload: Sequence[str], log: Path | None = None) -> ForkServer
 
 
 def device_environment(devices: Sequence[int]) -> dict[str, str]:
-    """By which a process sees these of the devices that this process sees, in this order."""
+    """Environment by which a process sees these of the devices that this process sees, in this order."""
     there = gpus() if devices else []
     return {VISIBLE: ",".join(there[device].visible_as for device in devices)}
 
@@ -194,16 +194,16 @@ FORKABLE = {
     "JE_ARROW_MALLOC_CONF": "background_thread:false",  # pyarrow's allocator
     "PYTORCH_NVML_BASED_CUDA_CHECK": "1",  # asking whether there is a GPU initialises nothing
 }
-"""Without which what a server imports starts threads, or a driver, that no fork survives."""
+"""Environment without which what a server imports starts threads, or a driver, that no fork survives."""
 
 
 def server_environment() -> dict[str, str]:
-    """What a fork server, and so each worker, has in its environment beyond that of this process."""
+    """Environment of a fork server, and so of each worker, beyond that of this process."""
     environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment["PYTHONPATH"] = os.pathsep.join(import_folders())  # where code of the user's is
     return environment | _MALLOC | FORKABLE
 
 
 def network_environment(gpu: bool) -> dict[str, str]:
-    """By which workers find each other."""
+    """Environment by which workers find each other."""
     return {} if gpu else {"GLOO_SOCKET_IFNAME": "lo"}

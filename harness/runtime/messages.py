@@ -1,5 +1,4 @@
-"""What the driver and its workers send each other: msgpack, decoded by the annotations of the roles' methods; no code
-travels.
+"""Messages of the driver and its workers: msgpack, decoded by the annotations of the roles' methods; no code travels.
 
 Beyond what msgspec knows (builtins, dataclasses, its own structs) arrays, tensors, dtypes of torch and paths travel.
 Exceptions arrive as themselves where both sides have the class, else as the nearest base that both have.
@@ -29,8 +28,8 @@ class CannotTravel(TypeError):
 
 @dataclass(frozen=True)
 class Wire:
-    """In the annotation of an argument or a result: what travels for it, `Annotated[WeightOffer, Wire(A | B)]`. Members
-    of a union of objects are msgspec structs with tags."""
+    """A mark in the annotation of an argument or a result: what travels for it, `Annotated[WeightOffer, Wire(A | B)]`.
+    Members of a union of objects are msgspec structs with tags."""
 
     type: Any
 
@@ -49,8 +48,8 @@ def encode(value: Any) -> bytes:
 
 
 def decode(data: bytes | memoryview | msgspec.Raw, wanted: Any) -> Any:
-    """What `encode` made, as the type that is wanted; arrays are the reader's own, writable. Raises CannotTravel for
-    such a type, ValueError where the data are something else."""
+    """The value that `encode` encoded, as the type that is wanted; arrays are the reader's own, writable. Raises
+    CannotTravel for such a type, ValueError where the data are something else."""
     return _decoder(wanted)(data)
 
 
@@ -122,7 +121,7 @@ def _torch_dtype(name: str) -> Any:
 
 @dataclass(frozen=True)
 class MethodTypes:
-    """What one coroutine method of a role takes, without `self`, and returns."""
+    """The types that one coroutine method of a role takes, without `self`, and returns."""
 
     signature: Signature
     arguments: Any
@@ -135,7 +134,7 @@ class MethodTypes:
         return tuple(bound.arguments.values())
 
     def spread(self, arguments: Sequence[Any]) -> tuple[list[Any], dict[str, Any]]:
-        """What `bind` put in order, as positional and named arguments."""
+        """Positional and named arguments, of those that `bind` put in order."""
         positional, named = [], {}
         for one, argument in zip(self.signature.parameters.values(), arguments, strict=True):
             if one.kind is Parameter.KEYWORD_ONLY:
@@ -147,7 +146,7 @@ class MethodTypes:
 
 @cache
 def method_types(method: Callable[..., Any]) -> MethodTypes:
-    """Of a function in a class. Raises CannotTravel where it is no coroutine function, or lacks an annotation."""
+    """Types of a function in a class. Raises CannotTravel where it is no coroutine function, or lacks an annotation."""
     name = method.__qualname__
     if not iscoroutinefunction(method):
         raise CannotTravel(f"{name} is no coroutine function: only those can be called from afar")
@@ -186,7 +185,7 @@ class Failure(msgspec.Struct, array_like=True):
 
 
 def failure_of(error: BaseException, where: str | None = None) -> Failure:
-    """where: it came from; then its traceback goes along as a note."""
+    """An error as it travels. where: it came from; then its traceback goes along as a note."""
     group = isinstance(error, BaseExceptionGroup)
     notes = list(getattr(error, "__notes__", ()))
     if where is not None:
@@ -202,7 +201,7 @@ def failure_of(error: BaseException, where: str | None = None) -> Failure:
 
 
 def _legible(text: str) -> str:
-    """As UTF-8 can have it: half of a pair of surrogates is escaped."""
+    """The text as UTF-8 can have it: half of a pair of surrogates is escaped."""
     return text.encode("utf-8", "backslashreplace").decode()
 
 
@@ -239,8 +238,8 @@ def _exception(failure: Failure) -> Exception:
 
 
 def _same(known: type[Exception], failure: Failure) -> Exception | None:
-    """By its constructor, or without it, whichever makes an error of the arguments that says the same; None of a class
-    that takes something else, or that only its own library can make."""
+    """An error made by its constructor, or without it, whichever makes an error of the arguments that says the same;
+    None of a class that takes something else, or that only its own library can make."""
     arguments = [failure.text] if failure.arguments is None else failure.arguments
     for make in (known, partial(known.__new__, known)):
         try:
@@ -266,7 +265,7 @@ def _short(failure: Failure) -> str:
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
-    """Its class is its first item; the number of the call is in the frame."""
+    """A message; its class is its first item, and the number of the call is in the frame."""
 
 
 class Call(Message):
@@ -292,18 +291,26 @@ class StopClock(Message):
 
 
 class Ping(Message):
+    """Ask whether the worker answers."""
+
     pass
 
 
 class EndRole(Message):
+    """End a role."""
+
     role: str
 
 
 class Done(Message):
+    """Answer of a call."""
+
     value: msgspec.Raw
 
 
 class Failed(Message):
+    """Failure of a call."""
+
     failure: Failure
 
 
@@ -314,4 +321,5 @@ decode_answer = msgspec.msgpack.Decoder(Answer).decode
 
 
 def done(value: Any) -> Done:
+    """The answer with this value."""
     return Done(msgspec.Raw(encode(value)))

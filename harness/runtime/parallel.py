@@ -65,7 +65,7 @@ def _begin() -> None:
 
 
 def end_with_parent() -> None:
-    """From now on this process ends with the one that started it, whatever it is doing."""
+    """Let this process end with the one that started it, whatever it is doing."""
     threading.Thread(target=_wait_for_parent, daemon=True).start()
 
 

@@ -111,7 +111,7 @@ class RayCluster:
         self._stack.close()
 
     def host_of(self, handle: Handle[Any]) -> str:
-        """As `Runtime` says."""
+        """The host of a role, as `Runtime` says."""
         assert isinstance(handle, RemoteRole), "it is of this runtime"
         return self._processes[handle.connection.worker].host
 
@@ -130,7 +130,7 @@ class RayCluster:
         return started.queue
 
     def kill_queue(self) -> None:
-        """Its process, whatever it is doing."""
+        """Kill the queue's process, whatever it is doing."""
         self._queue.kill()
 
     def start_worker(
@@ -142,7 +142,7 @@ class RayCluster:
         return self._workers.add(name, *self._launch(name), roles)
 
     async def start_again(self, handle: Handle[Any]) -> None:
-        """As `Runtime` says: on the same bundle, wherever that is."""
+        """Start a role again, as `Runtime` says: on the same bundle, wherever that is."""
         await self._workers.start_again(handle, self._launch)
 
     def _launch(self, name: str) -> tuple[_RayProcess, bytes]:
@@ -164,7 +164,7 @@ class RayCluster:
         return process, token
 
     async def stop_clocks(self) -> float:
-        """They stand still until they are started again. The latest of their times."""
+        """Stop the clocks of all workers until they are started again; returns the latest of their times."""
         return await self._workers.stop_clocks()
 
     async def start_clocks(self, origin: float) -> None:
@@ -246,7 +246,7 @@ class _RayProcess:
         return "it was stopped"
 
     def bring_output(self) -> threading.Thread | None:
-        """It has ended: what it printed on a node that does not see the folder of logs comes there, once, in a thread
+        """Bring what an ended process printed on a node that does not see the folder of logs there, once, in a thread
         that ends when it has; None where there is nothing to bring."""
         output, self._to_bring = self._to_bring, None
         if output is not None:

@@ -33,13 +33,14 @@ class Node:
     gpus: int
 
     def devices(self, gpu: bool) -> int:
+        """Devices that the node has for a job."""
         return self.gpus if gpu else self.cpus
 
 
 @contextmanager
 def connected(address: str, environment: Mapping[str, str] | None = None) -> Iterator[None]:
-    """This process takes part in the cluster. environment: of the processes that are started there. Raises ConfigError
-    where nobody answers, or who does lets this process in."""
+    """Take part in the cluster. environment: of the processes that are started there. Raises ConfigError where nobody
+    answers, or who does lets this process in."""
     _reach(address)
     on_sigterm = signal.getsignal(signal.SIGTERM)
     try:
@@ -86,7 +87,7 @@ def _reach(address: str) -> None:
 
 
 def nodes() -> list[Node]:
-    """That live, the first being this one. This process takes part in the cluster."""
+    """Nodes that live, the first being this one. This process takes part in the cluster."""
     here = ray.get_runtime_context().get_node_id()
     found = [
         Node(
@@ -102,11 +103,12 @@ def nodes() -> list[Node]:
 
 
 def on_node(node: str) -> NodeAffinitySchedulingStrategy:
+    """Ray's strategy to schedule on this node."""
     return NodeAffinitySchedulingStrategy(node, soft=False)
 
 
 def cluster_machine(address: str) -> Machine:
-    """What the cluster has for a job. Raises ConfigError."""
+    """The devices that the cluster has for a job. Raises ConfigError."""
     with connected(address):
         there = nodes()
         with_gpus = [node for node in there if node.gpus]

@@ -30,7 +30,8 @@ _ASKED_EVERY_S = 10  # a driver that says nothing, by TCP, whether its host is t
 
 @dataclass(frozen=True)
 class Listening:
-    """Where a worker does, its node by Ray's name, and whether that node has the driver's folder of logs."""
+    """The address where a worker listens, its node by Ray's name, and whether that node has the driver's folder of
+    logs."""
 
     address: Address
     node: str
@@ -39,8 +40,8 @@ class Listening:
 
 @dataclass(frozen=True)
 class Output:
-    """What a worker prints: in `log` of the driver's folder, where its node sees that, as it does if it sees `proof`, a
-    file of this run; else in the temporary file `aside`, from where it is brought once the worker has ended."""
+    """The output of a worker: in `log` of the driver's folder, where its node sees that, as it does if it sees `proof`,
+    a file of this run; else in the temporary file `aside`, from where it is brought once the worker has ended."""
 
     log: Path
     proof: Path
@@ -69,6 +70,7 @@ class WorkerActor:
         self._listening = Listening(self._server.address, ray.get_runtime_context().get_node_id(), sees_logs)
 
     async def listening(self) -> Listening:
+        """The address and node where it listens."""
         return self._listening
 
     async def serve(
@@ -127,6 +129,7 @@ class WorkerActor:
         return os.open(Path(tempfile.gettempdir(), output.aside), os.O_WRONLY | os.O_APPEND | alone, 0o600)
 
     async def stop(self) -> None:
+        """Stop serving."""
         self._server.stop()
 
 

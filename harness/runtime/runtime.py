@@ -1,4 +1,4 @@
-"""What a job needs of whatever runs its workers: handles, the clock, and why a worker's loops wait.
+"""The runtime of a job, which runs its workers: handles, the clock, and why a worker's loops wait.
 
 `virtual_runtime` runs them in this process in virtual time, `local_runtime` in processes of this machine, `ray_cluster`
 in those of a cluster.
@@ -67,16 +67,16 @@ class Runtime(Protocol):
 
     @property
     def host(self) -> str:
-        """Where processes of this run reach this one; loopback unless they are on several machines."""
+        """The host where processes of this run reach this one; loopback unless they are on several machines."""
 
     def host_of(self, handle: Handle[Any]) -> str:
-        """Where they reach the process of this role, which has answered."""
+        """The host where they reach the process of this role, which has answered."""
 
     def start_queue(self, spec: QueueSpec, saves: Path | None = None) -> TransferQueue:
         """saves: the folder below which it may be saved."""
 
     def kill_queue(self) -> None:
-        """Its process, whatever it is doing."""
+        """Kill the queue's process, whatever it is doing."""
 
     def start_worker(
         self, name: str, devices: Sequence[int], roles: Mapping[RoleName, type], build: Build
@@ -97,11 +97,12 @@ class Runtime(Protocol):
 
 
 def cluster_address() -> str | None:
-    """Of the Ray cluster that RAY_ADDRESS names; None where it names none, and all is on this machine."""
+    """Address of the Ray cluster that RAY_ADDRESS names; None where it names none, and all is on this machine."""
     return os.environ.get("RAY_ADDRESS") or None
 
 
 def role_name(role: RoleName) -> str:
+    """Name of a role: its kind and its number."""
     return f"{role[0]}[{role[1]}]"
 
 
@@ -128,7 +129,7 @@ def death_in(error: Exception) -> Exception | None:
 
 
 def retrieved(task: asyncio.Future[Any]) -> None:
-    """For add_done_callback: whoever waits for this hears its error, and where nobody does it is no error."""
+    """Callback for add_done_callback: whoever waits for this hears its error, and where nobody does it is no error."""
     if not task.cancelled():
         task.exception()
 
@@ -142,6 +143,7 @@ class RealClock:
 
     @classmethod
     def starting_now(cls) -> RealClock:
+        """A clock that shows 0 now."""
         return cls(time.monotonic())
 
     def __init__(self, origin: float) -> None:
@@ -152,15 +154,16 @@ class RealClock:
         return time.monotonic() - self.origin if self._stopped_at is None else self._stopped_at
 
     def stop(self) -> float:
-        """It stands still until it is started. Its time."""
+        """Stop the clock until it is started; returns its time."""
         self._stopped_at = self.now()
         return self._stopped_at
 
     def start(self, origin: float) -> None:
+        """Start it; origin: monotonic time at which it showed 0."""
         self.origin, self._stopped_at = origin, None
 
     def restart(self, now: float = 0.0) -> None:
-        """It is `now`."""
+        """Start it so that it shows `now`."""
         self.start(time.monotonic() - now)
 
     async def sleep(self, seconds: float) -> None:
@@ -181,7 +184,7 @@ def open_ended(method: Method) -> Method:
 
 
 class Waits:
-    """What each loop of `owner` waits for at the moment. more: lines of waits that are known elsewhere, by owner."""
+    """The waits of each loop of `owner` at the moment. more: lines of waits that are known elsewhere, by owner."""
 
     def __init__(self, owner: str, more: Callable[[str], Sequence[str]] = lambda owner: ()) -> None:
         self.owner, self._more = owner, more
@@ -190,7 +193,7 @@ class Waits:
 
     @contextmanager
     def __call__(self, loop: str, what: str) -> Iterator[None]:
-        """Around one wait: `loop` (its name within the owner) waits for `what`."""
+        """Note one wait while inside: `loop` (its name within the owner) waits for `what`."""
         self._count += 1
         number = self._count
         self._waits[number] = f"{self.owner}.{loop} waits for {what}"
@@ -228,21 +231,21 @@ class WaitingRole(Protocol):
     """Every role."""
 
     async def progress(self) -> int:
-        """What it has computed so far, in units of its own: a role that makes progress has another number."""
+        """Amount that it has computed so far, in units of its own: a role that makes progress has another number."""
 
     async def waiting(self) -> list[str]:
-        """What its loops wait for, a line each."""
+        """Lines on what its loops wait for."""
 
 
 async def collect_waits(handles: Sequence[Handle[WaitingRole]], answer_s: float = _ANSWER_S) -> list[str]:
-    """What the loops of these roles wait for, a line each. One that computes cannot answer: the line says so."""
+    """Lines on what the loops of these roles wait for. One that computes cannot answer: the line says so."""
     async with asyncio.TaskGroup() as tasks:
         asked = [tasks.create_task(_waits_of(handle, answer_s)) for handle in handles]
     return [line for task in asked for line in task.result()]
 
 
 class Progress:
-    """What these roles have computed, together: equal as long as none of them computes anything.
+    """The progress of these roles, together: equal as long as none of them computes anything.
 
     One that computes cannot answer meanwhile: its answer counts when it comes, and it is not asked again before. One
     that is dead is for others to notice. answer_s: the longest wait for answers. To be closed.
@@ -254,7 +257,7 @@ class Progress:
         self._asked: dict[str, asyncio.Task[None]] = {}
 
     async def now(self) -> tuple[tuple[str, int], ...]:
-        """By role, as last heard."""
+        """Progress by role, as last heard."""
         for handle in self._handles:
             asked = self._asked.get(handle.name)
             if asked is None or asked.done():
@@ -285,7 +288,8 @@ async def _waits_of(handle: Handle[WaitingRole], answer_s: float) -> list[str]:
 
 
 def machine_of_runs() -> Machine:
-    """This machine, or the cluster that RAY_ADDRESS names. Raises ConfigError where that does not let us in."""
+    """The machine of runs: this one, or the cluster that RAY_ADDRESS names. Raises ConfigError where that does not let
+    us in."""
     if (address := cluster_address()) is None:
         return this_machine()
     from harness.runtime.ray_nodes import cluster_machine

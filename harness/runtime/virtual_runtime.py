@@ -23,7 +23,8 @@ class Deadlock(RuntimeError):
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
-    """For asyncio.Runner(loop_factory=VirtualLoop). Time starts at 0 and passes only while everything waits.
+    """An event loop for asyncio.Runner(loop_factory=VirtualLoop). Time starts at 0 and passes only while everything
+    waits.
 
     `explain` may be set to what a Deadlock says besides the tasks: a line per wait, found without awaiting. Replaces
     only the clock and the selector of asyncio, and relies on `_scheduled` being its heap of timers, as it is
@@ -40,6 +41,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._clock_resolution = math.ulp(0.0)
 
     def time(self) -> float:
+        """Seconds that have passed on it."""
         return self._now
 
     def jump(self) -> None:
@@ -52,8 +54,8 @@ class VirtualLoop(asyncio.BaseEventLoop):
         self._clock_resolution = math.ulp(self._now)
 
     def run_until_complete(self, future: Any) -> Any:
-        """After a Deadlock the main task is cancelled first, so that it takes its own tasks down, in its order; the
-        runner cancels those that are left."""
+        """Run the main task; after a Deadlock it is cancelled first, so that it takes its own tasks down, in its order;
+        the runner cancels those that are left."""
         main = asyncio.ensure_future(future, loop=self)
         try:
             return super().run_until_complete(main)
@@ -123,7 +125,7 @@ class VirtualClock:
         return self._loop.time() - self.origin
 
     def restart(self, now: float = 0.0) -> None:
-        """It is `now`."""
+        """Let the clock show `now`."""
         self.origin = self._loop.time() - now
 
     async def sleep(self, seconds: float) -> None:

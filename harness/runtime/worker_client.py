@@ -29,16 +29,16 @@ _CLOCK_READINGS = 5  # of which the fastest counts
 
 
 class WorkerProcess(Protocol):
-    """What a runtime knows of the process of a worker."""
+    """The process of a worker, as a runtime knows it."""
 
     async def address(self) -> Address:
-        """Where it listens. Raises WorkerDied where it never will."""
+        """The address where it listens. Raises WorkerDied where it never will."""
 
     async def death(self, within_s: float) -> str | None:
         """How it died, as soon as that is known; None while it lives."""
 
     def kill(self) -> None:
-        """At once, whatever it does. Nothing happens where it is dead."""
+        """Kill it at once, whatever it does. Nothing happens where it is dead."""
 
 
 class ConnectionEnded(ConnectionError):
@@ -46,8 +46,8 @@ class ConnectionEnded(ConnectionError):
 
 
 class WorkerConnection:
-    """To one worker, opened by its first call, for one event loop. start_timeout_s: the longest wait for its roles to
-    be made; here: it is on this host, where the end of a process ends its connection."""
+    """A connection to one worker, opened by its first call, for one event loop. start_timeout_s: the longest wait for
+    its roles to be made; here: it is on this host, where the end of a process ends its connection."""
 
     def __init__(
         self,
@@ -95,7 +95,7 @@ class WorkerConnection:
         return 0.0
 
     async def _clock_ahead(self) -> float:
-        """Of its host, in seconds; off by half of the shortest round trip at most."""
+        """Seconds that its host's clock is ahead; off by half of the shortest round trip at most."""
         readings = []
         for _ in range(_CLOCK_READINGS):
             asked = time.monotonic()
@@ -122,7 +122,7 @@ class WorkerConnection:
         return self.ended is None and opened is not None and opened.done() and opened.exception() is None
 
     def give_up(self, why: str) -> None:
-        """It does not answer: its process is killed, and every call ends for this reason."""
+        """Give up a worker that does not answer: its process is killed, and every call ends for this reason."""
         if self.is_open and self._opening is not None:
             self.ended = why
             self.process.kill()
@@ -223,11 +223,12 @@ class RemoteRole(Generic[R_co]):
 
     @property
     def role(self) -> R_co:
-        """Its methods raise what they raise there; WorkerDied where it ends without an answer, TimeoutError where it
-        does not answer in time."""
+        """A proxy of the role, whose methods raise what they raise there; WorkerDied where it ends without an answer,
+        TimeoutError where it does not answer in time."""
         return self._proxy
 
     async def call(self, method: str, types: m.MethodTypes, arguments: tuple[Any, ...], open_ended: bool) -> Any:
+        """Call a method of the role over the connection."""
         request = m.Call(self.name, method, msgspec.Raw(m.encode(arguments)))
         waiting = asyncio.timeout(None if open_ended else self._timeout_s)
         try:
@@ -245,6 +246,7 @@ class RemoteRole(Generic[R_co]):
             raise TypeError(f"{self.name} did not answer {method} with {types.answer}: {error}") from error
 
     async def connected(self) -> int:
+        """Wait until the worker has made its roles."""
         return await self.connection.connected()
 
     async def death(self, within_s: float = 5.0) -> str | None:
@@ -268,7 +270,7 @@ class RemoteRole(Generic[R_co]):
 
 
 class _Proxy:
-    """In place of a role: an attribute is a coroutine function that asks for the call."""
+    """A stand-in for a role: an attribute is a coroutine function that asks for the call."""
 
     def __init__(
         self, name: str, role_class: type, call: Callable[[str, m.MethodTypes, tuple[Any, ...], bool], Any]
@@ -316,8 +318,8 @@ class ConnectedWorkers:
         return list(made)
 
     async def start_again(self, handle: Handle[Any], launch: Callable[[str], tuple[WorkerProcess, bytes]]) -> None:
-        """As `harness.runtime.runtime.Runtime` says. launch: another process of the worker of this name, and the token
-        for it, which its handles are on from now on."""
+        """Start a worker again, as `harness.runtime.runtime.Runtime` says. launch: another process of the worker of
+        this name, and the token for it, which its handles are on from now on."""
         assert isinstance(handle, RemoteRole), "it is of this runtime"
         worker = handle.connection.worker
         await handle.connection.kill(self.call_timeout_s)
@@ -341,13 +343,13 @@ class ConnectedWorkers:
         return connection
 
     def stopped(self) -> None:
-        """They are about to be, by this process: how one ended is asked of nobody from now on, least of all of an event
-        loop that is itself at its end."""
+        """Note that they are about to be stopped by this process: how one ended is asked of nobody from now on, least
+        of all of an event loop that is itself at its end."""
         for connection in self.connections.values():
             connection.ended = connection.ended or "it was stopped"
 
     async def stop_clocks(self) -> float:
-        """Of every worker that lives; the latest of their times."""
+        """Stop the clock of every worker that lives; returns the latest of their times."""
         return max(await asyncio.gather(*(connection.stop_clock() for connection in self.connections.values())))
 
     async def start_clocks(self, origin: float) -> None:

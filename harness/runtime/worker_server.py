@@ -58,7 +58,7 @@ class WorkerServer:
         self._stop = asyncio.Event()
 
     async def serve(self, build: Callable[[], Built | Coroutine[Any, Any, Built]]) -> None:
-        """Until `stop`; then the roles are closed."""
+        """Serve until `stop`; then the roles are closed."""
         try:
             built = build()
             made = await built if isinstance(built, Coroutine) else built
@@ -77,12 +77,14 @@ class WorkerServer:
                 client.stream.finish()
 
     def stop(self) -> None:
+        """Stop serving."""
         self._stop.set()
 
     def _admit(self, sock: socket.socket, channel: Channel, role: Role) -> None:
         self.clients.add(_Client(self, sock, channel))
 
     def left(self, client: _Client) -> None:
+        """Note that a client has left."""
         self.clients.discard(client)
         if not self._stop.is_set():
             self.on_left()
@@ -93,7 +95,7 @@ class WorkerServer:
         return max((version for version in versions if isinstance(version, int)), default=None)
 
     def find(self, request: m.Call) -> Callable[[], Coroutine[Any, Any, Any]]:
-        """What a call asks for, with its arguments. Raises what refuses it."""
+        """The call that a request asks for, with its arguments. Raises what refuses it."""
         self._check(request.role)
         role = self._roles[request.role]
         method = None if request.method.startswith("_") else getattr(role, request.method, None)
@@ -113,7 +115,7 @@ class WorkerServer:
         task.add_done_callback(running.discard)
 
     def start_clock(self, origin: float) -> None:
-        """Of all roles that have a clock; those of one worker share it."""
+        """Start the clocks of all roles that have one; those of one worker share it."""
         if self._failure is not None:
             raise m.error_of(self._failure)
         for role in self._roles.values():
@@ -144,6 +146,7 @@ class WorkerServer:
                 await closing
 
     def has_ended(self, role: str) -> bool:
+        """Whether a role was ended."""
         return role in self._ended
 
     def _check(self, role: str) -> None:

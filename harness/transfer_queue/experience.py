@@ -21,18 +21,22 @@ Values = torch.Tensor | np.ndarray | Sequence[torch.Tensor] | Sequence[float]
 
 
 class BlockingQueue(Protocol):
-    """What is asked of the queue: `remote.sync_client.SyncQueue` has it."""
+    """The part of the queue that is used: `remote.sync_client.SyncQueue` has it."""
 
     @property
-    def spec(self) -> QueueSpec: ...
+    def spec(self) -> QueueSpec:
+        """The queue's columns and tasks."""
 
     def put(
         self, partition: str, rows: Iterable[int], columns: Mapping[str, Column], *, timeout_s: float | None = None
-    ) -> None: ...
+    ) -> None:
+        """Write, as `TransferQueue.put` says."""
 
-    def get_batch(self, request: GetRequest) -> Batch | None: ...
+    def get_batch(self, request: GetRequest) -> Batch | None:
+        """Take rows, as `TransferQueue.get_batch` says."""
 
-    def acknowledge(self, lease: int) -> None: ...
+    def acknowledge(self, lease: int) -> None:
+        """Acknowledge a lease, as `TransferQueue.acknowledge` says."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +54,7 @@ class Experience:
 
 
 class ExperienceQueue:
-    """What an algorithm's code sees of the queue. Errors are those of `queue.py`."""
+    """The queue for code of an algorithm. Errors are those of `queue.py`."""
 
     def __init__(self, queue: BlockingQueue) -> None:
         self._queue = queue
@@ -73,7 +77,7 @@ class ExperienceQueue:
         return Experience(batch.partition, torch.from_numpy(batch.rows), data, batch.lease)
 
     def acknowledge(self, experience: Experience) -> None:
-        """It was worked on: it will not be dispatched again."""
+        """Acknowledge that it was worked on: it will not be dispatched again."""
         self._queue.acknowledge(experience.lease)
 
 

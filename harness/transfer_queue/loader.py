@@ -39,7 +39,7 @@ class StreamingDataLoader(IterableDataset[Batch]):
         self._epochs, self._window_rows = epochs, window_rows
 
     def set_partition(self, partition: str | None) -> None:
-        """What the next iteration reads; one that is under way goes on with its own."""
+        """Set what the next iteration reads; one that is under way goes on with its own."""
         self._request = replace(self._request, partition=partition)
 
     async def __aiter__(self) -> AsyncIterator[Batch]:

@@ -92,7 +92,7 @@ class LocalQueue(TransferQueue):
     describe = _as_coroutine(QueueService.describe)
 
     def waiting_now(self) -> list[str]:
-        """As `waiting`, at once, to report that nothing in this event loop can go on."""
+        """Lines as of `waiting`, at once, to report that nothing in this event loop can go on."""
         return self._service.waiting_now()
 
     async def save(self, folder: str | os.PathLike[str]) -> None:
@@ -107,11 +107,12 @@ class LocalQueue(TransferQueue):
         return queue
 
     def open_leases(self) -> list[Lease]:
-        """What was dispatched and not acknowledged: after `load`, release the consumers that are no more."""
+        """Leases that were dispatched and not acknowledged: after `load`, release the consumers that are no more."""
         return self._service.open_leases()
 
     def portal(self) -> AbstractContextManager[Portal[Any]]:
-        """As in the protocol. RuntimeError in a forked process: it has a copy, which would hand out the same rows."""
+        """A portal, as the protocol says. RuntimeError in a forked process: it has a copy, which would hand out the
+        same rows."""
         if os.getpid() != self._process:
             raise RuntimeError(
                 f"this queue lives in process {self._process}, and process {os.getpid()} has a copy of it: "

@@ -63,7 +63,7 @@ class TransferQueue(Protocol):
         return await self.get_batch(request)
 
     async def set_bound(self, task: str, consumer: str, below: int) -> None:
-        """From now on hand this consumer only rows with ids less than `below`."""
+        """Hand this consumer only rows with ids less than `below` from now on."""
 
     async def drop(self, task: str, started: str, below: int) -> list[int]:
         """Take out of `task` all units it was not handed yet, ready or not, that task `started` was handed under a

@@ -38,6 +38,8 @@ class QueueHost:
 
 @dataclass(slots=True)
 class QueueActor(HostedQueue):
+    """A queue in a Ray actor."""
+
     actor: Any
 
     @classmethod

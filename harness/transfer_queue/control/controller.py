@@ -48,12 +48,15 @@ class Controller:
         return self._partitions.check_new(name, rows, group_size)
 
     def has_room(self, rows: int) -> bool:
+        """Whether the queue may hold so many more rows."""
         return self.spec.capacity_rows is None or self._partitions.rows + rows <= self.spec.capacity_rows
 
     def has_bytes(self, size: int) -> bool:
+        """Whether the queue may hold so many more bytes."""
         return self.spec.capacity_bytes is None or self._partitions.nbytes + size <= self.spec.capacity_bytes
 
     def create(self, name: str, rows: Iterable[int], group_size: int) -> None:
+        """Create a partition. Raises ValueError for rows that it cannot have."""
         self._partitions.create(name, self.check_new(name, rows, group_size), group_size)
 
     def clear(self, name: str) -> list[str]:
@@ -86,7 +89,7 @@ class Controller:
     # -- writing and dispatching
 
     def check_put(self, partition: str, rows: Rows, frame: Frame, lengths: Mapping[str, Rows]) -> Positions:
-        """Where the rows are; ValueError for what the partition can never take."""
+        """Positions of the rows; ValueError for what the partition can never take."""
         target = self._partitions[partition]
         positions = target.find(rows)
         target.check_unwritten(positions, frame.sizes)
@@ -109,7 +112,7 @@ class Controller:
         return self._partitions[partition].put(positions, frame, lengths, self._tick, now)
 
     def anchored(self, request: GetRequest) -> GetRequest:
-        """As of now: the rows that its `first` counts from here on, counted from the queue's beginning."""
+        """The request as of now: rows that its `first` counts from here on are counted from the queue's beginning."""
         if request.first is None:
             return request
         other, pairs = request.first
@@ -155,7 +158,7 @@ class Controller:
         return None
 
     def _form_named(self, request: GetRequest, rows: Sequence[int]) -> Share | None:
-        """Of the one reader that the task has: these rows, if they are ready."""
+        """A share of these rows for the one reader that the task has, if they are ready."""
         partition = self._partitions.holding(rows[0])
         if partition is None or request.partition not in (None, partition.name):
             return None
@@ -173,7 +176,7 @@ class Controller:
         return precedence(request, list(self._partitions.asked(request.partition)), self._dispatched[request.task])
 
     def _in_turn(self, request: GetRequest, first: Precedence) -> Iterator[tuple[Partition, Progress, int]]:
-        """Where to look for rows, in this order, and the first unit of each that is beyond the consumer's bound."""
+        """Places to look for rows, in this order, and the first unit of each that is beyond the consumer's bound."""
         below = self.bound(request.task, request.consumer)
         policy = policy_of(self.spec.tasks[request.task].policy)
         strict = policy.strict_partitions
@@ -274,7 +277,8 @@ class Controller:
         return sorted({task for lease in leases for task in self._put_back(lease)})
 
     def _put_back(self, lease: Lease) -> list[str]:
-        """To the next reader; among several ranks, to the same one, so that the others' micro-batches still fit."""
+        """Give a lease's rows to the next reader; among several ranks, to the same one, so that the others'
+        micro-batches still fit."""
         share = lease.share
         partition = self._partitions[share.partition]
         progress = partition.tasks[lease.task]
@@ -290,13 +294,13 @@ class Controller:
         return [lease.task]
 
     def next_due(self) -> float | None:
-        """When a lease runs out next."""
+        """Time at which a lease runs out next."""
         return self._leases.next_due()
 
     # -- to files and back
 
     def open_leases(self) -> list[Lease]:
-        """What was dispatched and not acknowledged: of tasks without leases, all that was of live partitions."""
+        """Leases that were dispatched and not acknowledged: of tasks without leases, all those of live partitions."""
         return list(self._leases)
 
     def frames(self) -> list[tuple[str, Frame]]:

@@ -26,12 +26,12 @@ class Share:
     count: int
 
     def state(self) -> tuple[Any, ...]:
-        """What makes it again."""
+        """Values that make it again."""
         return self.number, self.partition, self.units, self.count
 
 
 class Shares:
-    """What was formed and each rank has still to collect, by task and rank."""
+    """The shares that were formed and each rank has still to collect, by task and rank."""
 
     def __init__(self, spec: QueueSpec) -> None:
         self._waiting: dict[str, list[list[Share]]] = {
@@ -61,17 +61,17 @@ class Shares:
         return None
 
     def collect(self, request: GetRequest, share: Share) -> None:
-        """This rank takes it."""
+        """Note that this rank takes the share."""
         self._waiting[request.task][request.rank].remove(share)
         self._to_collect[share.partition] -= 1
 
     def put_back(self, task: str, rank: int, share: Share) -> None:
-        """This rank has to collect it again, in its old turn."""
+        """Let this rank collect the share again, in its old turn."""
         insort(self._waiting[task][rank], share, key=lambda waiting: waiting.number)
         self._to_collect[share.partition] += 1
 
     def state(self) -> dict[str, Any]:
-        """As plain data and arrays, which are its own: to be encoded at once."""
+        """Plain data and arrays, which are its own: to be encoded at once."""
         waiting = {task: [[share.state() for share in w] for w in ranks] for task, ranks in self._waiting.items()}
         return {"waiting": waiting, "formed": self._formed}
 
@@ -144,6 +144,7 @@ class Leases:
         return self._open.get(number)
 
     def issue(self, request: GetRequest, share: Share, due: float | None) -> Lease:
+        """A new lease on a share. due: when it runs out."""
         lease = Lease(self._next, request.task, request.rank, request.consumer, share, due)
         self._next += 1
         self._keep(lease)
@@ -167,7 +168,7 @@ class Leases:
         return lease
 
     def without(self, lease: Lease, units: Units) -> None:
-        """Its consumer has nothing more to do with these units of it."""
+        """Take units out of a lease, with which its consumer has nothing more to do."""
         kept = lease.share.units[~np.isin(lease.share.units, units)]
         self._keep(replace(lease, share=replace(lease.share, units=kept)))
 
@@ -181,7 +182,7 @@ class Leases:
             self._lost.remove(self._forgotten)
 
     def state(self) -> dict[str, Any]:
-        """As plain data and arrays, which are its own: to be encoded at once."""
+        """Plain data and arrays, which are its own: to be encoded at once."""
         return {
             "open": [(x.number, x.task, x.rank, x.consumer, x.share.state(), x.due) for x in self._open.values()],
             "lost": self._lost_order,
@@ -211,7 +212,7 @@ class Leases:
             raise LeaseExpired(f"lease {number} is over and its rows go out again: drop what was made of them")
 
     def next_due(self) -> float | None:
-        """When the next lease runs out."""
+        """Time at which the next lease runs out."""
         while self._due and self._due[0][1] not in self._open:
             heappop(self._due)
         return self._due[0][0] if self._due else None

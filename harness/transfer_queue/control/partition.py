@@ -61,11 +61,12 @@ class Partition:
         return all(progress.over for progress in self.tasks.values())
 
     def has(self, row: int) -> bool:
+        """Whether a row is in it."""
         at = int(self._sorted.searchsorted(row))
         return at < self.rows.size and bool(self._sorted[at] == row)
 
     def find(self, rows: Rows) -> Positions:
-        """Where these rows are; ValueError for foreign and doubled ones."""
+        """Positions of these rows; ValueError for foreign and doubled ones."""
         at = np.minimum(self._sorted.searchsorted(rows), self.rows.size - 1)
         foreign = self._sorted[at] != rows
         if count := np.count_nonzero(foreign):
@@ -92,7 +93,7 @@ class Partition:
         return positions[self.lacking(positions, progress.spec.writes)] if progress.spec.writes else positions
 
     def unfinished_units(self, task: str, units: Units) -> tuple[Units, Units]:
-        """Those with a row that is unfinished; and those of them of which no row is finished."""
+        """Units with a row that is unfinished; and those of them of which no row is finished."""
         progress = self.tasks[task]
         if not progress.spec.writes:
             return units, units
@@ -100,6 +101,7 @@ class Partition:
         return units[lacking.any(axis=1)], units[lacking.all(axis=1)]
 
     def lacking(self, positions: Positions, columns: Iterable[str]) -> NDArray[np.bool_]:
+        """Rows, of these, that lack one of the columns: bool."""
         return np.any([self._slots[column][positions] == UNWRITTEN for column in columns], axis=0)
 
     def put(self, positions: Positions, frame: Frame, lengths: Mapping[str, Rows], tick: int, now: float) -> list[str]:
@@ -161,8 +163,8 @@ class Partition:
             progress.give_up(units)
 
     def begin_again(self, positions: Positions) -> None:
-        """As if nothing had ever been written of these rows, and nobody had been handed them. What was written stays in
-        memory with the partition."""
+        """Reset these rows as if nothing had ever been written of them, and nobody had been handed them. What was
+        written stays in memory with the partition."""
         for column, slots in self._slots.items():
             self._written[column] -= int(np.count_nonzero(slots[positions] != UNWRITTEN))
             slots[positions] = UNWRITTEN
@@ -252,7 +254,7 @@ class Partition:
 
 
 class Partitions:
-    """In creation order. rows, nbytes: what all of them hold."""
+    """The live partitions in creation order. rows, nbytes: what all of them hold."""
 
     def __init__(self, spec: QueueSpec) -> None:
         self._spec = spec
@@ -268,10 +270,11 @@ class Partitions:
         return name in self._live
 
     def was_cleared(self, name: str | None) -> bool:
+        """Whether a partition of this name was cleared."""
         return name in self._cleared
 
     def asked(self, name: str | None) -> Iterable[Partition]:
-        """That of this name, if it lives; None: all."""
+        """The partition of this name, if it lives; None: all."""
         if name is None:
             return self._live.values()
         return [self._live[name]] if name in self._live else []
@@ -295,18 +298,19 @@ class Partitions:
         return ids
 
     def create(self, name: str, rows: Rows, group_size: int) -> None:
+        """Add a partition of these rows."""
         self._live[name] = Partition(name, rows, group_size, self._spec)
         self.rows += rows.size
 
     def forget(self, name: str) -> None:
-        """It was cleared."""
+        """Remove a partition that was cleared."""
         partition = self._live.pop(name)
         self._cleared.add(name)
         self.rows -= partition.rows.size
         self.nbytes -= partition.nbytes
 
     def state(self) -> dict[str, Any]:
-        """As plain data and arrays, which are its own: to be encoded at once."""
+        """Plain data and arrays, which are its own: to be encoded at once."""
         return {"live": [partition.state() for partition in self], "cleared": list(self._cleared)}
 
     def restore(self, state: dict[str, Any], frames: Mapping[str, Sequence[Frame]]) -> None:
@@ -333,8 +337,8 @@ class Partitions:
 
 @dataclass(frozen=True, slots=True)
 class Precedence:
-    """At most so many rows a rank, and where `units` (by partition) are named, none but these: all that is left of what
-    was started under a bound of `below` or less."""
+    """A limit of so many rows a rank and, where `units` (by partition) are named, to these alone: all that is left of
+    what was started under a bound of `below` or less."""
 
     at_most: int
     below: int | None = None

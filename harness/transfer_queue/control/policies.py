@@ -1,4 +1,4 @@
-"""In which order a task's ready units are dispatched, and how a micro-batch is cut into shares for its ranks.
+"""The order in which a task's ready units are dispatched, and how a micro-batch is cut into shares for its ranks.
 
 A policy is a pure state machine, one per task and partition.
 
@@ -24,6 +24,8 @@ NEVER = np.iinfo(np.int64).max
 
 
 class Policy(Protocol):
+    """The order of one task's units in one partition."""
+
     strict_partitions: ClassVar[bool]
     """Whether a reader of any partition waits for the oldest one that has units left, rather than pass it over."""
     takes_turns: ClassVar[bool]
@@ -51,14 +53,14 @@ class Policy(Protocol):
         """Ready units (ascending), in the policy's order."""
 
     def turn(self, limit: int, among: Units | None) -> int:
-        """Of several partitions, the one with the lowest turn goes first; of equal ones, the oldest. That of the ready
-        units below `limit`, or of ready units `among`. Asked only where the policy takes turns."""
+        """The turn: of several partitions, the one with the lowest goes first; of equal ones, the oldest. It is that of
+        the ready units below `limit`, or of ready units `among`. Asked only where the policy takes turns."""
 
     def __len__(self) -> int:
         """Ready units that were not taken, whether their turn has come or not."""
 
     def state(self) -> dict[str, Any]:
-        """What it knows, as plain data and arrays, which may be its own: to be encoded at once."""
+        """Everything that it knows, as plain data and arrays, which may be its own: to be encoded at once."""
 
     def restore(self, state: dict[str, Any]) -> None:
         """A new one goes on as that one was."""
@@ -192,6 +194,7 @@ class Keyed:
         self._heaps: dict[int, list[int]] = {units: []}  # by limit, the latest used one last
 
     def put_back(self, units: Units) -> None:
+        """Make units ready again."""
         entries = self._entries(units)
         self._waits[units] = 1
         self._count += len(entries)
@@ -206,6 +209,7 @@ class Keyed:
         return [key << _UNIT_BITS | unit for key, unit in zip(self._key[units].tolist(), units.tolist(), strict=True)]
 
     def remove(self, units: Units) -> None:
+        """Take units out."""
         self._count -= int(np.count_nonzero(self._waits[units]))
         self._waits[units] = 0
 
@@ -238,15 +242,18 @@ class Keyed:
         return heap
 
     def in_order(self, units: Units) -> Units:
+        """Units by their keys."""
         return units[np.argsort(self._key[units], kind="stable")]
 
     def __len__(self) -> int:
         return self._count
 
     def state(self) -> dict[str, Any]:
+        """Everything that it knows, as plain data and arrays."""
         return {"ready": self._waits, "key": self._key}
 
     def restore(self, state: dict[str, Any]) -> None:
+        """Take over a state."""
         self._key = state["key"]
         self.put_back(np.flatnonzero(state["ready"]))
 
@@ -327,9 +334,9 @@ def contiguous(weights: Weights, shares: int) -> list[NDArray[np.int64]]:
 
 
 def balanced(weights: Weights, shares: int) -> list[NDArray[np.int64]]:
-    """Of nearly equal weight: dealt out heaviest first, there and back again, then evened out by exchanges between the
-    heaviest share and the lightest ones (after Finn and Horowitz, "A linear time approximation algorithm for
-    multiprocessor scheduling", BIT 19, 1979, with pairs exchanged so that sizes stay)."""
+    """Shares of nearly equal weight: dealt out heaviest first, there and back again, then evened out by exchanges
+    between the heaviest share and the lightest ones (after Finn and Horowitz, "A linear time approximation algorithm
+    for multiprocessor scheduling", BIT 19, 1979, with pairs exchanged so that sizes stay)."""
     order = np.argsort(-weights, kind="stable")
     deal = np.arange(weights.size) % (2 * shares)
     dealt = np.minimum(deal, 2 * shares - 1 - deal)  # 0 1 2 2 1 0 0 1 2 ...

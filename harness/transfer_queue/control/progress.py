@@ -57,8 +57,8 @@ class Progress:
         return self.finished == self._ever_ready == self.units
 
     def fill(self, positions: Positions, columns: int, lengths: Mapping[str, Rows], tick: int, now: float) -> bool:
-        """These rows got this many more of the task's columns, among them its weight column if its `lengths` are there;
-        whether a unit became ready by it."""
+        """Note that these rows got this many more of the task's columns, among them its weight column if its `lengths`
+        are there; returns whether a unit became ready by it."""
         units = positions if self.unit_rows == 1 else positions // self.unit_rows
         weight = self.spec.weight
         if self._weights is not None and weight is not None and weight in lengths:
@@ -75,7 +75,7 @@ class Progress:
         return True
 
     def _count_down(self, units: Units, cells: int) -> NDArray[np.int64]:
-        """What is still missing of each, once so many more of each row are there."""
+        """Cells still missing of each unit, once so many more of each row are there."""
         if self.unit_rows > 1:
             np.subtract.at(self._missing_cells, units, cells)
             return self._missing_cells[units]
@@ -84,14 +84,14 @@ class Progress:
         return left
 
     def settle(self, positions: Positions) -> None:
-        """These rows will not begin again."""
+        """Note that these rows will not begin again."""
         assert self._unsettled is not None
         units = positions // self.unit_rows
         np.subtract.at(self._unsettled, units, 1)
         self._settled += int(np.count_nonzero(self._unsettled[np.unique(units)] == 0))
 
     def units_of(self, positions: Positions) -> Units:
-        """Those that have a row among these, ascending."""
+        """Units that have a row among these, ascending."""
         return np.unique(positions // self.unit_rows)
 
     def begin_again(self, units: Units) -> None:
@@ -109,7 +109,7 @@ class Progress:
         self.stop(units)
 
     def weights(self, units: Units) -> Weights | None:
-        """What each of these weighs, int64 [units]; None where the task weighs nothing."""
+        """Weights of these units, int64 [units]; None where the task weighs nothing."""
         return None if self._weights is None else self._weights[units]
 
     def take(self, least: int, most: int, limit: int, among: Units | None) -> Units | None:
@@ -128,7 +128,7 @@ class Progress:
         return units
 
     def take_named(self, units: Units, limit: int) -> Units | None:
-        """These, all of them, if nobody has them and they are ready and below `limit`."""
+        """Take these units, all of them, if nobody has them and they are ready and below `limit`."""
         open_units = units[self.open[units]]
         if open_units.size < units.size:
             return None
@@ -142,11 +142,11 @@ class Progress:
         return units
 
     def ready_among(self, among: Units, limit: int) -> Units:
-        """Those of these open units, ascending, that are ready and below `limit`."""
+        """Units among these open ones, ascending, that are ready and below `limit`."""
         return among[(among < limit) & (self._missing_cells[among] == 0)]
 
     def turn(self, limit: int, among: Units | None) -> int:
-        """Of several partitions, the one with the lowest turn is asked first."""
+        """The policy's turn: of several partitions, the one with the lowest is asked first."""
         return self.policy.turn(limit, None if among is None else self.ready_among(among, limit))
 
     def wait_again(self, units: Units, now: float) -> None:
@@ -154,7 +154,7 @@ class Progress:
         self._ready_at[units] = now
 
     def give_back(self, units: Units) -> None:
-        """They may be taken again."""
+        """Let these units be taken again."""
         self.taken -= units.size
         self._set_open(units, True)
         self.policy.put_back(units)
@@ -177,7 +177,7 @@ class Progress:
         return now - self._ready_at[units]
 
     def oldest(self) -> float:
-        """Since when the unit that is ready longest waits; infinity where none does."""
+        """Time since when the unit that is ready longest waits; infinity where none does."""
         return float(self._ready_at[self.open].min(initial=np.inf))
 
     def positions(self, units: Units) -> Positions:
@@ -189,7 +189,7 @@ class Progress:
     # -- to a file and back
 
     def state(self) -> dict[str, Any]:
-        """As plain data and arrays, which are its own: to be encoded at once."""
+        """Plain data and arrays, which are its own: to be encoded at once."""
         return {name: getattr(self, name) for name in _COUNTS + _ARRAYS} | {"policy": self.policy.state()}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -205,8 +205,8 @@ class Progress:
     # -- what another task was handed under a bound
 
     def start(self, units: Units, bound: int | None) -> None:
-        """They are in the hands of a consumer with this bound, or of one without. What was begun under a lower one
-        keeps that."""
+        """Note that units are in the hands of a consumer with this bound, or of one without. What was begun under a
+        lower one keeps that."""
         if bound is None:
             return
         if self._bounds is None:
@@ -235,7 +235,8 @@ class Progress:
         return self._bounds[positions // self.unit_rows]
 
     def started_by(self, other: Progress) -> _Started:
-        """What is open here, and `other` was handed under a bound: kept up to date from the first time it is asked."""
+        """Units that are open here, and that `other` was handed under a bound: kept up to date from the first time it
+        is asked."""
         if other not in self._following:
             self._following[other] = started = _Started(self, other)
             self._followed.append(started)
@@ -253,7 +254,7 @@ class _Started:
         self._refresh(np.arange(mine.units))
 
     def update(self, whose: Progress, units: Units) -> None:
-        """These units of one of the two changed."""
+        """Take note that these units of one of the two changed."""
         if whose is not self._mine:
             units = np.unique(whose.positions(units) // self._mine.unit_rows)
         self._refresh(units)
@@ -279,5 +280,5 @@ class _Started:
         return sum(len(units) for bound, units in self._units.items() if bound <= below)
 
     def units(self, below: int) -> Units:
-        """Which, ascending."""
+        """Units started under this bound or less, ascending."""
         return np.array(sorted(u for bound, units in self._units.items() if bound <= below for u in units), np.int64)

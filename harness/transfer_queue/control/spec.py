@@ -1,4 +1,4 @@
-"""What a queue is made of (columns, the tasks that read them, how much it may hold), and what a get asks of it."""
+"""The parts of a queue (columns, the tasks that read them, how much it may hold), and what a get asks of it."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ class QueueSpec:
             self._check(name, task)
 
     def check_columns(self, rows: int, columns: Mapping[str, Column]) -> dict[str, Rows]:
-        """What is to be written for so many rows: ValueError that names what does not fit the schema. Returns the
+        """Check what is to be written for so many rows: ValueError names what does not fit the schema. Returns the
         lengths that rows are weighed by, of those columns that some task weighs by."""
         for name, column in columns.items():
             if name not in self.columns:
@@ -136,7 +136,7 @@ class Status(Enum):
 
 @dataclass(frozen=True, slots=True)
 class GetRequest:
-    """What one `get` asks for: `minimum` (`count` unless given) to `count` rows of a task for each rank. What the
+    """The request of one `get`: `minimum` (`count` unless given) to `count` rows of a task for each rank. What the
     options mean stands at `queue.TransferQueue.get`."""
 
     task: str
@@ -152,6 +152,7 @@ class GetRequest:
 
     @property
     def least(self) -> int:
+        """The least rows that it takes."""
         return self.count if self.minimum is None else self.minimum
 
     def check(self, spec: QueueSpec) -> None:

@@ -1,4 +1,5 @@
-"""What each verb says to the server and makes of the answers: the same for every client, whichever way it waits.
+"""Calls of a queue's verbs, with what each says to the server and makes of the answers: the same for every client,
+whichever way it waits.
 
 A call is a generator of steps; a client carries each one out and sends its result in.
 """
@@ -49,7 +50,7 @@ class Notify:
 
 @dataclass(frozen=True, slots=True)
 class StorageWork:
-    """What this returns for the client's storage."""
+    """A step for the client's storage, whose result goes back to the call."""
 
     work: Callable[[Storage], Any]
 
@@ -61,7 +62,7 @@ Call = Generator[Step, Any, Any]
 
 
 def value(answer: m.AnyResponse) -> Any:
-    """What the server answered; raises what it failed with."""
+    """The value of an answer; raises what the server failed with."""
     if isinstance(answer, m.Failed):
         raise m.raised(answer)
     if not isinstance(answer, m.Done):
@@ -70,24 +71,27 @@ def value(answer: m.AnyResponse) -> Any:
 
 
 def send(message: m.Message, *, waits: bool = False) -> Call:
+    """A call that sends one message. waits: for as long as the server lives."""
     answer, _ = yield Request(message, waits=waits)
     return value(answer)
 
 
 def create_partition(name: str, rows: Iterable[int], group_size: int, timeout_s: float | None) -> Call:
+    """The call of `TransferQueue.create_partition`."""
     return send(m.CreatePartition(name, as_integers(rows, "rows").tobytes(), group_size, timeout_s), waits=True)
 
 
 def put(
     spec: QueueSpec, partition: str, rows: Iterable[int], columns: Mapping[str, Column], timeout_s: float | None
 ) -> Call:
+    """The call of `TransferQueue.put`."""
     ids = as_integers(rows, "rows")
     weights = spec.check_columns(ids.size, columns)
     frame, segment = yield StorageWork(lambda storage: _write(storage, partition, columns))
     if segment is not None:
         answer, _ = yield Request(m.OpenSegment(partition, segment.unit), (segment.descriptor,))
         if isinstance(answer, m.Failed):
-            yield StorageWork(lambda storage: forget_segment(storage, partition))
+            yield StorageWork(lambda storage: _forget_segment(storage, partition))
             raise m.raised(answer)
     message = m.Put(
         partition,
@@ -108,7 +112,7 @@ def _write(storage: Storage, partition: str, columns: Mapping[str, Column]) -> t
     return frame, storage.unannounced(partition) if isinstance(storage, ShmStorage) else None
 
 
-def forget_segment(storage: Storage, partition: str) -> None:
+def _forget_segment(storage: Storage, partition: str) -> None:
     if isinstance(storage, ShmStorage):
         storage.forget(partition)
 
@@ -132,9 +136,9 @@ def get(spec: QueueSpec, request: GetRequest, *, keeps: bool) -> Call:
 
 
 def handle_notice(storage: Storage, notice: m.AnyResponse) -> None:
-    """What the server sends unasked."""
+    """Handle what the server sends unasked."""
     if isinstance(notice, m.Cleared):
-        forget_segment(storage, notice.partition)
+        _forget_segment(storage, notice.partition)
 
 
 def waited(endpoint: Endpoint, what: str) -> str:
@@ -148,7 +152,7 @@ def lost(endpoint: Endpoint, why: Exception | str) -> str:
 
 
 def describe(message: m.Message) -> str:
-    """For an error: what was waited for."""
+    """Words for an error: what was waited for."""
     of = getattr(message, "request", message)
     known = {name: getattr(of, name, None) for name in ("name", "partition", "task", "consumer", "lease")}
     fields = [f"{name}={value!r}" for name, value in known.items() if value is not None]

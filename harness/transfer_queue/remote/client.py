@@ -184,7 +184,7 @@ class RemoteQueue(calls.Verbs):
     endpoint: calls.Endpoint
 
     def for_role(self, role: Role) -> RemoteQueue:
-        """For a process that is to do no more than this."""
+        """The queue for a process that is to do no more than this role may."""
         return RemoteQueue(replace(self.endpoint, token=token_for(role, self.endpoint.token)))
 
     @contextmanager
@@ -222,5 +222,5 @@ class RemoteQueue(calls.Verbs):
 
 
 def _is_inherited(connecting: asyncio.Task[Connection]) -> bool:
-    """Of a process that forked while its event loop ran."""
+    """Whether the connection is that of a process that forked while its event loop ran."""
     return connecting.done() and connecting.exception() is None and connecting.result().inherited

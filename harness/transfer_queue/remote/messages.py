@@ -1,4 +1,4 @@
-"""What clients and the server send each other: typed msgpack, checked on arrival; no code travels.
+"""Messages of clients and the server: typed msgpack, checked on arrival; no code travels.
 
 Row ids, weights and lengths go as raw int64 bytes. A message is numbered by its frame (`sockets.HEADER`): an answer
 carries the number of its request; 0 is that of no request.
@@ -31,17 +31,19 @@ KINDS: dict[str, type[Exception]] = {
 
 
 class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
-    """Its class is its first item."""
+    """A message; the name of its class is its first item."""
 
 
 # -- requests
 
 
 class Request(Message):
-    """What a client sends once it is admitted."""
+    """A message of a client, once it is admitted."""
 
 
 class CreatePartition(Request):
+    """Create a partition of these rows (int64)."""
+
     name: str
     rows: bytes
     group_size: int
@@ -56,6 +58,8 @@ class OpenSegment(Request):
 
 
 class Put(Request):
+    """Write a frame for these rows."""
+
     partition: str
     rows: bytes
     frame: WireFrame
@@ -71,7 +75,7 @@ class Get(Request):
 
 
 class Received(Request):
-    """What was dispatched is read. No answer."""
+    """Confirm that what was dispatched is read. No answer."""
 
     lease: int
 
@@ -83,48 +87,68 @@ class Withdraw(Request):
 
 
 class SetBound(Request):
+    """Hand the consumer only rows below the bound."""
+
     task: str
     consumer: str
     below: int
 
 
 class Drop(Request):
+    """Drop rows of a task that were started below a bound."""
+
     task: str
     started: str
     below: int
 
 
 class BeginAgain(Request):
+    """Let rows begin again."""
+
     partition: str
     rows: list[int]
 
 
 class GiveUp(Request):
+    """Give rows up."""
+
     partition: str
     rows: list[int]
 
 
 class Acknowledge(Request):
+    """Acknowledge a lease."""
+
     lease: int
 
 
 class GiveBack(Request):
+    """Give a lease back."""
+
     lease: int
 
 
 class Release(Request):
+    """Release what a consumer holds."""
+
     consumer: str
 
 
 class Clear(Request):
+    """Clear a partition."""
+
     partition: str
 
 
 class ClearFinished(Request):
+    """Clear what all tasks are done with."""
+
     pass
 
 
 class Waiting(Request):
+    """Ask what waits."""
+
     pass
 
 
@@ -135,10 +159,14 @@ class Save(Request):
 
 
 class Close(Request):
+    """Close the queue."""
+
     pass
 
 
 class Describe(Request):
+    """Ask for the queue's state, for people."""
+
     pass
 
 
@@ -153,6 +181,8 @@ class Welcome(Message):
 
 
 class Done(Message):
+    """Answer that the request was carried out."""
+
     value: Any = None
 
 
@@ -205,10 +235,12 @@ def to_rows(data: bytes) -> Rows:
 
 
 def to_frame(frame: WireFrame) -> Frame:
+    """A frame as the control plane has it."""
     return Frame(*frame)
 
 
 def from_frame(frame: Frame) -> WireFrame:
+    """A frame as it travels."""
     place = frame.place
     assert isinstance(place, bytes | tuple), "a frame with its columns stays in its process"
     return frame.rows, dict(frame.sizes), place
@@ -227,7 +259,7 @@ def assigned(assignment: BatchAssignment, frames: tuple[Frame, ...], received: b
 
 
 def to_assignment(message: Assigned, descriptors: list[int]) -> BatchAssignment:
-    """With a descriptor instead of its index in a frame's place. rows: int64 [k], the reader's own."""
+    """An assignment, with a descriptor instead of its index in a frame's place. rows: int64 [k], the reader's own."""
     frames = [to_frame(frame) for frame in message.frames]
     if descriptors:
         frames = [

@@ -30,8 +30,8 @@ _STOP_S = 10.0
 
 
 class LaunchOptions(msgspec.Struct):
-    """What the process reads from its standard input. backend: its class, as module:name, and its fields; resume,
-    saves: folders, see `QueueServer`; run: for its log."""
+    """Options that the process reads from its standard input. backend: its class, as module:name, and its fields;
+    resume, saves: folders, see `QueueServer`; run: for its log."""
 
     parent: int
     spec: QueueSpec
@@ -52,6 +52,7 @@ class HostedQueue:
     queue: RemoteQueue
 
     def sync(self) -> SyncQueue:
+        """A blocking client."""
         return SyncQueue(self.queue.endpoint)
 
     def stop(self) -> None:
@@ -59,7 +60,7 @@ class HostedQueue:
         raise NotImplementedError
 
     def kill(self) -> None:
-        """Its process, whatever it is doing; `stop` is still to be called."""
+        """Kill its process, whatever it is doing; `stop` is still to be called."""
         raise NotImplementedError
 
     def __enter__(self) -> Self:
@@ -71,6 +72,8 @@ class HostedQueue:
 
 @dataclass(slots=True)
 class QueueProcess(HostedQueue):
+    """A queue in a process of this machine."""
+
     process: subprocess.Popen[bytes]
 
     @classmethod
@@ -157,7 +160,7 @@ def _backend(options: LaunchOptions) -> Backend:
 
 
 async def _serve(options: LaunchOptions) -> None:
-    """Until the parent ends, or asks for the end."""
+    """Serve until the parent ends, or asks for the end."""
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     parent = os.pidfd_open(options.parent)
     loop.add_reader(parent, over.set)

@@ -1,5 +1,5 @@
-"""What one client of the queue asks for, as its server does it: begun in the order it came, and nothing waits for
-another."""
+"""Requests of one client of the queue, as its server carries them out: begun in the order it came, and nothing waits
+for another."""
 
 from __future__ import annotations
 
@@ -32,8 +32,8 @@ _log = logging.getLogger(__name__)
 
 
 class Host(Protocol):
-    """What requests need of their server. segments: the store, where it is one of shared memory; limit: bytes of a
-    message; saves: the folder below which it may be saved."""
+    """The server of the requests. segments: the store, where it is one of shared memory; limit: bytes of a message;
+    saves: the folder below which it may be saved."""
 
     spec: QueueSpec
     limit: int
@@ -45,12 +45,12 @@ class Host(Protocol):
     room: Room
 
     def end_clients_of(self, consumer: str, asked_by: Requests) -> None:
-        """Of this consumer, which is no more, and of no other; but the one that says so."""
+        """End clients of this consumer, which is no more, and of no other; but not the one that says so."""
 
 
 class HeldLeases:
-    """What a client was handed and may still lose: what it has not said to have received, and what it has not
-    acknowledged of tasks with leases."""
+    """The leases that a client was handed and may still lose: what it has not said to have received, and what it has
+    not acknowledged of tasks with leases."""
 
     def __init__(self, service: QueueService) -> None:
         self._service = service
@@ -59,17 +59,18 @@ class HeldLeases:
         self._kept: dict[int, int] = {}  # the last that counted as received when it was sent: lease -> call
 
     def hold(self, lease: int, call: int, is_leased: bool) -> None:
-        """It is on its way, as the answer to this call."""
+        """Note that a lease is on its way, as the answer to this call."""
         self._unconfirmed[lease] = call
         if is_leased:
             self._leased.add(lease)
 
     def received(self, lease: int) -> None:
+        """Note that the client has read what it was handed."""
         self._unconfirmed.pop(lease, None)
         self._service.received(lease)
 
     def keep(self, lease: int, call: int) -> None:
-        """It counts as received, as it is sent."""
+        """Count a lease as received, as it is sent."""
         self._kept = {lease: call}
         self.received(lease)
 
@@ -79,11 +80,12 @@ class HeldLeases:
         self._leased.discard(lease)
 
     def take_back(self, lease: int) -> None:
+        """Give the rows of a lease back to the queue."""
         self.done(lease)
         self._service.give_back(lease)
 
     def withdraw(self, call: int) -> None:
-        """Who made this call has gone before it had the answer."""
+        """Take back what answered this call: who made it has gone before it had the answer."""
         assigned = self._unconfirmed | self._kept
         for lease in [lease for lease, answered in assigned.items() if answered == call]:
             self.take_back(lease)
@@ -259,7 +261,7 @@ MAY: Mapping[Role, frozenset[type[m.Request]]] = {
     "writer": _WRITES,
     "admin": frozenset(m.Request.__subclasses__()),
 }
-"""What a client of each role may ask for."""
+"""Requests that a client of each role may make."""
 
 _VERBS: dict[type[m.Message], Callable[[QueueService, Any], Any]] = {
     m.SetBound: lambda service, request: service.set_bound(request.task, request.consumer, request.below),
@@ -275,7 +277,7 @@ _VERBS: dict[type[m.Message], Callable[[QueueService, Any], Any]] = {
     m.Close: lambda service, request: service.close(),
     m.Describe: lambda service, request: service.describe(),
 }
-"""Those that never wait: the answer's value."""
+"""Requests that never wait, with what makes the value of the answer."""
 
 
 async def _create(service: QueueService, request: m.CreatePartition) -> None:

@@ -62,7 +62,7 @@ class QueueServer:
         self._admitted = 0
 
     def _start_service(self, resume: str | None) -> QueueService:
-        """In the event loop that runs. Payload that it brings is from then on the store's."""
+        """Start the service in the event loop that runs. Payload that it brings is from then on the store's."""
         if resume is None:
             return QueueService(self.spec, self.store)
         storage = self.backend.storage(Session(self.name, _NO_CLIENT))
@@ -104,7 +104,7 @@ class QueueServer:
         self.close()
 
     def end_clients_of(self, consumer: str, asked_by: Requests) -> None:
-        """As `Host` says: a process that was cut off, and is not dead, must not go on where it was."""
+        """End clients as `Host` says: a process that was cut off, and is not dead, must not go on where it was."""
         for client in list(self._clients.values()):
             if client is not asked_by and client.was_only(consumer):
                 client.stream.close()
@@ -121,6 +121,6 @@ class QueueServer:
 
 
 def allow_many_files() -> None:
-    """As many as this process may have: each client and each segment is one."""
+    """Allow as many open files as this process may have: each client and each segment is one."""
     _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
     resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

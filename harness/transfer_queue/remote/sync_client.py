@@ -117,7 +117,7 @@ class SyncConnection:
             raise
 
     def _set_timeout(self, timeout_s: float | None) -> None:
-        """So many seconds to what follows; a system call only where it changes."""
+        """Give so many seconds to what follows; a system call only where it changes."""
         if self._sock.gettimeout() != timeout_s:
             self._sock.settimeout(timeout_s)
 
@@ -157,6 +157,7 @@ class SyncConnection:
             raise WireError(f"this is no answer: {error}") from None
 
     def end(self, why: str) -> None:
+        """End the connection; later calls raise for this reason."""
         self.ended = self.ended or why
         try:
             self._sock.shutdown(socket.SHUT_RDWR)
@@ -200,7 +201,8 @@ def _blocking(
 
 
 class SyncQueue:
-    """For one thread at a time; no thread and no event loop of its own. What the calls promise stands in `queue.py`.
+    """A client for one thread at a time; no thread and no event loop of its own. What the calls promise stands in
+    `queue.py`.
 
     Connects with its first call, in a forked child anew, and after a failure never again: every call then raises
     ConnectionError. Leaving its context disconnects: what it holds under a lease goes out again. Picklable.
@@ -214,6 +216,7 @@ class SyncQueue:
 
     @property
     def spec(self) -> QueueSpec:
+        """The queue's columns and tasks."""
         return self.endpoint.spec
 
     create_partition = _blocking(calls.Verbs.create_partition)
@@ -239,6 +242,7 @@ class SyncQueue:
         return self.get_batch(request)
 
     def disconnect(self) -> None:
+        """Disconnect: what it holds under a lease goes out again."""
         if self._connection is not None:
             self._connection.end("this client has disconnected")
 

@@ -1,4 +1,4 @@
-"""What the cells of the queue hold: dense and ragged columns, their schema, and the micro-batch that a reader gets."""
+"""Columns of the queue, dense and ragged, their schema, and the micro-batch that a reader gets."""
 
 from __future__ import annotations
 
@@ -57,6 +57,7 @@ class Ragged:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of values and lengths."""
         return self.values.nbytes + self.lengths.nbytes
 
     def row(self, i: int) -> np.ndarray:
@@ -117,7 +118,7 @@ def runs(indices: NDArray[np.int64]) -> list[tuple[int, int]]:
 
 @dataclass(frozen=True, slots=True)
 class ColumnSpec:
-    """What a column holds. dtype: a NumPy dtype name; shape: of one row of a dense column (() = a scalar)."""
+    """The contents of a column. dtype: a NumPy dtype name; shape: of one row of a dense column (() = a scalar)."""
 
     dtype: str
     ragged: bool = False

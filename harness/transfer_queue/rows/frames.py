@@ -12,15 +12,15 @@ from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged, Rows
 
 Buffer = NDArray[np.uint8]
 Place = tuple[int, int] | bytes | Mapping[str, Column]
-"""Where a storage keeps a frame: (unit, key), whose meaning is the storage's; or its buffers themselves, back to back;
-or, within one process, its columns."""
+"""The place where a storage keeps a frame: (unit, key), whose meaning is the storage's; or its buffers themselves, back
+to back; or, within one process, its columns."""
 
 _OFFSET = np.dtype(np.int64)
 
 
 @dataclass(frozen=True, slots=True)
 class Frame:
-    """What one put brought: for each column one packed buffer of so many bytes, in this order.
+    """The payload of one put: for each column one packed buffer of so many bytes, in this order.
 
     A dense column's buffer is its values, row by row. A ragged one's is int64 offsets [rows + 1], counted in items,
     then the values back to back.
@@ -32,6 +32,7 @@ class Frame:
 
     @property
     def nbytes(self) -> int:
+        """Bytes of all columns."""
         return sum(self.sizes.values())
 
     def check(self, specs: Mapping[str, ColumnSpec]) -> None:

@@ -19,17 +19,20 @@ from harness.transfer_queue.storage.protocol import PayloadStore
 _TICK_S = 1e-6  # a timer may ring a rounding error before the lease is due
 
 Weights = Mapping[str, Rows]
-"""By ragged column that some task weighs rows by: the length of each row of a put, int64 [rows]."""
+"""Lengths of the rows of a put, int64 [rows], by ragged column that some task weighs rows by."""
 
 
 def loop_time() -> float:
+    """Time of the running event loop, in seconds."""
     return asyncio.get_running_loop().time()
 
 
 class PayloadLifetimes:
-    """When payload may go: that of a cleared partition, once no assignment of it is still to be read, nor to be saved.
+    """The lifetimes of payload: that of a cleared partition may go once no assignment of it is still to be read, nor to
+    be saved.
 
-    unconfirmed: assignments whose reader has not said that it received them, lease -> partition."""
+    unconfirmed: assignments whose reader has not said that it received them, lease -> partition.
+    """
 
     def __init__(self, store: PayloadStore, unconfirmed: Mapping[int, str]) -> None:
         self.unconfirmed = dict(unconfirmed)
@@ -38,6 +41,7 @@ class PayloadLifetimes:
         self._saving = Counter[str]()
 
     def dispatched(self, assignment: BatchAssignment) -> None:
+        """Note that an assignment is to be read."""
         self.unconfirmed[assignment.lease] = assignment.partition
 
     def received(self, lease: int) -> bool:
@@ -48,9 +52,11 @@ class PayloadLifetimes:
         return partition is not None
 
     def being_read(self, partition: str) -> bool:
+        """Whether an assignment of the partition is still to be read."""
         return partition in self.unconfirmed.values()
 
     def cleared(self, partition: str) -> None:
+        """Note that a partition was cleared."""
         self._cleared.add(partition)
         self._free(partition)
 
@@ -73,7 +79,7 @@ class PayloadLifetimes:
 
 
 class QueueService:
-    """What a queue decides, for clients in this process (`LocalQueue`) or behind sockets (`remote.server`).
+    """The decisions of a queue, for clients in this process (`LocalQueue`) or behind sockets (`remote.server`).
 
     A get that cannot be served is pending, and is answered by the very call that makes it servable (a put, a bound, a
     clear, another reader taking the rest, ...) or by the timer of the lease that runs out. Only `create_partition`,
@@ -106,6 +112,7 @@ class QueueService:
     async def create_partition(
         self, name: str, rows: Iterable[int], group_size: int = 1, *, timeout_s: float | None = None
     ) -> None:
+        """Create a partition, as `TransferQueue` says."""
         ids = self._controller.check_new(name, rows, group_size)
 
         def create() -> None:
@@ -119,18 +126,21 @@ class QueueService:
         await self._creating.wait(ids.size, create, what, timeout_s, self._controller.slowest_task)
 
     def clear(self, partition: str) -> None:
+        """Clear a partition."""
         self._expire()
         self._clear(partition)
         self._admit_waiters()
 
     def clear_finished(self) -> list[str]:
+        """Clear what all tasks are done with; returns the names."""
         self._expire()
         names = self._clear_over()
         self._admit_waiters()
         return names
 
     def _clear_over(self) -> list[str]:
-        """Of finished partitions, those of which no reader may still give something back because it was cancelled."""
+        """Clear finished partitions, but those of which a reader may still give something back because it was
+        cancelled."""
         names = [name for name in self._controller.over() if not self._payloads.being_read(name)]
         for name in names:
             self._clear(name)
@@ -141,7 +151,7 @@ class QueueService:
         self._payloads.cleared(name)
 
     def _make_room(self) -> None:
-        """Where a call waits for room, clear what all tasks are done with."""
+        """Clear what all tasks are done with, where a call waits for room."""
         if self._creating or self._writing:
             self._clear_over()
             self._admit_waiters()
@@ -151,6 +161,7 @@ class QueueService:
         self._writing.advance()
 
     def close(self) -> None:
+        """Close the queue: what waits for room is refused."""
         self._serve(self._controller.close())
         self._creating.refuse(lambda what: QueueClosed(f"the queue was closed while {what} waited for room"))
 
@@ -171,6 +182,7 @@ class QueueService:
     async def put(
         self, partition: str, rows: Rows, frame: Frame, weights: Weights, *, timeout_s: float | None = None
     ) -> None:
+        """Write a frame, as `TransferQueue.put` says, once there is room."""
         if self.try_put(partition, rows, frame, weights):
             return
         self._expire()
@@ -193,6 +205,7 @@ class QueueService:
         return self._first_answer(self._controller.anchored(request))
 
     async def get(self, request: GetRequest) -> BatchAssignment | None:
+        """Assign rows, as `TransferQueue.get` says."""
         request.check(self.spec)
         self._expire()
         request = self._controller.anchored(request)
@@ -237,8 +250,8 @@ class QueueService:
                 self._set_alarm()
 
     def _serve(self, tasks: Iterable[str]) -> None:
-        """These tasks may have been handed something, or have more to get: answer the pending gets that can be, of them
-        and of tasks that want first what these were handed, until none can: each answer may make another
+        """Serve tasks that may have been handed something, or have more to get: answer the pending gets that can be, of
+        them and of tasks that want first what these were handed, until none can: each answer may make another
         possible."""
         if self._pending:
             todo = [follower for task in tasks for follower in (task, *self._pending.followers(task))]
@@ -275,20 +288,24 @@ class QueueService:
         return True
 
     def set_bound(self, task: str, consumer: str, below: int) -> None:
+        """Hand the consumer only rows below the bound from now on."""
         self._controller.set_bound(task, consumer, below)
         if any([self._answer(pending) for pending in self._pending.rebind(task, consumer)]):
             self._serve([task])
 
     def drop(self, task: str, started: str, below: int) -> list[int]:
+        """Drop rows, as `TransferQueue.drop` says; returns them."""
         rows, tasks = self._controller.drop(task, started, below)
         self._serve(tasks)
         self._make_room()
         return rows
 
     def begin_again(self, partition: str, rows: Iterable[int]) -> None:
+        """Let rows begin again, as `TransferQueue` says."""
         self._serve(self._controller.begin_again(partition, [int(row) for row in rows]))
 
     def give_up(self, partition: str, rows: Iterable[int]) -> None:
+        """Give rows up, as `TransferQueue` says."""
         self._serve(self._controller.give_up(partition, [int(row) for row in rows]))
         self._make_room()
 
@@ -302,17 +319,20 @@ class QueueService:
     # -- leases
 
     def acknowledge(self, lease: int) -> None:
+        """Acknowledge a lease."""
         self._expire()
         self.received(lease)
         self._serve(self._controller.acknowledge(lease))
         self._make_room()
 
     def give_back(self, lease: int) -> None:
+        """Give a lease back: its rows go out again."""
         self._expire()
         self._serve(self._controller.give_back(lease))
         self.received(lease)
 
     def release(self, consumer: str) -> None:
+        """Release what a consumer holds or waits for."""
         for pending in [p for p in self._pending if p.request.consumer == consumer]:
             self._pending.remove(pending)
             if not pending.answer.done():
@@ -331,7 +351,8 @@ class QueueService:
             self._serve(tasks)
 
     def _set_alarm(self) -> None:
-        """While a call waits, wake up when the next lease runs out; otherwise the next call is early enough."""
+        """Set the alarm for the next lease that runs out while a call waits; otherwise the next call is early
+        enough."""
         waits = self._pending or self._creating or self._writing
         self._alarm.set(self._controller.next_due() if waits else None)
 
@@ -340,7 +361,8 @@ class QueueService:
         self._set_alarm()
 
     def open_leases(self) -> list[Lease]:
-        """What was dispatched and not acknowledged. After a restart: release, or lose, what no reader has any more."""
+        """Leases that were dispatched and not acknowledged. After a restart: release, or lose, what no reader has any
+        more."""
         return self._controller.open_leases()
 
     # -- reporting and saving
@@ -355,6 +377,7 @@ class QueueService:
             yield {"now": self._now(), "unconfirmed": unconfirmed, "controller": self._controller.state()}, frames
 
     def describe(self) -> Mapping[str, Any]:
+        """The queue's state, for people."""
         self._expire()
         waiting = {task: self._pending.count(task) for task in self.spec.tasks}
         return self._controller.describe() | {"waiting_gets": waiting}

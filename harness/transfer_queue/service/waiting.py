@@ -58,6 +58,7 @@ class PendingGets:
         return get in self._line_of
 
     def add(self, request: GetRequest, answer: asyncio.Future[BatchAssignment | Status]) -> PendingGet:
+        """Add a get that waits."""
         get = PendingGet(self._count, request, answer)
         self._count += 1
         self._by_consumer.setdefault((request.task, request.consumer), {})[get] = None
@@ -67,7 +68,7 @@ class PendingGets:
         return get
 
     def remove(self, get: PendingGet) -> None:
-        """It waits no longer; nothing to do if it did not wait."""
+        """Remove a get that waits no longer; nothing to do if it did not wait."""
         if get in self._line_of:
             self._leave_line(get)
             del self._line_of[get]
@@ -87,7 +88,7 @@ class PendingGets:
         return sum(map(len, self._lines[task].values()))
 
     def next(self, task: str, refused: set[Line]) -> tuple[Line, PendingGet] | None:
-        """Of the heads of the lines that were not refused, the one that came first."""
+        """The get that came first, of the heads of the lines that were not refused."""
         heads = [(line, next(iter(waiting))) for line, waiting in self._lines[task].items() if line not in refused]
         return min(heads, key=lambda head: head[1].number, default=None)
 

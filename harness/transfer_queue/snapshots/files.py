@@ -35,11 +35,11 @@ RECORD_HEAD = HEAD.size + CHECK.size
 _BUFFERS_PER_CALL = 1024  # the system takes no more
 
 Piece = bytes | memoryview
-"""Of single bytes."""
+"""A piece of payload, of single bytes."""
 
 
 class DamagedFile(ValueError):
-    """What was written is not what is there."""
+    """Raised where a file does not hold what was written."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,6 +59,7 @@ class RecordWriter:
         self._file = path.open("xb", buffering=0)
 
     def append(self, message: bytes, payload: Sequence[Piece] = ()) -> None:
+        """Write a record: a message and its payload."""
         size, crc = 0, crc32(message)
         for piece in payload:
             size += len(piece)
@@ -71,6 +72,7 @@ class RecordWriter:
         os.fdatasync(self._file.fileno())
 
     def close(self) -> None:
+        """Close the file."""
         self._file.close()
 
     def remove(self) -> None:
@@ -156,6 +158,7 @@ class FileHeader(msgspec.Struct, frozen=True):
 
     @classmethod
     def of(cls, spec: QueueSpec) -> FileHeader:
+        """The header of a queue of this spec."""
         return cls(SNAPSHOT, msgspec.to_builtins(spec))
 
     @classmethod
@@ -189,7 +192,7 @@ _NUMBER = re.compile(rb"(\d{1,18})\n")  # without its end it may be another
 
 
 class Folder:
-    """Where one queue is saved."""
+    """The folder where one queue is saved."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -199,6 +202,7 @@ class Folder:
         self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the rows of a run are its user's
 
     def snapshot(self, number: int) -> Path:
+        """File of a snapshot."""
         return self.path / f"snapshot-{number}.msgpack"
 
     def current(self) -> int | None:
@@ -219,7 +223,7 @@ class Folder:
         return max((number for number, _ in self._snapshots()), default=-1) + 1
 
     def commit(self, number: int) -> None:
-        """From now on this snapshot counts, which is on the disk; older files are deleted."""
+        """Make this snapshot, which is on the disk, the one that counts; older files are deleted."""
         self.sync()
         fresh = self.path / "CURRENT.new"
         with fresh.open("w") as file:

@@ -29,8 +29,8 @@ class SavedRows:
 
 
 def saved_rows(folder: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[SavedRows]:
-    """Of each partition those rows that had all of these columns when the queue was saved. ValueError if none was saved
-    here; DamagedFile, which is one, for what was not written like this."""
+    """Rows of each partition that had all of these columns when the queue was saved. ValueError if none was saved here;
+    DamagedFile, which is one, for what was not written like this."""
     files = Folder(folder)
     number = files.current() if files.path.is_dir() else None
     if number is None:
@@ -50,7 +50,7 @@ def saved_rows(folder: str | os.PathLike[str], columns: Sequence[str]) -> Iterat
 
 
 def _spec_of(path: os.PathLike[str]) -> QueueSpec:
-    """As the file says."""
+    """The spec that the file says."""
     try:
         first = next(read_records(path)).message  # type: ignore[arg-type]
         header = msgspec.msgpack.decode(first, type=FileHeader)

@@ -1,1 +1,1 @@
-"""Where payloads are: knows frames and bytes, nothing of readiness or readers."""
+"""Storages of payloads: know frames and bytes, nothing of readiness or readers."""

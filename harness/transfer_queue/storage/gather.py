@@ -17,7 +17,7 @@ from harness.transfer_queue.storage.inline import inline
 from harness.transfer_queue.storage.picked import picked, worth_picking
 
 ALIGNMENT = 64
-"""Of columns in shared memory, in bytes."""
+"""Alignment of columns in shared memory, in bytes."""
 _OFFSET = 8
 _MOST = 1000  # buffers of a system call; the kernel takes 1024
 _WASTE = 64 << 10
@@ -26,7 +26,7 @@ _PADDING = memoryview(bytearray(ALIGNMENT))  # where what lies between two colum
 
 
 def layout(sizes: Mapping[str, int]) -> tuple[list[int], int]:
-    """Where each column of a frame starts, counted from the frame's first byte, and the length of it all."""
+    """Start of each column of a frame, counted from the frame's first byte, and the length of it all."""
     ends = list(accumulate([-(-size // ALIGNMENT) * ALIGNMENT for size in sizes.values()]))
     return [0, *ends[:-1]], ends[-1] if ends else 0
 
@@ -41,6 +41,7 @@ class Source:
 
     @classmethod
     def of(cls, frame: Frame) -> Source:
+        """A frame with the start of each column."""
         if isinstance(frame.place, bytes):  # back to back
             ends = np.cumsum([0, *frame.sizes.values()]).tolist()
             return cls(frame, dict(zip(frame.sizes, ends, strict=False)))
@@ -102,7 +103,7 @@ def gathered(frames: tuple[Frame, ...], parts: Iterable[Part], specs: Mapping[st
 
 
 def _dense(name: str, runs: list[tuple[Source, int, int]], spec: ColumnSpec) -> np.ndarray:
-    """Where the rows will be."""
+    """Memory where the rows will be, and what to read into it."""
     item = np.dtype(spec.dtype).itemsize * math.prod(spec.shape)
     column = np.empty((sum([stop - start for _, start, stop in runs]), *spec.shape), spec.dtype)
     data, at = column.reshape(-1).view(np.uint8), 0
@@ -116,7 +117,7 @@ def _dense(name: str, runs: list[tuple[Source, int, int]], spec: ColumnSpec) -> 
 def _ragged(
     name: str, runs: list[tuple[Source, int, int]], spec: ColumnSpec
 ) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Where values and offsets will be, the latter run after run, and where in them each run ends."""
+    """Memory where values and offsets will be, the latter run after run, and where in them each run ends."""
     item = np.dtype(spec.dtype).itemsize
     offsets = np.empty(sum([stop - start + 1 for _, start, stop in runs]), np.int64)
     heads, extents, ends, at = offsets.view(np.uint8), [], [], 0
@@ -145,7 +146,7 @@ def _ragged(
 
 
 def _lengths(offsets: np.ndarray, ends: list[int]) -> np.ndarray:
-    """Of each row: from one offset to the next, but not from one run to the next."""
+    """Lengths of all rows: from one offset to the next, but not from one run to the next."""
     if len(ends) <= 1:
         return offsets[1:] - offsets[:-1]
     return np.concatenate([offsets[a + 1 : b] - offsets[a : b - 1] for a, b in pairwise([0, *ends])])

@@ -25,7 +25,7 @@ def inline(columns: Mapping[str, list[np.ndarray]], rows: int) -> Frame:
 
 
 def inline_buffers(frame: Frame) -> dict[str, Buffer]:
-    """Its buffers, by column: writable copies, so that each starts where its items may."""
+    """Buffers of a frame by column: writable copies, so that each starts where its items may."""
     assert isinstance(frame.place, bytes)
     ends = accumulate(frame.sizes.values())
     return {
@@ -41,7 +41,7 @@ class _Held:
     pinned = True
 
     def discard(self, partition: str, frame: Frame) -> None:
-        """It goes with its last reference."""
+        """Do nothing: a frame goes with its last reference."""
 
     def drop(self, partition: str) -> None:
         """Frames go with the partition's record."""

@@ -46,7 +46,7 @@ def picked(
 
 
 def _extent(frame: Frame, starts: Mapping[str, int], names: Iterable[str]) -> tuple[int, int]:
-    """Where in the frame the first of these columns starts, and the last one ends."""
+    """Offsets in the frame at which the first of these columns starts, and the last one ends."""
     return min([starts[name] for name in names]), max([starts[name] + frame.sizes[name] for name in names])
 
 

@@ -1,4 +1,4 @@
-"""What the queue asks of a backend: a writer's and reader's side, and the side of the control plane."""
+"""The protocols of a queue's storage: a writer's and reader's side, and the side of the control plane."""
 
 from __future__ import annotations
 
@@ -11,8 +11,8 @@ from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame
 
 
 class Storage(Protocol):
-    """In a writer's or reader's process. The queue writes a frame before it announces it, and reads only what was
-    announced and not dropped. Any call may fail: the put or get then fails with it, and the queue goes on."""
+    """The side in a writer's or reader's process. The queue writes a frame before it announces it, and reads only what
+    was announced and not dropped. Any call may fail: the put or get then fails with it, and the queue goes on."""
 
     waits: bool
     """Whether calls wait for another process, so that an event loop has them done in a thread."""
@@ -32,7 +32,7 @@ class Storage(Protocol):
 
 
 class PayloadStore(Protocol):
-    """In the process of the queue's control plane."""
+    """The side in the process of the queue's control plane."""
 
     pinned: bool
     """Whether an assignment stays readable after its partition was dropped. Otherwise no partition is dropped while one
@@ -50,16 +50,18 @@ class PayloadStore(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Session:
-    """What the control plane tells a client that connects. queue: a name that no other queue has; writer: a number that
-    no other connection to this queue ever had, from which unique keys are made."""
+    """The facts that the control plane tells a client that connects. queue: a name that no other queue has; writer: a
+    number that no other connection to this queue ever had, from which unique keys are made."""
 
     queue: str
     writer: int
 
 
 class Backend(Protocol):
-    """Which storage a queue uses: a small description that travels to every process which takes part."""
+    """A small description of the storage that a queue uses, which travels to every process that takes part."""
 
-    def storage(self, session: Session) -> Storage: ...
+    def storage(self, session: Session) -> Storage:
+        """The side of a writer or reader."""
 
-    def store(self, queue: str) -> PayloadStore: ...
+    def store(self, queue: str) -> PayloadStore:
+        """The side of the control plane."""

@@ -35,24 +35,28 @@ class FrameHost:
         self._partitions.setdefault(partition, {})[number] = kept
 
     def load(self, partition: str, cells: Sequence[Cell]) -> list[Buffer | None]:
+        """Buffers of these cells; None for what is not there."""
         frames = self._partitions.get(partition, {})
         return [frames.get(number, {}).get(column) for number, column, _ in cells]
 
     def forget(self, partition: str, number: int) -> None:
+        """Forget a frame."""
         frames = self._partitions.get(partition, {})
         frames.pop(number, None)
         if not frames:
             self._partitions.pop(partition, None)
 
     def drop(self, partitions: Collection[str]) -> None:
+        """Forget all frames of partitions."""
         for partition in partitions:
             self._partitions.pop(partition, None)
 
     def clear(self) -> None:
+        """Forget everything."""
         self._partitions.clear()
 
     def nbytes(self) -> int:
-        """Of all frames."""
+        """Bytes of all frames."""
         return sum(
             buffer.nbytes
             for frames in self._partitions.values()
@@ -63,7 +67,7 @@ class FrameHost:
 
 @dataclass(frozen=True, slots=True)
 class RayBackend:
-    """For one queue, in processes that are connected to the Ray of these actors; picklable by Ray.
+    """The storage of one queue, in processes that are connected to the Ray of these actors; picklable by Ray.
 
     units: handles of FrameHost actors; timeout_s: how long a call to one may take; inline_bytes: of a put that goes in
     its message, and lies in the memory of the queue's own process.

@@ -81,6 +81,7 @@ class RedisServer:
         )
 
     def check(self) -> None:
+        """Raises ValueError where the server may evict rows."""
         (memory,) = self._ask("tell of its memory", ("INFO", "memory"))
         if (policy := memory["maxmemory_policy"]) != "noeviction":
             raise ValueError(f"{self.name} may evict rows: set its maxmemory-policy to noeviction, not {policy}")

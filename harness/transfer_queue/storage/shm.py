@@ -1,4 +1,4 @@
-"""In shared memory of one node, without a name: nothing is left behind, whichever process is killed.
+"""Payloads in shared memory of one node, without a name: nothing is left behind, whichever process is killed.
 
 A writer appends its frames to one memfd per partition, a segment, whose descriptor the server holds too and passes to
 the readers of its rows. When the partition is cleared, server and writer let go; a reader's arrays are its own.
@@ -101,7 +101,7 @@ class ShmStore:
             raise ValueError(f"a frame from {start} to {end} does not fit into segment {unit} of {held.size} bytes")
 
     def placed(self, assignment: BatchAssignment) -> tuple[tuple[Frame, ...], list[int]]:
-        """Its frames as a reader finds them, (which descriptor, where in it), and these descriptors."""
+        """Frames of an assignment as a reader finds them, (which descriptor, where in it), and these descriptors."""
         units: dict[int, int] = {}
         frames = []
         for frame in assignment.frames:
@@ -147,7 +147,8 @@ class Segment:
 
 @dataclass(slots=True)
 class ShmStorage:
-    """In an assignment that it reads, a frame's place is (descriptor, where in it); descriptors stay the caller's."""
+    """The side of a client. In an assignment that it reads, a frame's place is (descriptor, where in it); descriptors
+    stay the caller's."""
 
     writer: int
     inline_bytes: int
@@ -269,7 +270,7 @@ def _write(descriptor: int, start: int, pieces: list[memoryview | bytes], size: 
 
 
 def _write_rest(descriptor: int, start: int, pieces: list[memoryview], written: int) -> None:
-    """What is left of the pieces once so many bytes of them were written at `start`."""
+    """Write what is left of the pieces once so many bytes of them were written at `start`."""
     while pieces:
         start += written
         while pieces and written >= len(pieces[0]):

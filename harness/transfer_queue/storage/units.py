@@ -1,4 +1,4 @@
-"""What storages have in common that keep frames in numbered units elsewhere: servers, actors.
+"""The base of storages that keep frames in numbered units elsewhere: servers, actors.
 
 A backend of this kind only says what a unit is; a partition spreads over all of them, frame by frame.
 """
@@ -30,14 +30,16 @@ class Unit(Protocol):
 
     @property
     def name(self) -> str:
-        """For errors."""
+        """The name for errors."""
 
-    def store(self, partition: str, number: int, buffers: Mapping[str, Buffer]) -> None: ...
+    def store(self, partition: str, number: int, buffers: Mapping[str, Buffer]) -> None:
+        """Keep a frame's buffers by column."""
 
     def load(self, partition: str, cells: Sequence[Cell]) -> Sequence[Buffer | None]:
-        """In one call. None for what is not there."""
+        """Load cells in one call. None for what is not there."""
 
-    def forget(self, partition: str, number: int, columns: Collection[str]) -> None: ...
+    def forget(self, partition: str, number: int, columns: Collection[str]) -> None:
+        """Forget columns of a frame."""
 
     def drop(self, partitions: Collection[str]) -> None:
         """All frames of these, also those that were never announced; nothing to do if there are none."""
