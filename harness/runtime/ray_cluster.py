@@ -223,7 +223,7 @@ class _RayProcess:
         self._log, self._to_bring = output and output.log, output
         self._bringing: threading.Thread | None = None
         self.host = ""
-        """Its address, once it is known where it was placed."""
+        """Address of the host, once it is known where it was placed."""
 
     async def address(self) -> Address:
         try:

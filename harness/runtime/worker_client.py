@@ -61,7 +61,7 @@ class WorkerConnection:
     ) -> None:
         self.worker, self.process, self.token, self.here = worker, process, token, here
         self.roles = set(roles)
-        """That have not been ended."""
+        """Roles that have not been ended."""
         self.start_timeout_s = start_timeout_s
         self.ended: str | None = None
         self._opening: asyncio.Future[_Stream] | None = None
