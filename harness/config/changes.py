@@ -37,7 +37,7 @@ def changed(config: JobConfig, settings: Mapping[str, Any]) -> JobConfig:
 
 
 def as_arguments(settings: Mapping[str, Any]) -> str:
-    """As given to make: `DEVICES=8 ARGS="training.layout=packed"`."""
+    """Settings as given to make: `DEVICES=8 ARGS="training.layout=packed"`."""
     variables = [f"{VARIABLES[path]}={value}" for path, value in settings.items() if path in VARIABLES]
     others = [f"{path}={_text(value)}" for path, value in settings.items() if path not in VARIABLES]
     return " ".join([*variables, *([f'ARGS="{" ".join(others)}"'] if others else [])])

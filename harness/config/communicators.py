@@ -1,4 +1,4 @@
-"""Which processes form a communicator: a pure function of the placement, checked before anything starts.
+"""The processes that form a communicator: a pure function of the placement, checked before anything starts.
 
 NCCL refuses a communicator that has two ranks on one device, and a worker, the process of a device, is one rank of a
 communicator at most. So no communicator, of devices or of the host, may have two members on one device.

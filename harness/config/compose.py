@@ -1,4 +1,4 @@
-"""From the command line to a checked configuration: Hydra composes the files, typed config reads the result."""
+"""Makes a checked configuration of a command line: Hydra composes the files, typed config reads the result."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from schedules import Schedule, Transport
 _ROOT = Path(__file__).resolve().parents[2]  # a checkout, or where packages are installed: experiments/ comes along
 EXPERIMENTS = _ROOT / "experiments"
 DOCS = _ROOT / "docs" if (_ROOT / "docs").is_dir() else Path("docs")
-"""Where pages are written: of this checkout; of the current folder where this is an installed copy."""
+"""Folder of pages: of this checkout; of the current folder where this is an installed copy."""
 GROUPS = ("schedule", "model", "engine", "task", "algorithm", "training", "cluster", "cost", "device")
 _FILE = ".yaml"
 _LONGEST_NAME = 200  # bytes of one; longer than that of any setting
@@ -122,7 +122,7 @@ def names_of(overrides: Sequence[str]) -> frozenset[str]:
 
 
 def _tree(overrides: Sequence[str], *, complete: bool = True) -> dict[str, Any]:
-    """What the files say, with these changes. complete: raise where a value has yet to be given."""
+    """Settings as the files say, with these changes. complete: raise where a value has yet to be given."""
     with initialize_config_dir(config_dir=str(EXPERIMENTS), version_base="1.3"):
         composed = compose("bench", [_by_name(override) for override in overrides])
         tree = OmegaConf.to_container(composed, resolve=True, throw_on_missing=complete)
@@ -131,9 +131,9 @@ def _tree(overrides: Sequence[str], *, complete: bool = True) -> dict[str, Any]:
 
 
 def _by_name(override: str) -> str:
-    """As Hydra knows it: a choice of a group by a file's path, `cost=results/costs/mine.yaml`, by an import path,
-    `schedule=my_lab.schedules:Mine`, or a model by its folder, gets a name in its store; a free option is added where
-    there is none."""
+    """An override as Hydra knows it: a choice of a group by a file's path, `cost=results/costs/mine.yaml`, by an import
+    path, `schedule=my_lab.schedules:Mine`, or a model by its folder, gets a name in its store; a free option is added
+    where there is none."""
     group, _, value = override.partition("=")
     if override.startswith(_FREE) or group in _OF_MODEL:
         return f"++{override}"
@@ -146,7 +146,7 @@ def _by_name(override: str) -> str:
 
 
 def _settings_of(group: str, path: str) -> dict[str, Any]:
-    """What a file of this choice would say: its options with their defaults; of a schedule also a split."""
+    """Settings as a file of this choice would say: its options with their defaults; of a schedule also a split."""
     if group == "model":
         return model_settings(path)
     if group == "engine":
@@ -170,7 +170,7 @@ def _schedule_class(name: str) -> type[Schedule]:
 
 
 def read_settings(path: Path) -> dict[str, Any]:
-    """What a file of settings says. Raises ConfigError where there is none, or it holds no settings."""
+    """Settings of a file. Raises ConfigError where there is none, or it holds no settings."""
     try:
         if not path.is_file():
             raise ConfigError(f"{path} is no file; `make list` shows the choices that have names")
@@ -244,12 +244,12 @@ def plugins_of(config: JobConfig) -> list[Plugin]:
 
 
 def cell_prefix(config: JobConfig) -> str:
-    """What cells of one schedule, model and task have in common."""
+    """The beginning that names of cells of one schedule, model and task have in common."""
     return "-".join(map(as_file_name, (config.schedule.name, config.model.name, config.task.name)))
 
 
 def _check_override(override: str) -> None:
-    """What Hydra would take, or refuse in words of its own."""
+    """Refuse what Hydra would take, or refuse in words of its own."""
     setting, equals, value = override.lstrip("+~").partition("=")
     if not setting or not (equals or override.startswith("~")):
         raise ConfigError(f"{override} cannot be read; write setting=value, such as iterations=20")

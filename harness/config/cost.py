@@ -72,7 +72,7 @@ NO_LATENCY = LatencyConfig()
 
 @dataclass(frozen=True, config=STRICT)
 class CostConfig:
-    """What simulated work costs on one worker: a rollout engine, or a data-parallel rank. Seconds, tokens, bytes.
+    """Costs of simulated work on one worker: a rollout engine, or a data-parallel rank. Seconds, tokens, bytes.
 
     A decode step of n samples that hold c tokens in all lasts decode_step_s + max(decode_weights_s,
     n decode_step_s_per_sample) + c decode_s_per_cached_token.
@@ -134,7 +134,8 @@ class DeviceConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class RooflineConfig:
-    """What turns a device's figures into costs: the shares of its peaks that are reached, and what no peak explains.
+    """Factors between a device's figures and costs: the shares of its peaks that are reached, and what no peak
+    explains.
 
     docs/simulator.md has every formula. Shares are of (0, 1]; seconds are added.
     """

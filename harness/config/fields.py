@@ -50,19 +50,19 @@ Switch = Annotated[bool, Strict()]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*$", max_length=128)]
 """Names a folder, or a file but for its ending."""
 NameOrPath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*(:\w+)?$")]
-"""Of a registry, or `package.module:Name` of the user's own."""
+"""A name of a registry, or `package.module:Name` of the user's own."""
 Share = Annotated[int | str, BeforeValidator(_share)]
 Seeds = Annotated[int | tuple[int, ...], BeforeValidator(_seeds)]
 
 
 COST_KINDS = ("given", "roofline")
-"""Of settings of costs, distinguished by their `kind`. No setting has such a name."""
+"""Kinds of settings of costs, distinguished by `kind`. No setting has such a name."""
 
 
 _KEY = "[key]"
-"""What pydantic adds where a name is off, not its value."""
+"""pydantic's mark where a name is off, not its value."""
 _NUMBER = "constrained-float"
-"""What pydantic calls the number in a setting that is a number or a word."""
+"""pydantic's name of the number in a setting that is a number or a word."""
 
 
 _HALF = 1000  # characters of a message that quotes more than anybody reads
@@ -126,7 +126,7 @@ _ADVICE = {
     "dict_type": "is no set of settings; change single ones, as in model.layers=2",
     "dataclass_type": "is no set of settings; change single ones, as in model.layers=2",
 }
-"""What to do about a value, by the type that pydantic gives its error."""
+"""Advice about a value, by the type that pydantic gives its error."""
 
 
 def _as_typed(value: Any) -> str:

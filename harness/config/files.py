@@ -33,8 +33,8 @@ def read_json(path: Path, most: int) -> Any:
 
 
 def read_yaml(path: Path) -> Any:
-    """What a file of settings says, as it stands: nothing that it asks for is looked up, of the environment either.
-    Raises as `checked_yaml`, and OmegaConf's errors."""
+    """Settings of a file, as they stand: nothing that it asks for is looked up, of the environment either. Raises as
+    `checked_yaml`, and OmegaConf's errors."""
     from omegaconf import OmegaConf  # not on every machine that reads results
 
     return OmegaConf.to_container(OmegaConf.create(checked_yaml(path)), resolve=False)

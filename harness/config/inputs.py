@@ -34,8 +34,9 @@ class Input:
 
 
 def inputs_of(config: JobConfig) -> list[Input]:
-    """What a run of this job reads: the model's folder, the tokenizer's, and every file that an option of the task or
-    of its reward names. A simulated run reads no more than a trace of lengths. Raises ConfigError as `local_folder`."""
+    """Files that a run of this job reads: the model's folder, the tokenizer's, and every file that an option of the
+    task or of its reward names. A simulated run reads no more than a trace of lengths. Raises ConfigError as
+    `local_folder`."""
     if config.backend != "real":
         path = getattr(getattr(config.cost, "lengths", None), "path", None)
         return [] if path is None else _files("cost.lengths", {"path": path})
@@ -65,7 +66,7 @@ def refuse_changed(before: Mapping[str, str], now: Iterable[Input], since: str, 
 
 
 def _files(above: str, options: Mapping[str, Any]) -> list[Input]:
-    """Those that options name."""
+    """Files that options name."""
     named = {name: Path(value) for name, value in options.items() if isinstance(value, str) and value}
     return [Input(f"{above}.{name}", str(path), _of_file(path)) for name, path in named.items() if _is_file(path)]
 

@@ -215,7 +215,7 @@ class AlgorithmConfig:
 
     @property
     def spare_groups(self) -> int:
-        """Of those that are admitted at first, how many are not trained."""
+        """Groups admitted at first that are not trained."""
         return self.admitted_groups - self.batch_groups
 
     @property
@@ -345,7 +345,7 @@ class EvalConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class CheckpointConfig:
-    """What a run goes on from when it ended early; docs/checkpoints.md."""
+    """Checkpoints, from which a run goes on when it ended early; docs/checkpoints.md."""
 
     every: CountFromZero = 0  # versions between two checkpoints; 0: none
     keep: Count = 2  # newest ones that stay
@@ -355,14 +355,14 @@ class CheckpointConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class RestartsConfig:
-    """What becomes of a run of which a role dies; docs/faults.md."""
+    """Restarts of a run of which a role dies; docs/faults.md."""
 
     limit: CountFromZero = 3  # times that the same roles are started again in a run; 0: its first death ends it
 
 
 @dataclass(frozen=True, config=STRICT)
 class ScheduleConfig:
-    """Which schedule, over which devices. `options` are the schedule's own and are checked by its class.
+    """The schedule and its devices. `options` are the schedule's own and are checked by its class.
 
     `split` gives for each role a number of devices, a percentage, `rest`, or the role whose devices it shares.
     """
@@ -423,6 +423,7 @@ class JobConfig:
 
     @property
     def seed_list(self) -> tuple[int, ...]:
+        """Seeds of all runs."""
         return tuple(range(self.seeds)) if isinstance(self.seeds, int) else tuple(self.seeds)
 
 

@@ -1,4 +1,4 @@
-"""What this machine has, asked without loading torch: the GPUs that this process may use, of NVIDIA's driver."""
+"""The hardware of this machine, asked without loading torch."""
 
 from __future__ import annotations
 
@@ -26,13 +26,14 @@ class Machine:
 
 
 def this_machine() -> Machine:
+    """The cores and GPUs that this process may use."""
     found = gpus()
     smallest = min((gpu.memory_bytes for gpu in found), default=0)
     return Machine(len(os.sched_getaffinity(0)), len(found), smallest, any(gpu.instance for gpu in found))
 
 
 def described(device: DeviceConfig, gpus: int) -> Machine:
-    """So many GPUs as `device` says, in nodes of as many as it says, with the cores of this machine."""
+    """A machine of so many GPUs as `device` describes, in nodes of as many as it says, with the cores of this one."""
     cores = len(os.sched_getaffinity(0))
     return Machine(cores, gpus, int(device.memory_bytes), nodes=-(-gpus // device.per_node))
 
@@ -75,6 +76,7 @@ class Gpu:
 
     @property
     def instance(self) -> bool:
+        """Whether it is an instance of a divided GPU."""
         return self.gpu_uuid != self.uuid
 
     def __str__(self) -> str:
@@ -109,7 +111,7 @@ def _silent(error: Exception) -> ConfigError:
 
 
 def gpus() -> tuple[Gpu, ...]:
-    """Those that CUDA shows this process, in its order; instances count one by one, where a GPU is divided.
+    """GPUs that CUDA shows this process, in its order; instances count one by one, where a GPU is divided.
 
     Indices are taken in the order of the driver, by bus, as CUDA does with CUDA_DEVICE_ORDER=PCI_BUS_ID; GPUs of one
     kind have that order anyway.
@@ -163,8 +165,8 @@ def _names(wanted: str) -> list[str]:
 
 
 def _chosen(wanted: str | None, there: Sequence[Sequence[Gpu]]) -> list[Gpu]:
-    """In the order of `wanted`; the first that is not there ends the list, and one that is named twice makes it empty,
-    both as for CUDA. A divided GPU stands for all its instances."""
+    """GPUs in the order of `wanted`; the first that is not there ends the list, and one that is named twice makes it
+    empty, both as for CUDA. A divided GPU stands for all its instances."""
     if wanted is None:
         return [gpu for devices in there for gpu in devices]
     found: dict[str, Gpu] = {}
@@ -179,7 +181,7 @@ def _chosen(wanted: str | None, there: Sequence[Sequence[Gpu]]) -> list[Gpu]:
 
 
 def _named(entry: str, there: Sequence[Sequence[Gpu]]) -> list[Gpu]:
-    """By index, or by the beginning of a UUID, which has to be that of one device only."""
+    """GPUs by index, or by the beginning of a UUID, which has to be that of one device only."""
     if entry.isdigit():
         return list(there[int(entry)]) if int(entry) < len(there) else []
     if entry.startswith("MIG-"):

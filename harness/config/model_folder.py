@@ -27,7 +27,7 @@ DRAWN = ("qwen2", "qwen3", "llama")
 """Architectures whose weights can be drawn from settings alone, and whose layers can be shared by ranks."""
 
 DRAWN_WITH_EXPERTS = ("qwen3_moe",)
-"""Those with experts, besides. `ff` is that of one expert; every layer has them."""
+"""Architectures with experts that can be drawn, besides. `ff` is that of one expert; every layer has them."""
 WITH_EXPERTS = ("qwen3_moe", "olmoe")
 """Architectures with experts that real runs can have: those whose files name them as `engines.experts` does."""
 
@@ -45,7 +45,7 @@ _REFUSED: dict[str, tuple[tuple[str, ...], tuple[object, ...]]] = {
     "its layers share keys and values": (("num_kv_shared_layers",), (None, 0)),
     "its keys are of several sizes": (("global_head_dim",), (None,)),
 }
-"""What would come out wrong without an error: settings of config.json, and the values at which it does nothing."""
+"""Settings of config.json that would come out wrong without an error, and the values at which each does nothing."""
 
 
 def is_source(value: str) -> bool:
@@ -106,7 +106,7 @@ def _snapshot(setting: str, source: str, repository: str, revision: str | None, 
 
 
 def model_settings(source: str) -> dict[str, Any]:
-    """What a file under experiments/model would say of the model at `source`; its weights are not read.
+    """Settings of the model at `source`, as a file under experiments/model has them; its weights are not read.
 
     Raises ConfigError as `local_folder`, and where transformers does not know the architecture, or its decoder does
     what no engine here computes.
@@ -131,7 +131,7 @@ def read_config(folder: Path, source: str) -> Any:
 
 
 def shape_of(found: Any, source: str) -> dict[str, Any]:
-    """Of transformers' configuration the settings of a `ModelConfig` that describe a decoder."""
+    """Settings of a `ModelConfig` that describe the decoder of transformers' configuration."""
     _refuse(found, source)
     heads = _number(found, "num_attention_heads", source)
     hidden = _number(found, "hidden_size", source)
@@ -168,7 +168,7 @@ def shape_of(found: Any, source: str) -> dict[str, Any]:
 
 
 def _attention_bias(found: Any) -> str:
-    """Which projections of attention have biases."""
+    """The projections of attention that have biases: qkv, all or none."""
     if found.model_type.startswith("qwen2"):
         return "qkv"
     return "all" if getattr(found, "attention_bias", False) else "none"
@@ -211,7 +211,8 @@ def _number(found: Any, name: str, source: str) -> int:
 
 
 _CHOSEN = ("max_length", "dtype", "rope_theta", "norm_eps", "sliding_window", "sliding_layers")
-"""Of a shape what may differ from a checkpoint's: it is chosen for a run, or read from the checkpoint in any case."""
+"""Settings of a shape that may differ from a checkpoint's: each is chosen for a run, or read from the checkpoint in any
+case."""
 
 
 def require_shape(config: ModelConfig, found: Any) -> None:

@@ -1,4 +1,4 @@
-"""Which role runs on which devices: a schedule's split, resolved and checked. Pure arithmetic."""
+"""The devices of each role: a schedule's split, resolved and checked. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HOST_ROLES = ("reward", "filter", "advantages")
 
 
 def host_roles(algorithm: AlgorithmConfig) -> tuple[str, ...]:
-    """Those that this job has."""
+    """Roles of this job that compute on the host."""
     return tuple(role for role in HOST_ROLES if role != "filter" or algorithm.filters)
 
 
@@ -31,6 +31,7 @@ class Placement:
         return len({device for devices in self.devices.values() for device in devices})
 
     def roles_on(self, device: int) -> list[str]:
+        """Roles that have this device."""
         return [role for role, devices in self.devices.items() if device in devices]
 
     def share(self, role: str, other: str) -> bool:

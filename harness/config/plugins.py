@@ -48,13 +48,14 @@ def as_file_name(name: str) -> str:
 
 
 def import_folders() -> list[str]:
-    """Where workers have to look, besides where Python looks anyway: PYTHONPATH, and the current folder."""
+    """Folders where workers have to look, besides where Python looks anyway: PYTHONPATH, and the current folder."""
     named = [os.path.abspath(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
     return list(dict.fromkeys([*named, os.getcwd()]))
 
 
 def load(path: str, setting: str) -> Any:
-    """What `package.module:Name` names. Raises ConfigError where it is no such path, or cannot be imported."""
+    """The object that `package.module:Name` names. Raises ConfigError where it is no such path, or cannot be
+    imported."""
     if not _PATH.fullmatch(path):
         raise ConfigError(f"{setting}={path} is no import path; write `package.module:Name`")
     module_name, _, name = path.partition(":")
@@ -106,7 +107,7 @@ def keywords(
 
 
 def named_by(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[str, Any]:
-    """Of these options, those that are keyword-only parameters of the function."""
+    """Options that are keyword-only parameters of the function."""
     own = [one.name for one in inspect.signature(function).parameters.values() if one.kind is one.KEYWORD_ONLY]
     return {name: value for name, value in options.items() if name in own}
 

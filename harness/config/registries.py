@@ -127,8 +127,8 @@ REGISTRIES: Mapping[str, Mapping[str, str]] = {
     "algorithm.filter": FILTERS,
     "algorithm.rejection": REJECTIONS,
 }
-"""Of each setting its names, and where each of them is. Losses, advantages and the like are functions, whose
-keyword-only parameters are their options (`algorithm.options`); the others are classes."""
+"""Names by setting, and the import path of each. Losses, advantages and the like are functions, whose keyword-only
+parameters are their options (`algorithm.options`); the others are classes."""
 
 
 def check_name(registry: str, name: str, setting: str = "") -> None:
@@ -142,14 +142,15 @@ def check_name(registry: str, name: str, setting: str = "") -> None:
 
 
 def find(setting: str, name: str) -> Any:
-    """What a name of a setting, or an import path, stands for, imported. Raises ConfigError where there is none."""
+    """The object that a name of a setting, or an import path, stands for, imported. Raises ConfigError where there is
+    none."""
     check_name(setting, name)
     return load(REGISTRIES[setting].get(name, name), setting)
 
 
 def find_function(setting: str, name: str, arguments: int, signature: str) -> Callable[..., Any]:
-    """What is found is a function that can be called with so many arguments, as `signature` says. Raises ConfigError
-    where code of the user's own is none."""
+    """The function that a name of a setting, or an import path, stands for; it can be called with so many arguments, as
+    `signature` says. Raises ConfigError where code of the user's own is none."""
     found: Callable[..., Any] = find(setting, name)
     if is_path(name):
         check_called(found, arguments, setting, name, signature)

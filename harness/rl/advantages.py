@@ -115,7 +115,7 @@ def remax(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
-    """What the settings name, with its options: each group by itself, unless whole batches are compared.
+    """The function that the settings name, with its options: each group by itself, unless whole batches are compared.
 
     Raises ConfigError for one of the user's that cannot be called so.
     """
@@ -149,10 +149,11 @@ def _compares_batches(compare: Callable[..., Any]) -> bool:
 
 
 def comparison_of(name: str) -> Callable[..., Any]:
-    """By its name, or the user's own by import path. Raises ConfigError where it cannot be called as such."""
+    """The function of this name, or the user's own by import path. Raises ConfigError where it cannot be called as
+    such."""
     return find_function("algorithm.advantage", name, 1, "advantages(rewards)")
 
 
 def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
-    """Of `algorithm.options` those that the advantage names."""
+    """Options of `algorithm.options` that the advantage names."""
     return named_by(comparison_of(algorithm.advantage), algorithm.options)

@@ -1,4 +1,4 @@
-"""From losses of tokens to the loss of a batch, as a weight for each token and one divisor of all.
+"""The loss of a batch from losses of tokens, as a weight for each token and one divisor of all.
 
 A batch comes in micro-batches and over ranks, and its size is not known before the last of them. So each micro-batch
 back-propagates the sum of weighted losses, and the gradient is divided once: exact for any cut of a batch at sequences.
@@ -27,7 +27,7 @@ def token_weights(kind: str, mask: torch.Tensor, lengths: torch.Tensor, horizon:
 
 
 def divisor(kind: str, mask: torch.Tensor, lengths: torch.Tensor) -> int:
-    """Of this micro-batch's part: what is divided by is the sum over micro-batches and ranks. Tokens, or sequences that
+    """The micro-batch's part of the divisor, which is the sum over micro-batches and ranks. Tokens, or sequences that
     have one; 0 for token_sum, which is divided by 1."""
     if kind == "token_sum":
         return 0

@@ -43,14 +43,14 @@ def gpg(rewards: torch.Tensor) -> torch.Tensor:
 
 
 def _less_mean(rewards: torch.Tensor) -> torch.Tensor:
-    """Of its group; exactly 0 where that is all alike."""
+    """Rewards less the mean of their group; exactly 0 where that is all alike."""
     equal = rewards.amax(dim=1, keepdim=True) == rewards.amin(dim=1, keepdim=True)
     return (rewards - rewards.mean(dim=1, keepdim=True)).masked_fill(equal, 0.0)
 
 
 def whitened(values: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
-    """Over tokens: a value counts as often as `counts` says, such as its response's tokens; once or not at all, where
-    that is a mask. Equal values become 0."""
+    """Values less their mean over their deviation, over tokens: a value counts as often as `counts` says, such as its
+    response's tokens; once or not at all, where that is a mask. Equal values become 0."""
     if values.amax() == values.amin():
         return torch.zeros_like(values)
     exact, weights = values.double(), counts.double()

@@ -1,4 +1,4 @@
-"""What a training step says about itself, as sums that add up over micro-batches and ranks."""
+"""Diagnostics of a training step, as sums that add up over micro-batches and ranks."""
 
 from __future__ import annotations
 

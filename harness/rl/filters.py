@@ -1,5 +1,5 @@
-"""Which groups are trained at all: `algorithm.filter` names one function, and the places of the groups that it refuses
-are dealt other prompts.
+"""Filters of the groups that are trained: `algorithm.filter` names one function, and the places of the groups that it
+refuses are dealt other prompts.
 
 A filter takes rewards float32 [groups, n], as the task gave them, and, where it has such keyword-only parameters,
 `exact_match` (bool [groups, n]), `lengths` (the sampled tokens of each response, int64 [groups, n]) and `truncated`
@@ -41,8 +41,8 @@ GIVEN = {"exact_match": "exact_match", "lengths": "loss_mask", "truncated": "fin
 
 
 def filter_of(algorithm: AlgorithmConfig) -> Filter | None:
-    """What the settings name, with its options; None where they name nothing. Raises ConfigError for an option that it
-    lacks, and for a function of the user's that cannot be called as such."""
+    """The filter that the settings name, with its options; None where they name nothing. Raises ConfigError for an
+    option that it lacks, and for a function of the user's that cannot be called as such."""
     if not algorithm.filters:
         return None
     function = _named(algorithm.filter)
@@ -62,13 +62,13 @@ def filter_of(algorithm: AlgorithmConfig) -> Filter | None:
 
 
 def given_to_filter(algorithm: AlgorithmConfig) -> tuple[str, ...]:
-    """Which of `GIVEN` it reads."""
+    """Names of `GIVEN` that the filter reads."""
     wanted = inspect.signature(_named(algorithm.filter)).parameters
     return tuple(name for name in GIVEN if name in wanted)
 
 
 def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
-    """Of `algorithm.options` those that the filter names."""
+    """Options of `algorithm.options` that the filter names."""
     return named_by(_named(algorithm.filter), algorithm.options) if algorithm.filters else {}
 
 

@@ -58,8 +58,9 @@ def gae(
 
 
 def gae_of(algorithm: AlgorithmConfig) -> ByValues:
-    """With the options of the settings. With `algorithm.normalise_std` advantages are whitened over the tokens that
-    were sampled, so that rewards have to be those of a whole batch. Raises ConfigError for options that are off."""
+    """The estimate with the options of the settings. With `algorithm.normalise_std` advantages are whitened over the
+    tokens that were sampled, so that rewards have to be those of a whole batch. Raises ConfigError for options that are
+    off."""
     own = keywords(gae, named_by(gae, algorithm.options), "algorithm.options", "gae")
     estimate: ByValues = partial(gae, **own)
     if not algorithm.normalise_std:

@@ -53,5 +53,6 @@ k3_straight_through = _with_gradient_of_k2(k3)
 
 
 def estimator_of(name: str) -> Estimator:
-    """By its name, or the user's own by import path. Raises ConfigError where it cannot be called as such."""
+    """The estimator of this name, or the user's own by import path. Raises ConfigError where it cannot be called as
+    such."""
     return find_function("algorithm.kl", name, 3, "kl(log_probs, other_log_probs, mask)")

@@ -8,7 +8,7 @@ from dataclasses import replace
 from harness.config import AlgorithmConfig
 
 BY_PARAMETERS = ((10_000_000, 5e-4), (100_000_000, 5e-5), (math.inf, 1e-6))
-"""What `auto` is, for models of fewer parameters than the first number. 1e-6 is what published recipes of RL on
+"""The rate `auto`, for models of fewer parameters than the first number. 1e-6 is what published recipes of RL on
 language models from 0.5B to 32B use (DAPO, arXiv 2503.14476, section 4.1; verl's and TRL's for GRPO); 5e-4 is the rate
 at which `tiny` learns in a minute."""
 
@@ -26,7 +26,7 @@ def critic_settings(algorithm: AlgorithmConfig) -> AlgorithmConfig:
 
 
 def learning_rate(algorithm: AlgorithmConfig, parameters: int, step: int, steps: int) -> float:
-    """Of step `step`, counted from 0, of a run of `steps`.
+    """The learning rate of step `step`, counted from 0, of a run of `steps`.
 
     Linear from 1/warmup_steps to the peak over `warmup_steps`; then the peak (constant), or down to
     `decay_to` of it at the last step, on a line or on half a cosine (Loshchilov and Hutter, arXiv 1608.03983).

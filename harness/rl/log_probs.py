@@ -34,6 +34,7 @@ class TokenLogProbs(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, logits: torch.Tensor, tokens: torch.Tensor, temperature: float) -> torch.Tensor:
+        """Log-probabilities, float32; keeps the normalisers."""
         rows, columns = logits.reshape(-1, logits.shape[-1]), tokens.reshape(-1, 1)
         normalisers = rows.new_empty(len(rows), dtype=torch.float32)
         for chunk in _chunks(*rows.shape):
@@ -45,6 +46,7 @@ class TokenLogProbs(torch.autograd.Function):
     @staticmethod
     @torch.autograd.function.once_differentiable
     def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
+        """The gradient by the logits, in chunks of rows."""
         logits, tokens, normalisers = ctx.saved_tensors
         rows, columns = logits.reshape(-1, logits.shape[-1]), tokens.reshape(-1, 1)
         scale = (grad.reshape(-1, 1) / ctx.temperature).float()
@@ -84,8 +86,8 @@ def head_gradient_squares(
     group: dist.ProcessGroup | None = None,
     float32: bool = False,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """As `head_log_probs`, from the same pass, and of each log-probability the square of its gradient by the logits
-    over the temperature, float32 [N], not differentiable: |onehot - p|^2 = 1 - 2 p(token) + sum of p^2.
+    """`head_log_probs` and, from the same pass, for each log-probability the square of its gradient by the logits over
+    the temperature, float32 [N], not differentiable: |onehot - p|^2 = 1 - 2 p(token) + sum of p^2.
 
     Summed as it stands, so that of a token of probability near 1 something is left.
     """
@@ -107,6 +109,7 @@ class HeadLogProbs(torch.autograd.Function):
         float32: bool,
         with_squares: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
+        """Log-probabilities and entropies, float32, and squares where asked for."""
         if temperature <= 0:
             raise ValueError(f"temperature must be above 0, not {temperature}; train at the temperature that samples")
         multiply = logits_in_float32 if float32 else _logits
@@ -135,6 +138,7 @@ class HeadLogProbs(torch.autograd.Function):
     def backward(
         ctx: Any, grad: torch.Tensor | None, grad_entropies: torch.Tensor | None, _: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
+        """The gradients by hidden states and matrix, in chunks of rows."""
         hidden, weight, place, here, normalisers, entropies = ctx.saved_tensors
         grad = torch.zeros_like(normalisers) if grad is None else grad
         scale = (grad / ctx.temperature).float().unsqueeze(1)
@@ -170,7 +174,7 @@ def _logits(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
 
 
 def _places(tokens: torch.Tensor, size: int, group: dist.ProcessGroup | None) -> tuple[torch.Tensor, torch.Tensor]:
-    """Of each token its place [N, 1] in this rank's part of the vocabulary, and whether it is there at all [N]."""
+    """The place [N, 1] of each token in this rank's part of the vocabulary, and whether it is there at all [N]."""
     place = tokens if group is None else tokens - dist.get_rank(group) * size
     return place.clamp(0, size - 1).unsqueeze(1), (place >= 0) & (place < size)
 

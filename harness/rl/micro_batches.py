@@ -64,7 +64,7 @@ MicroBatch = TypeVar("MicroBatch", TrainBatch, ValueBatch)
 
 
 def part_of(batch: MicroBatch, part: Part) -> MicroBatch:
-    """These samples of a micro-batch, in this order."""
+    """A micro-batch of these samples, in this order."""
     columns = {field.name: getattr(batch, field.name) for field in fields(batch)}
     cut: dict[str, Any] = {name: None if column is None else taken(column, part) for name, column in columns.items()}
     return replace(batch, **cut)

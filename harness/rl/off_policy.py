@@ -30,8 +30,8 @@ _QUANTILES = {"ratio_p01": 0.01, "ratio_p50": 0.5, "ratio_p99": 0.99}
 
 
 def off_policy_sums(log_probs: torch.Tensor, behaviour_log_probs: torch.Tensor, mask: torch.Tensor) -> dict[str, float]:
-    """Of one micro-batch, over tokens where mask is True: inputs of one shape; sums in float64, and a count for each
-    bin that has any token. Ratios are cut off as in the losses."""
+    """Sums of one micro-batch, over tokens where mask is True: inputs of one shape; sums in float64, and a count for
+    each bin that has any token. Ratios are cut off as in the losses."""
     d = log_ratio(log_probs.double(), behaviour_log_probs.double(), mask)[mask].clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO)
     ratio, over = d.exp(), d.expm1()
     values = (-d, over - d, ratio * d - over, over.square(), ratio, ratio.square())
@@ -44,7 +44,7 @@ def off_policy_sums(log_probs: torch.Tensor, behaviour_log_probs: torch.Tensor, 
 
 
 def off_policy_metrics(sums: dict[str, float], tokens: float) -> dict[str, float]:
-    """Of everything added up; nothing where there is no token."""
+    """Metrics of everything added up; nothing where there is no token."""
     if not tokens:
         return {}
     return {

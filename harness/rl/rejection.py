@@ -63,8 +63,8 @@ _SIGNATURE = "measure(log_ratio, mask, lengths)"
 
 
 def rejection_of(algorithm: AlgorithmConfig) -> Rejection | None:
-    """What is left by all measures that the settings name; None where they name none. Raises ConfigError where bounds
-    leave nothing, and for a measure of the user's that cannot be called as such."""
+    """The mask of what is left by all measures that the settings name; None where they name none. Raises ConfigError
+    where bounds leave nothing, and for a measure of the user's that cannot be called as such."""
     measures = [
         (find_function("algorithm.rejection", name, 3, _SIGNATURE), *_bounds(name, bounds))
         for name, bounds in algorithm.rejection.items()

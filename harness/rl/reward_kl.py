@@ -13,7 +13,7 @@ _MOST_ERROR = 0.2
 
 
 class RewardKL:
-    """What the KL to the reference costs, token by token: beta KL_t, which is taken off the rewards.
+    """The cost of the KL to the reference, token by token: beta KL_t, which is taken off the rewards.
 
     The KL is estimated by `algorithm.kl` from the log-probabilities with which the tokens were sampled, the behaviour
     policy's: Ziegler et al. (arXiv 1909.08593), equation 2. Without `algorithm.kl_target` beta stays

@@ -1,4 +1,4 @@
-"""What is done to rewards before they are compared: `algorithm.shaping` names the steps, one after the other.
+"""Changes of rewards before they are compared: `algorithm.shaping` names the steps, one after the other.
 
 Every step takes rewards float32 [groups, n] and, by keyword, `lengths` (the sampled tokens of each response, int64
 [groups, n]) and `longest` (the tokens that a response may have, `max_tokens`), where it has such parameters; it returns
@@ -70,8 +70,8 @@ GIVEN = ("lengths", "longest")
 
 
 def shaping_of(algorithm: AlgorithmConfig, longest: int) -> Shaping | None:
-    """What the settings name, with its options; None where they name nothing. Raises ConfigError for an option that a
-    step lacks or cannot use, and for one of the user's that cannot be called as such."""
+    """The steps that the settings name, with their options; None where they name nothing. Raises ConfigError for an
+    option that a step lacks or cannot use, and for one of the user's that cannot be called as such."""
     steps = [_step(name, algorithm, longest) for name in algorithm.shaping]
     if not steps:
         return None
@@ -104,12 +104,12 @@ def _step(name: str, algorithm: AlgorithmConfig, longest: int) -> Shaping:
 
 
 def step_of(name: str) -> Callable[..., torch.Tensor]:
-    """By its name, or the user's own by import path. Raises ConfigError where it cannot be called as such."""
+    """The step of this name, or the user's own by import path. Raises ConfigError where it cannot be called as such."""
     return find_function("algorithm.shaping", name, 1, "shape(rewards)")
 
 
 def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
-    """Of `algorithm.options` those that one of the steps names."""
+    """Options of `algorithm.options` that one of the steps names."""
     return {
         name: value for step in algorithm.shaping for name, value in named_by(step_of(step), algorithm.options).items()
     }

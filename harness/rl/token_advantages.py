@@ -25,8 +25,8 @@ class TokenAdvantages(NamedTuple):
 
 
 def token_advantages_of(algorithm: AlgorithmConfig) -> TokenAdvantages | None:
-    """With the options of the settings; None where all tokens of a response have the same advantage. Raises ConfigError
-    for options that are off."""
+    """The estimate with the options of the settings; None where all tokens of a response have the same advantage.
+    Raises ConfigError for options that are off."""
     if algorithm.has_critic:
         estimate = gae_of(algorithm)
         return TokenAdvantages(

@@ -25,7 +25,7 @@ from harness.rl.losses.ratios import Level, ratio_at
 PolicyLoss = Callable[..., torch.Tensor]
 
 TRUNCATING = ("tis", "cispo", "dppo_tv", "dppo_kl")
-"""Those that bound the weights of tokens that they keep."""
+"""Corrections that bound the weights of tokens that they keep."""
 
 GIVEN = ("lengths", "proximal_log_probs")
 """Keyword arguments that training gives to a loss that has them."""
@@ -50,7 +50,7 @@ def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
     wanted = [given for given in GIVEN if given in inspect.signature(loss).parameters]
 
     def called(*tensors: torch.Tensor, **given: Any) -> torch.Tensor:
-        """What a loss of the user's says off the mask does not count."""
+        """The loss, where the mask is; a user's own may say anything off the mask."""
         mask = tensors[3]
         per_token = loss(*tensors, **settings, **options, **{name: given.get(name) for name in wanted})
         if per_token.shape != mask.shape:
@@ -61,8 +61,8 @@ def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
 
 
 def token_gradients(losses: torch.Tensor, log_probs: torch.Tensor) -> torch.Tensor:
-    """Of the sum of losses by each log-prob that they were made of: what the correction makes of a token. Leaves their
-    graph as it was."""
+    """Gradient of the sum of losses by each log-prob that they were made of: what the correction makes of a token.
+    Leaves their graph as it was."""
     (gradients,) = torch.autograd.grad(losses.sum(), log_probs, retain_graph=True)
     return gradients
 
@@ -74,7 +74,7 @@ def unbounded_weights(
     mask: torch.Tensor,
     lengths: torch.Tensor,
 ) -> torch.Tensor | None:
-    """What a correction that truncates weights would weigh each token by without its bounds; None for another one."""
+    """Weights of tokens by a correction that truncates weights, without its bounds; None for another one."""
     if algorithm.correction not in TRUNCATING:
         return None
     level: Level = algorithm.options.get("level", "token") if algorithm.correction == "tis" else "token"
@@ -82,7 +82,8 @@ def unbounded_weights(
 
 
 def correction_of(name: str) -> PolicyLoss:
-    """By its name, or the user's own by import path. Raises ConfigError where it cannot be called as a loss."""
+    """The loss of this name, or the user's own by import path. Raises ConfigError where it cannot be called as a
+    loss."""
     return find_function("algorithm.correction", name, 4, "loss(log_probs, behaviour_log_probs, advantages, mask)")
 
 
@@ -95,5 +96,5 @@ def _settings_of(name: str) -> dict[str, str]:
 
 
 def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
-    """Of `algorithm.options` those that the loss names."""
+    """Options of `algorithm.options` that the loss names."""
     return named_by(correction_of(algorithm.correction), algorithm.options)

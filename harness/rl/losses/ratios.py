@@ -10,7 +10,7 @@ MAX_LOG_RATIO = 20.0
 """Log-ratios are cut off here, so that no ratio overflows float32."""
 
 Level = Literal["token", "sequence", "geometric"]
-"""Of a ratio: each token's own; the product over its sequence's tokens; the geometric mean of those."""
+"""The level of a ratio: each token's own; the product over its sequence's tokens; the geometric mean of those."""
 
 
 def log_ratio(log_probs: torch.Tensor, behaviour_log_probs: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
@@ -47,7 +47,7 @@ def sequence_sum(values: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
 
 
 def sequence_mean(values: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Over tokens where mask is True; 0 of a sequence that has none. [R], bool [R], [k] -> float [k]."""
+    """Mean over tokens where mask is True; 0 of a sequence that has none. [R], bool [R], [k] -> float [k]."""
     counted = sequence_sum(mask.to(values.dtype), lengths).clamp(min=1.0)
     return sequence_sum(values.masked_fill(~mask, 0.0), lengths) / counted
 

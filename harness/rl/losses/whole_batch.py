@@ -10,7 +10,7 @@ from harness.rl.losses.importance import no_correction
 from harness.rl.losses.ratios import Level, log_ratio, policy_ratio, ratio_at, sequence_mean, sequence_sum
 
 _LEAST_MEAN = 1e-8
-"""Of weights that are divided by their mean."""
+"""Least mean of weights that are divided by it."""
 
 
 @of_batch
@@ -118,7 +118,7 @@ def normalised_importance(
 
 
 def _covariance(log_probs: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
-    """Of each token: (A - mean A) (log pi - mean log pi), means over the batch's tokens."""
+    """Covariance term of each token: (A - mean A) (log pi - mean log pi), means over the batch's tokens."""
     log_pi = log_probs.detach().masked_fill(~mask, 0.0)
     advantages = advantages.masked_fill(~mask, 0.0)
     tokens = mask.sum().clamp(min=1)
