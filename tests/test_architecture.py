@@ -122,6 +122,7 @@ def test_an_engine_knows_protocols_config_and_pure_functions_only() -> None:
         "harness.config",
         "harness.rl",
         "harness.cost_model",
+        "harness.rpc.children",
         "harness.transfer_queue.Ragged",
     )
 

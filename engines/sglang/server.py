@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import secrets
-import signal
 import socket
 import subprocess
 import tempfile
@@ -20,6 +19,7 @@ from engines.loading import write_model
 from engines.sglang.options import TOKEN, URL, Options, interpreter, servers
 from engines.torch.model import float32_head
 from harness.protocols import EngineDied
+from harness.rpc.children import kill_group
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -136,10 +136,7 @@ class LocalServer:
 
     def stop(self) -> None:
         """Kill the server with all of its processes. Returns when it is gone."""
-        try:
-            os.killpg(self._process.pid, signal.SIGKILL)
-        except ProcessLookupError:
-            pass  # it has ended by itself, with all of its group
+        kill_group(self._process.pid)
         self._process.wait(_KILL_TIMEOUT_S)
         assert self._process.stdin is not None
         self._process.stdin.close()

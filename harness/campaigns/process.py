@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
 import os
 import signal
 import subprocess
-import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
@@ -15,6 +13,7 @@ from typing import Any, Protocol
 
 import psutil
 
+from harness.rpc.children import die_with_parent, kill_group
 from harness.runtime.fork_server import ForkServer
 
 END_S = 60.0
@@ -24,8 +23,6 @@ KILL_S = 20.0
 """Longest wait for processes that were killed to be gone."""
 
 _TAIL = 12  # lines of a log that are shown of a run that failed
-_PR_SET_PDEATHSIG = 1
-_LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None
 
 
 class RunProcess:
@@ -126,7 +123,7 @@ class _Spawned:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **environment},
                 start_new_session=True,
-                preexec_fn=_interrupted_with_parent,
+                preexec_fn=lambda: die_with_parent(signal.SIGINT),
             )
         self.pid = self._process.pid
 
@@ -139,8 +136,7 @@ class _Spawned:
         self._process.send_signal(signal.SIGINT)
 
     def kill_group(self) -> None:
-        with suppress(ProcessLookupError):  # all of them have gone by themselves
-            os.killpg(self.pid, signal.SIGKILL)
+        kill_group(self.pid)
 
 
 class _Forked:
@@ -184,9 +180,3 @@ def _emptied(log: Path) -> Path:
     log.parent.mkdir(parents=True, exist_ok=True)
     log.write_bytes(b"")
     return log
-
-
-def _interrupted_with_parent() -> None:
-    """However this process ends, the run does not go on alone; on Linux only."""
-    if _LIBC is not None:
-        _LIBC.prctl(_PR_SET_PDEATHSIG, signal.SIGINT)

@@ -10,7 +10,6 @@ start, and runs the caller's `__main__` once more in every child.
 
 from __future__ import annotations
 
-import ctypes
 import faulthandler
 import gc
 import importlib
@@ -33,7 +32,8 @@ from typing import Any, NoReturn
 
 import msgspec
 
-_PR_SET_PDEATHSIG = 1
+from harness.rpc.children import die_with_parent, kill_group
+
 _END_S = 5.0
 _MESSAGE = 64 << 10  # bytes; what is longer travels in files in memory
 _DESCRIPTORS = 16
@@ -330,9 +330,9 @@ def _kill_all(client: _Client) -> None:
 
 def _kill_group(pid: int) -> None:
     """Kill the group of a process; or it alone where it has not made that yet."""
-    for kill in (os.killpg, os.kill):
-        with suppress(ProcessLookupError):
-            kill(pid, signal.SIGKILL)
+    kill_group(pid)
+    with suppress(ProcessLookupError):
+        os.kill(pid, signal.SIGKILL)
 
 
 def _become(request: _Fork, descriptors: Sequence[int], server: int, inherited: Iterable[int]) -> NoReturn:
@@ -340,7 +340,7 @@ def _become(request: _Fork, descriptors: Sequence[int], server: int, inherited: 
     code = 1
     try:
         os.setsid()  # an interrupt from the keyboard is for the driver
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, int(signal.SIGKILL))
+        die_with_parent()
         if os.getppid() != server:  # it has ended in between
             os._exit(1)
         work, reports, *passed = descriptors

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import multiprocessing
-import os
 import signal
-import threading
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from typing import TypeVar
+
+from harness.rpc.children import end_with_parent
 
 _Argument = TypeVar("_Argument")
 _Result = TypeVar("_Result")
@@ -62,15 +62,3 @@ def _begin() -> None:
     """Ends at once where the command is interrupted, and where its process is gone."""
     signal.signal(signal.SIGINT, signal.SIG_DFL)
     end_with_parent()
-
-
-def end_with_parent() -> None:
-    """Let this process end with the one that started it, whatever it is doing."""
-    threading.Thread(target=_wait_for_parent, daemon=True).start()
-
-
-def _wait_for_parent() -> None:
-    parent = multiprocessing.parent_process()
-    assert parent is not None
-    parent.join()
-    os._exit(1)

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import asyncio
-import ctypes
 import inspect
 import multiprocessing
 import os
 import resource
 import signal
 from collections.abc import Callable, Coroutine, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from inspect import iscoroutinefunction
@@ -20,7 +18,7 @@ from typing import Any
 
 from harness.config import JobConfig, TaskConfig
 from harness.config.registries import find
-from harness.runtime.parallel import end_with_parent
+from harness.rpc.children import die_with_parent, end_with_parent, kill_group
 from harness.tasks import Sample, Score, Task, make_task
 from harness.tasks.reward import Rewarded
 from harness.tasks.task import SimulatedTask
@@ -28,7 +26,6 @@ from harness.workers.reward_scorers import HostScorer, RewardScorer, Scored, one
 
 PROCESSES = 2
 """Processes that score, where the settings leave it open and the reward may take its time."""
-PR_SET_PDEATHSIG = 1
 START_TIMEOUT_S = 120.0
 """Longest start of a process: it imports what the reward imports."""
 
@@ -180,9 +177,8 @@ class _Process:
         """Kill it with all that it started, as far as that stayed in its group."""
         self._connection.close()
         assert self._process.pid is not None
-        with suppress(ProcessLookupError):  # it has not made its group yet, or all of it has ended
-            os.killpg(self._process.pid, signal.SIGKILL)
-        self._process.kill()
+        kill_group(self._process.pid)
+        self._process.kill()  # where it has not made its group yet
         self._process.join()
 
 
@@ -192,7 +188,7 @@ def _work(connection: Connection, make_task: Callable[[], Task], memory_bytes: i
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the run's, which closes the pool
     os.setpgid(0, 0)
     end_with_parent()
-    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # also where no other thread gets its turn
+    die_with_parent()
     try:
         task = make_task()
         if isinstance(task, Rewarded):

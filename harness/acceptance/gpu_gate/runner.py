@@ -6,7 +6,6 @@ kept: a second call goes on with what is missing.
 
 from __future__ import annotations
 
-import os
 import signal
 import subprocess
 import sys
@@ -19,6 +18,7 @@ import psutil
 
 from harness.acceptance.gpu_gate.results import PartResult, read_result, result_path, write_result
 from harness.config import ConfigError
+from harness.rpc.children import kill_group
 
 MODULE = "harness.acceptance.gpu_gate.part"
 _LAST_LINES = 3
@@ -111,7 +111,7 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float, below: dict[int, psu
 def _end(process: subprocess.Popen[bytes], below: dict[int, psutil.Process]) -> None:
     """Kill it and what it left behind."""
     if process.poll() is None:
-        os.killpg(process.pid, signal.SIGKILL)
+        kill_group(process.pid)
         process.wait()
     for child in below.values():
         try:

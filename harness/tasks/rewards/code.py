@@ -12,7 +12,6 @@ import os
 import re
 import resource
 import secrets
-import signal
 import subprocess
 import sys
 import tempfile
@@ -24,11 +23,12 @@ from typing import Any
 
 import psutil
 
+from harness.rpc.children import die_with_parent, kill_group
 from harness.tasks.task import Sample, Score
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
 _MIB = 1 << 20
-_PR_SET_PDEATHSIG, _PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 1, 24, 36, 37
+_PR_CAPBSET_DROP, _PR_SET_CHILD_SUBREAPER, _PR_GET_CHILD_SUBREAPER = 24, 36, 37
 _CAP_SYS_ADMIN, _CAP_SYS_RESOURCE = 21, 24
 _libc = ctypes.CDLL(None, use_errno=True)
 
@@ -144,7 +144,7 @@ def _limit(limits: Limits) -> None:
         hard = resource.getrlimit(kind)[1]
         least = most if hard == resource.RLIM_INFINITY else min(most, hard)
         resource.setrlimit(kind, (least, least))
-    _libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL, 0, 0, 0)  # with the process that scores
+    die_with_parent()
 
 
 def _processes_of_user() -> int:
@@ -168,8 +168,7 @@ def _is_mine(process: psutil.Process) -> bool:
 
 def _end_all(process: subprocess.Popen[bytes], before: set[psutil.Process]) -> None:
     """The program, and what it started: in its session, or where it has left that."""
-    with suppress(ProcessLookupError):
-        os.killpg(process.pid, signal.SIGKILL)
+    kill_group(process.pid)
     process.wait()
     while left := set(psutil.Process().children(recursive=True)) - before:
         for child in left:
