@@ -20,7 +20,7 @@ from engines import EMBEDDED
 from harness.campaigns.cells import CellRequest, ResolvedCell, resolve_cell
 from harness.campaigns.execution import RunOutcomes, Runs, StartRun, run_cells
 from harness.checks.plugins import looks_at_whole_batches
-from harness.comparison.equivalence import GATE, GATE_RUNS, Gate, Pair, as_json, differences, read_gate
+from harness.comparison.equivalence import GATE, GATE_RUNS, Gate, GatePair, as_json, differences, read_gate
 from harness.config import AlgorithmConfig
 from harness.config.compose import compose_job, plugins_of
 from harness.config.machine import Machine
@@ -128,13 +128,13 @@ def _judged(job: GateJob, cells: Sequence[ResolvedCell], outcomes: RunOutcomes, 
     baseline, *others = [cell.folder(0, results) for cell in cells]
     name, *names = CELLS
     failure, samples = "", 0
-    pairs: tuple[Pair, ...] = ()
+    pairs: tuple[GatePair, ...] = ()
     if outcomes.failed:
         first = outcomes.failed[0]
         failure = f"{first.label} {first.how}: {first.log}\n{first.log_tail}"
     else:
         pairs = tuple(
-            Pair(label, str(folder.relative_to(results)), tuple(differences(baseline, folder)))
+            GatePair(label, str(folder.relative_to(results)), tuple(differences(baseline, folder)))
             for label, folder in zip(names, others, strict=True)
         )
         samples = load_samples(baseline).num_rows

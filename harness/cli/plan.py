@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.cli.steps import Steps
+from harness.cli.steps import StepsBar
 from harness.config import JobConfig
 from harness.metrics.atomic_files import write_text
 from harness.planner.plan import DEFAULTS, EFFORT, Plan, fixed_by, make_plan, plan_jobs
@@ -23,7 +23,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     started = time.monotonic()
     jobs, settings = plan_jobs(arguments)
     fixed = fixed_by(settings) - DEFAULTS.keys()
-    with Steps("planning", console) as steps:
+    with StepsBar("planning", console) as steps:
         plan = make_plan(jobs, fixed, EFFORT, progress=steps.done)
     seconds = time.monotonic() - started
     print_plan(plan, settings, console)

@@ -12,7 +12,7 @@ from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, T
 from harness.metrics.formatting import duration
 
 
-class Steps:
+class StepsBar:
     """A bar on a terminal, elsewhere a line for each step that is done, with the time that is left. clock: seconds."""
 
     def __init__(self, what: str, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
@@ -28,7 +28,7 @@ class Steps:
         if not self._console.is_terminal:
             self._console.print(f"[{steps}/{of}] {last}; {left}", highlight=False, markup=False)
 
-    def __enter__(self) -> Steps:
+    def __enter__(self) -> StepsBar:
         self._bar.__enter__()
         return self
 

@@ -38,10 +38,10 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
             raise ConfigError(
                 f"port={port} cannot be had ({error.strerror}); use another, such as PORT=5001"
             ) from error
-    from harness.metrics.mlflow_mirror import MlflowException, Store, first_line
+    from harness.metrics.mlflow_mirror import MlflowException, MlflowStore, first_line
 
     try:
-        experiments = Store(results).newest_experiments()
+        experiments = MlflowStore(results).newest_experiments()
     except MlflowException as failure:
         raise ConfigError(f"{database}: {first_line(failure)}") from failure
     console.print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it); runs and charts, newest first:")

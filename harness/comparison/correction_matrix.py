@@ -60,7 +60,7 @@ class Entry:
 
 
 @dataclass(frozen=True)
-class Pair:
+class CorrectionPair:
     """Two corrections under one schedule: one - other, paired by seed. distinguishable: after Holm's correction for all
     pairs of the row."""
 
@@ -79,7 +79,7 @@ class CorrectionMatrix:
     rows: tuple[str, ...]
     columns: tuple[str, ...]
     entries: Mapping[tuple[str, str], Entry]
-    pairs: Mapping[str, Sequence[Pair]]
+    pairs: Mapping[str, Sequence[CorrectionPair]]
     what: str
     about: str
 
@@ -135,13 +135,15 @@ def column_of(cell: Cell) -> str:
     return asked if row.startswith(config["schedule"]["name"]) else str(config["algorithm"]["correction"])
 
 
-def _pairs(entries: Sequence[tuple[str, Entry]]) -> tuple[Pair, ...]:
+def _pairs(entries: Sequence[tuple[str, Entry]]) -> tuple[CorrectionPair, ...]:
     """Each two of these, by seed; none below three seeds: exact matches are counts, and of so many pairs some differ by
     the same count under two seeds, without any scatter, by chance."""
     enough = all(len(entry.measured.per_seed) >= _FEWEST_SEEDS for _, entry in entries)
     two = list(combinations(entries, 2)) if enough else []
     differences = corrected([paired_difference(a.measured.per_seed, b.measured.per_seed) for (_, a), (_, b) in two])
-    return tuple(Pair(one, other, each) for ((one, _), (other, _)), each in zip(two, differences, strict=True))
+    return tuple(
+        CorrectionPair(one, other, each) for ((one, _), (other, _)), each in zip(two, differences, strict=True)
+    )
 
 
 def write_matrix(folder: Path, matrix: CorrectionMatrix) -> list[Path]:
@@ -216,7 +218,7 @@ def significant_pairs(matrix: CorrectionMatrix) -> list[str]:
     ]
 
 
-def _apart(pairs: Sequence[Pair]) -> str:
+def _apart(pairs: Sequence[CorrectionPair]) -> str:
     """`clip above none, tis; mis above none`."""
     below: dict[str, list[str]] = {}
     for pair in pairs:

@@ -66,7 +66,7 @@ def _contents(files: Iterable[Path]) -> list[tuple[str, bytes]]:
 
 
 @dataclass(frozen=True)
-class Pair:
+class GatePair:
     """A schedule that may not lag, held against the synchronous one. path: of its run, in the results folder;
     differing: what of it was not equal."""
 
@@ -81,7 +81,7 @@ class Gate:
 
     baseline: str
     baseline_path: str
-    pairs: tuple[Pair, ...]
+    pairs: tuple[GatePair, ...]
     samples: int
     iterations: int
     model: str

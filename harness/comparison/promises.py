@@ -18,7 +18,7 @@ from schedules.capacity import Capacity
 
 
 @dataclass(frozen=True)
-class Finished:
+class FinishedRun:
     """A run that came to its end: what was asked, and what was recorded. counts: samples by fate; restarted: roles that
     were started again."""
 
@@ -44,10 +44,10 @@ class Finished:
         return [sample for sample in self.samples if sample.fate == "trained"]
 
 
-def read_finished(folder: Path) -> Finished:
+def read_finished(folder: Path) -> FinishedRun:
     """A finished run from its files."""
     ledger = load_ledger(folder)
-    return Finished(
+    return FinishedRun(
         job_config(load_config(folder)),
         [record_of(row) for row in load_samples(folder).to_pylist()],
         {fate: ledger[fate] for fate in ("admitted", *FATES)},
@@ -56,13 +56,13 @@ def read_finished(folder: Path) -> Finished:
     )
 
 
-def broken_promises(run: Finished, *, newer: bool = False) -> list[str]:
+def broken_promises(run: FinishedRun, *, newer: bool = False) -> list[str]:
     """Promises of all schedules, and of this one, that the run broke. newer: as in `lag_problems`."""
     parts = (sample_problems(run), dispatch_problems(run), time_problems(run), lag_problems(run, newer=newer))
     return [problem for part in (*parts, drop_problems(run)) for problem in part]
 
 
-def sample_problems(run: Finished) -> Iterator[str]:
+def sample_problems(run: FinishedRun) -> Iterator[str]:
     """Each trained once or dropped for a reason, groups whole, every batch full, nothing left in flight, a closed
     ledger."""
     ids = [sample.sample_id for sample in run.samples]
@@ -103,7 +103,7 @@ def sample_problems(run: Finished) -> Iterator[str]:
     yield from _unless(run.counts["in_flight"] == 0, f"{run.counts['in_flight']} samples are in flight at the end")
 
 
-def baseline_problems(run: Finished) -> Iterator[str]:
+def baseline_problems(run: FinishedRun) -> Iterator[str]:
     """Problems with baselines: of each group that is trained the first sample is compared with, where that is asked,
     and no other ever."""
     found = [sample.sample_id for sample in run.samples if sample.fate == "dropped_baseline"]
@@ -117,7 +117,7 @@ def place_of(sample: SampleRecord) -> int:
     return sample.group_id % DEALT_AGAIN
 
 
-def refusal_problems(run: Finished) -> Iterator[str]:
+def refusal_problems(run: FinishedRun) -> Iterator[str]:
     """Problems with refusals: of the groups that a place was dealt, one after the other, all but the last were refused
     by a filter, or took too long; and samples end early only where they are to."""
     dealt: dict[int, list[tuple[int, str]]] = {}
@@ -140,7 +140,7 @@ def refusal_problems(run: Finished) -> Iterator[str]:
     yield from _unless(what == "cut" or not cut, f"samples were cut and trained: {cut[:8]}")
 
 
-def spare_problems(run: Finished) -> Iterator[str]:
+def spare_problems(run: FinishedRun) -> Iterator[str]:
     """Problems with spares: of each batch as many groups as it has spares are given up: refused ones, or where none was
     dealt again others, which come last."""
     algorithm, left = run.config.algorithm, run.counts["dropped_spare"]
@@ -160,7 +160,7 @@ def spare_problems(run: Finished) -> Iterator[str]:
         yield from _unless(not (dealt and unneeded), f"batch {batch} dealt again, and had spares: {unneeded}")
 
 
-def dispatch_problems(run: Finished) -> Iterator[str]:
+def dispatch_problems(run: FinishedRun) -> Iterator[str]:
     """No engine started a group before its weights allowed it; drops move the limits on by what was dropped."""
     capacity = Capacity(run.batch, make_schedule(run.config).eta)
     numbering = Numbering(run.batch, run.config.algorithm.spare_groups)
@@ -171,7 +171,7 @@ def dispatch_problems(run: Finished) -> Iterator[str]:
             yield f"sample {sample.sample_id} of group {place} was started by version {version}, which is too old"
 
 
-def time_problems(run: Finished) -> Iterator[str]:
+def time_problems(run: FinishedRun) -> Iterator[str]:
     """A sample is admitted, started, finished and trained, in this order."""
     for sample in run.trained:
         times = (sample.admitted_at, sample.started_at, sample.finished_at, sample.trained_at)
@@ -181,7 +181,7 @@ def time_problems(run: Finished) -> Iterator[str]:
         )
 
 
-def lag_problems(run: Finished, *, newer: bool = False) -> Iterator[str]:
+def lag_problems(run: FinishedRun, *, newer: bool = False) -> Iterator[str]:
     """Every token's lag is within what the schedule says: the ends of each sample's range, which hold all between them.
     newer: a sample may have newer versions than its schedule has for it; so may, always, those of an engine that was
     started again, which gets the weights that training has come to."""
@@ -201,7 +201,7 @@ def lag_problems(run: Finished, *, newer: bool = False) -> Iterator[str]:
             yield f"group {place_of(sample)} was trained in iteration {iteration}, out of order"
 
 
-def drop_problems(run: Finished) -> Iterator[str]:
+def drop_problems(run: FinishedRun) -> Iterator[str]:
     """Whole groups, and only where a schedule may: in completion order."""
     dropped, schedule = run.counts["dropped_stale"], make_schedule(run.config)
     yield from _unless(dropped % run.group == 0, f"{dropped} samples were dropped, which are no whole groups")

@@ -26,7 +26,7 @@ _FROM_ALL_RANKS = ("collective", "host_staged")  # each training rank sends a sh
 
 
 @dataclass(frozen=True, order=True)
-class Member:
+class CommunicatorRank:
     """A rank of a communicator: worker `number` of a role, on a device. An engine of several devices has a member on
     each in its own communicator."""
 
@@ -43,7 +43,7 @@ class Communicator:
     """members: in rank order. over: "device" is NCCL between GPUs, and Gloo between CPUs; "host" is always Gloo."""
 
     name: str
-    members: tuple[Member, ...]
+    members: tuple[CommunicatorRank, ...]
     over: Literal["device", "host"]
 
 
@@ -62,7 +62,7 @@ def communicators(
     transport: of the schedule; "collective" sends between devices, "host_staged" between hosts, "ipc" meets at barriers
     of the host; "local", of colocated schedules, needs no group: engines and scorers lie on the actor's devices.
     """
-    world = tuple(Member("actor", rank, device) for rank, device in enumerate(placement.devices["actor"]))
+    world = tuple(CommunicatorRank("actor", rank, device) for rank, device in enumerate(placement.devices["actor"]))
     t = training_tensor_parallel
     found = [Communicator("training world", world, "device")]
     if t > 1:
@@ -74,7 +74,7 @@ def communicators(
     if not in_order:
         found.append(Communicator("micro-batches", world, "host"))
     if "critic" in placement.devices and not placement.share("critic", "actor"):
-        own = tuple(Member("critic", rank, device) for rank, device in enumerate(placement.devices["critic"]))
+        own = tuple(CommunicatorRank("critic", rank, device) for rank, device in enumerate(placement.devices["critic"]))
         found.append(Communicator("critic's world", own, "device"))
     engines = list(_engines(placement, engine_tensor_parallel))
     found += [Communicator(f"engine {k}", engine, "device") for k, engine in enumerate(engines)]
@@ -99,7 +99,7 @@ def check_communicators(found: Iterable[Communicator], placement: Placement, tra
     """Raises ConfigError, naming both roles, the device and a fix, for a communicator with two ranks on one device, and
     for a local transport to a role that is not on the actor's devices."""
     for communicator in found:
-        on: dict[int, Member] = {}
+        on: dict[int, CommunicatorRank] = {}
         for member in communicator.members:
             other = on.setdefault(member.device, member)
             if other is not member:
@@ -118,20 +118,23 @@ def check_communicators(found: Iterable[Communicator], placement: Placement, tra
             )
 
 
-def _engines(placement: Placement, tensor_parallel: int) -> Iterator[tuple[Member, ...]]:
+def _engines(placement: Placement, tensor_parallel: int) -> Iterator[tuple[CommunicatorRank, ...]]:
     devices = placement.devices["rollout"]
     for k, start in enumerate(range(0, len(devices), tensor_parallel)):
-        yield tuple(Member("rollout", k, device) for device in devices[start : start + tensor_parallel])
+        yield tuple(CommunicatorRank("rollout", k, device) for device in devices[start : start + tensor_parallel])
 
 
-def _scorers(placement: Placement) -> Sequence[Member]:
+def _scorers(placement: Placement) -> Sequence[CommunicatorRank]:
     """actor_fwd, where it has devices without the actor."""
     if placement.share("actor_fwd", "actor"):
         return []
-    return [Member("actor_fwd", number, device) for number, device in enumerate(placement.devices.get("actor_fwd", ()))]
+    return [
+        CommunicatorRank("actor_fwd", number, device)
+        for number, device in enumerate(placement.devices.get("actor_fwd", ()))
+    ]
 
 
-def _fix(one: Member, other: Member) -> str:
+def _fix(one: CommunicatorRank, other: CommunicatorRank) -> str:
     roles = {one.role, other.role}
     if "actor_fwd" in roles:
         return "set schedule.split.actor_fwd=actor, or give it a number of devices of its own"

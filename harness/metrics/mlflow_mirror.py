@@ -78,7 +78,7 @@ def tracking_uri(results: Path) -> str:
     return os.environ.get("MLFLOW_TRACKING_URI") or f"sqlite:///{results.resolve() / 'mlflow.db'}"
 
 
-class Store:
+class MlflowStore:
     """MLflow's side of a results folder. Every call may raise MlflowException: a server may be gone."""
 
     def __init__(self, results: Path) -> None:
@@ -329,7 +329,7 @@ class Tracker:
     def _create(
         self, results: Path, identity: RunIdentity, config: Mapping[str, Any], manifest: Mapping[str, Any]
     ) -> None:
-        self._store = Store(results)
+        self._store = MlflowStore(results)
         self._store.mark_dead(identity)
         self.run_id = self._store.create(identity, config, manifest)
 
@@ -390,12 +390,12 @@ def sync(results: Path, folder: Path) -> Iterator[SyncedRun]:
 
     Idempotent. Raises MlflowException where MLflow cannot be reached.
     """
-    store = Store(results)
+    store = MlflowStore(results)
     for path in finished_runs(folder):
         yield sync_run(store, path)
 
 
-def sync_run(store: Store, path: Path) -> SyncedRun:
+def sync_run(store: MlflowStore, path: Path) -> SyncedRun:
     """Make or complete the mirror of the finished run in folder `path`."""
     check_files(path)
     manifest, config = load_manifest(path), load_config(path)
@@ -433,7 +433,7 @@ def _metrics_of(path: Path) -> list[Metric]:
     return found + summary_metrics(path, ended)
 
 
-def _lacking(store: Store, run: Run, metrics: Iterable[Metric]) -> list[Metric]:
+def _lacking(store: MlflowStore, run: Run, metrics: Iterable[Metric]) -> list[Metric]:
     """Metrics whose steps MLflow does not have."""
     have = {
         name: {point.step for point in store.client.get_metric_history(run.info.run_id, name)}

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.comparison.promises import Finished, read_finished
+from harness.comparison.promises import FinishedRun, read_finished
 from harness.config import CostConfig
 from harness.cost_model.cost import transfer_times
 from harness.driver.session import simulate
@@ -34,11 +34,11 @@ def folder(results: Path, drivers: Drivers) -> Path:
 
 
 @pytest.fixture(scope="module")
-def run(folder: Path) -> Finished:
+def run(folder: Path) -> FinishedRun:
     return read_finished(folder)
 
 
-def test_a_paced_run_keeps_what_its_schedule_promises(run: Finished) -> None:
+def test_a_paced_run_keeps_what_its_schedule_promises(run: FinishedRun) -> None:
     check_run(run)
 
 
@@ -46,13 +46,13 @@ def test_a_paced_run_is_called_paced(folder: Path) -> None:
     assert load_manifest(folder)["backend"] == "paced"
 
 
-def test_a_paced_run_makes_the_samples_of_the_virtual_one(run: Finished) -> None:
+def test_a_paced_run_makes_the_samples_of_the_virtual_one(run: FinishedRun) -> None:
     virtual = simulate(run.config, seed=0).samples()
 
     assert [sample.response_tokens for sample in run.samples] == [sample.response_tokens for sample in virtual]
 
 
-def test_no_paced_work_is_faster_than_the_cost_model(run: Finished) -> None:
+def test_no_paced_work_is_faster_than_the_cost_model(run: FinishedRun) -> None:
     cost = run.config.cost
     assert isinstance(cost, CostConfig)
     transfer = transfer_times(cost, "host_staged")

@@ -16,7 +16,7 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from harness.acceptance.chaos.jobs import base, with_options
-from harness.comparison.promises import Finished
+from harness.comparison.promises import FinishedRun
 from harness.config import JobConfig
 from harness.config.compose import make_schedule
 from harness.driver.assemble import capacity_rows
@@ -97,7 +97,7 @@ async def test_the_first_failure_ends_every_schedule(schedule: str) -> None:
 # -- whole runs
 
 
-def check(job: JobConfig, seed: int) -> Finished:
+def check(job: JobConfig, seed: int) -> FinishedRun:
     """It ends, its queue stayed within its bound, and everything of tests/support/invariants.py holds."""
     run = play(job, seed)
     assert run.most_rows <= capacity_rows(job, make_schedule(job))
@@ -137,7 +137,7 @@ def go_on(job: JobConfig) -> JobConfig:
 def check_with_lost_engines(job: JobConfig, recorder: Recorder) -> None:
     """As of any run. What an engine leaves behind may be sampled by newer weights than its schedule has for it."""
     recorder.ledger.check()
-    run = Finished(job, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
+    run = FinishedRun(job, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
     check_every_sample_once(run)
     check_dispatch(run)
     check_times(run)

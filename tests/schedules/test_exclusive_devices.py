@@ -9,7 +9,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.acceptance.chaos.jobs import base
-from harness.comparison.promises import Finished
+from harness.comparison.promises import FinishedRun
 from harness.config import JobConfig, LengthsConfig
 from harness.config.registries import SCHEDULES
 from tests.support.engine_events import Event, simulate_with
@@ -77,6 +77,6 @@ def test_an_engine_that_dies_leaves_its_device_to_the_others(job: JobConfig, mom
     ends_at = max(sample.trained_at or 0 for sample in play(job, seed).finished.samples)
     events = [Event(moment * ends_at, 0, "dies")] if engines > 1 else []
     recorder = simulate_with(job, seed, events, lambda session: None)
-    run = Finished(job, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
+    run = FinishedRun(job, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
     check_every_sample_once(run)
     check_devices(run)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.comparison.promises import (
-    Finished,
+    FinishedRun,
     broken_promises,
     dispatch_problems,
     lag_problems,
@@ -24,24 +24,24 @@ MISMATCH_KL = 1e-8
 """Of float32 on both sides: log-probs within 1e-4, whose square k3 has."""
 
 
-def check_run(run: Finished) -> None:
+def check_run(run: FinishedRun) -> None:
     """Everything that holds for all schedules, and what holds for this one."""
     assert broken_promises(run) == []
 
 
-def check_every_sample_once(run: Finished) -> None:
+def check_every_sample_once(run: FinishedRun) -> None:
     assert list(sample_problems(run)) == []
 
 
-def check_dispatch(run: Finished) -> None:
+def check_dispatch(run: FinishedRun) -> None:
     assert list(dispatch_problems(run)) == []
 
 
-def check_times(run: Finished) -> None:
+def check_times(run: FinishedRun) -> None:
     assert list(time_problems(run)) == []
 
 
-def check_lags(run: Finished, *, newer: bool = False) -> None:
+def check_lags(run: FinishedRun, *, newer: bool = False) -> None:
     assert list(lag_problems(run, newer=newer)) == []
 
 
@@ -60,7 +60,7 @@ def check_turns(folder: Path) -> None:
     assert mismatches and max(map(abs, mismatches)) < MISMATCH_KL
 
 
-def spans_by_device(run: Finished) -> dict[str, list[Span]]:
+def spans_by_device(run: FinishedRun) -> dict[str, list[Span]]:
     """Work, by its start."""
     by_device: dict[str, list[Span]] = {}
     for span in run.timeline.spans:
@@ -70,7 +70,7 @@ def spans_by_device(run: Finished) -> dict[str, list[Span]]:
     return by_device
 
 
-def check_devices(run: Finished) -> None:
+def check_devices(run: FinishedRun) -> None:
     """A device works for one role at a time."""
     for spans in spans_by_device(run).values():
         latest: dict[str, Span] = {}  # of each role, the span that ended last; spans come by their start

@@ -74,9 +74,9 @@ def finished_run(
 
 def mirrored(results: Path, experiment: str) -> dict[str, Any]:
     """Every run of an experiment, by its name: all that a reader of MLflow sees, but for dates and ids."""
-    from harness.metrics.mlflow_mirror import Store
+    from harness.metrics.mlflow_mirror import MlflowStore
 
-    client = Store(results).client
+    client = MlflowStore(results).client
     found = client.get_experiment_by_name(experiment)
     assert found is not None
     runs = client.search_runs([found.experiment_id])

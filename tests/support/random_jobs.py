@@ -8,7 +8,7 @@ from typing import Any
 from hypothesis import strategies as st
 
 from harness.acceptance.chaos.jobs import random_job, random_options
-from harness.comparison.promises import Finished
+from harness.comparison.promises import FinishedRun
 from harness.config import JobConfig
 from harness.driver.session import Session, simulate
 from schedules import Schedule
@@ -18,7 +18,7 @@ from schedules import Schedule
 class Run:
     """One finished run and the most rows its queue ever held."""
 
-    finished: Finished
+    finished: FinishedRun
     most_rows: int
     metrics: list[dict[str, float]]
     """Of each iteration."""
@@ -42,7 +42,7 @@ def play(config: JobConfig, seed: int = 0) -> Run:
 
     recorder = simulate(config, seed, started=watch)
     recorder.ledger.check()
-    finished = Finished(config, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
+    finished = FinishedRun(config, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
     return Run(finished, most[0], metrics)
 
 

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from harness.comparison.promises import Finished, broken_promises, read_finished
+from harness.comparison.promises import FinishedRun, broken_promises, read_finished
 from harness.config.compose import make_schedule
 from harness.metrics.run_files import load_metrics
 
 
-def finished_with(folder: Path) -> tuple[Finished, list[str]]:
+def finished_with(folder: Path) -> tuple[FinishedRun, list[str]]:
     """The run, and what is wrong with it: promises of its schedule, and iterations that are missing or there twice."""
     run = read_finished(folder)
     problems = broken_promises(run, newer=make_schedule(run.config).transport == "host_staged")

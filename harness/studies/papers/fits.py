@@ -22,7 +22,7 @@ from harness.config.fields import Count, NotNegative, Positive
 from harness.runtime.parallel import parallel_map
 from harness.studies.papers.experiment import Context, PaperExperiment
 from harness.studies.papers.modes import Mode, batches_of, job_of, of_role, steps
-from harness.studies.papers.result import Line, Result, Table
+from harness.studies.papers.result import Result, ResultLine, Table
 from harness.studies.predictions.fit import drawn, engine_cost
 from harness.studies.predictions.prediction import by_token_alone, one_device_each
 
@@ -159,21 +159,21 @@ def simulate_mode(job: Sequence[str], mode: Mode) -> SimulatedStep:
 
 def _calibrated_lines(
     form: Calibrated, published: Mapping[str, float], simulated: Sequence[SimulatedStep]
-) -> list[Line]:
+) -> list[ResultLine]:
     step_lines, all_lines, busiest_lines = [], [], []
     for mode, step in zip(form.modes, simulated, strict=True):
         within = form.within if mode.role == "predicted" else None
         low, high = form.utilisation.get(mode.label, (None, None))
         band = None if low is None or high is None else (100 * low, 100 * high)
         step_lines.append(
-            Line("seconds per step", mode.label, mode.role, published[mode.label], step.step_s, within=within)
+            ResultLine("seconds per step", mode.label, mode.role, published[mode.label], step.step_s, within=within)
         )
-        all_lines.append(Line("devices busy, %", mode.label, "predicted", band, 100 * step.busy))
-        busiest_lines.append(Line("busiest pool busy, %", mode.label, "predicted", band, 100 * step.busiest))
+        all_lines.append(ResultLine("devices busy, %", mode.label, "predicted", band, 100 * step.busy))
+        busiest_lines.append(ResultLine("busiest pool busy, %", mode.label, "predicted", band, 100 * step.busiest))
     return [*step_lines, *all_lines, *busiest_lines]
 
 
-def _sweep(sweep: SettingSweep, modes: Sequence[Mode], job: Sequence[str], processes: int) -> list[Line]:
+def _sweep(sweep: SettingSweep, modes: Sequence[Mode], job: Sequence[str], processes: int) -> list[ResultLine]:
     mode = next(mode for mode in modes if mode.label == sweep.label)
     swept = [replace(mode, job=[*mode.job, f"{sweep.setting}={value}"]) for value in sweep.words]
     found = parallel_map(
@@ -181,7 +181,7 @@ def _sweep(sweep: SettingSweep, modes: Sequence[Mode], job: Sequence[str], proce
     )
     name = f"throughput by {sweep.setting}, relative to the first"
     return [
-        Line(name, value, "predicted", words, found[0].step_s / step.step_s)
+        ResultLine(name, value, "predicted", words, found[0].step_s / step.step_s)
         for (value, words), step in zip(sweep.words.items(), found, strict=True)
     ]
 
@@ -203,7 +203,7 @@ def _workloads_table(
     return Table("what the predictions depend on", columns, rows)
 
 
-def _order(lines: Sequence[Line]) -> str:
+def _order(lines: Sequence[ResultLine]) -> str:
     """Whether simulated steps come in the published order."""
     by_published = sorted(lines, key=lambda line: float(str(line.published)))
     by_simulated = sorted(lines, key=lambda line: line.simulated or 0.0)
@@ -270,7 +270,7 @@ def run_fitted_ratio(experiment: PaperExperiment, context: Context) -> Result:
     fits = parallel_map(fit, setups, processes=context.processes, timeout_s=_TIMEOUT_S, what="ratios to be fitted")
     main = fits[0]
     lines = [
-        Line(
+        ResultLine(
             "throughput, relative to the first",
             mode.label,
             mode.role,

@@ -19,7 +19,7 @@ from harness.metrics.run_files import load_metrics
 from harness.runtime.runtime import machine_of_runs
 from harness.studies.papers.experiment import Context, PaperExperiment
 from harness.studies.papers.modes import Mode, job_of, steps
-from harness.studies.papers.result import Line, Published, Result, Table
+from harness.studies.papers.result import Published, Result, ResultLine, Table
 
 SIMULATED = "seconds per step"
 """The quantity of cells that are simulated too."""
@@ -94,7 +94,7 @@ def lines_of(
     cells: Sequence[MeasuredCell],
     read: Mapping[str, Sequence[Metrics]],
     published: Mapping[tuple[str, str], Published],
-) -> list[Line]:
+) -> list[ResultLine]:
     """The figure of every cell, a mean over seeds; both sides relative to one cell where that is asked for."""
     measured = {cell.label: fmean(value_of(figure, run) for run in read[cell.label]) for cell in cells}
     reported = {cell.label: published.get((cell.label, figure.quantity)) for cell in cells}
@@ -104,7 +104,7 @@ def lines_of(
         if isinstance(base, float):
             reported = {label: value / base if isinstance(value, float) else value for label, value in reported.items()}
     return [
-        Line(figure.quantity, cell.label, "measured", reported[cell.label], None, measured[cell.label])
+        ResultLine(figure.quantity, cell.label, "measured", reported[cell.label], None, measured[cell.label])
         for cell in cells
     ]
 
@@ -124,9 +124,9 @@ def _published(experiment: PaperExperiment, form: MeasuredCells) -> dict[tuple[s
     return found
 
 
-def _simulated(cell: MeasuredCell) -> Line:
+def _simulated(cell: MeasuredCell) -> ResultLine:
     seconds = steps(job_of(Mode(cell.label, cell.simulated, "measured"), [])).seconds
-    return Line(f"{SIMULATED}, at full size", cell.label, "measured", None, seconds)
+    return ResultLine(f"{SIMULATED}, at full size", cell.label, "measured", None, seconds)
 
 
 def _per_seed(form: MeasuredCells, read: Mapping[str, Sequence[Metrics]], cells: Sequence[ResolvedCell]) -> Table:

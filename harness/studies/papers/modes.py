@@ -40,7 +40,7 @@ class Mode:
 
 
 @dataclass(frozen=True, config={"arbitrary_types_allowed": True})
-class Steps:
+class SimulatedSteps:
     """Simulated steps. window: those that count, first and last second."""
 
     seconds: float
@@ -80,7 +80,7 @@ def batches_of(config: JobConfig) -> int:
     return max(_LEAST_BATCHES, math.ceil(_LEAST_SAMPLES / config.algorithm.batch_samples))
 
 
-def steps(config: JobConfig) -> Steps:
+def steps(config: JobConfig) -> SimulatedSteps:
     """Run a job on the virtual clock: seconds of a step in the long run, between filling and emptying."""
     batches = batches_of(config)
     end = math.ceil(make_schedule(config).eta) + END
@@ -88,7 +88,7 @@ def steps(config: JobConfig) -> Steps:
     recorder = simulate(config, seed=0)
     ends = recorder.timeline.iteration_ends
     window = (ends[WARMUP - 1], ends[WARMUP + batches - 1])
-    return Steps((window[1] - window[0]) / batches, window, recorder)
+    return SimulatedSteps((window[1] - window[0]) / batches, window, recorder)
 
 
 def pooled(config: JobConfig, devices: Mapping[str, int]) -> JobConfig:

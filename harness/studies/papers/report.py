@@ -20,9 +20,9 @@ from harness.metrics.formatting import latex_table, markdown_table
 from harness.report.plots import BLUE, GRAY, GREEN, save_in_every_format
 from harness.studies.papers.result import (
     ROLES,
-    Line,
     Published,
     Result,
+    ResultLine,
     Table,
     error,
     figures,
@@ -134,7 +134,7 @@ def write_overview(results: Sequence[Result], folder: Path) -> list[Path]:
     return [_write_csv(folder / "overview.csv", [table.title], [list(table.columns), *table.rows]), page, tables]
 
 
-def draw_bars(figure: Figure, lines: Sequence[Line]) -> None:
+def draw_bars(figure: Figure, lines: Sequence[ResultLine]) -> None:
     """A panel for each quantity, a bar for each figure; a published band is a bar from end to end."""
     quantities = list(dict.fromkeys(line.quantity for line in lines))
     panels_of = [[line for line in lines if line.quantity == quantity] for quantity in quantities]
@@ -147,7 +147,7 @@ def draw_bars(figure: Figure, lines: Sequence[Line]) -> None:
     figure.legend(handles=handles, loc="outside lower center", ncols=max(1, len(shown)))
 
 
-def _panel(axes: Axes, quantity: str, lines: Sequence[Line]) -> None:
+def _panel(axes: Axes, quantity: str, lines: Sequence[ResultLine]) -> None:
     shown = _drawn(lines)
     height = _HEIGHT / max(1, len(shown))
     for place, line in enumerate(lines):
@@ -167,11 +167,11 @@ def _panel(axes: Axes, quantity: str, lines: Sequence[Line]) -> None:
     axes.grid(axis="y", visible=False)
 
 
-def _drawn(lines: Sequence[Line]) -> list[str]:
+def _drawn(lines: Sequence[ResultLine]) -> list[str]:
     """The series that have a figure to draw."""
     return [name for name in _SERIES if any(not isinstance(_value(line, name), str | None) for line in lines)]
 
 
-def _value(line: Line, series: str) -> Published:
+def _value(line: ResultLine, series: str) -> Published:
     value: Published = getattr(line, series)
     return value

@@ -23,7 +23,7 @@ _COLUMNS = ("", "role", "published", "simulated", "measured on tiny", "error", "
 
 
 @dataclass(frozen=True)
-class Line:
+class ResultLine:
     """One figure. quantity: what it is, with its unit; figures of one quantity share a panel of the picture.
 
     within: the relative error that is promised of a prediction, None where none is.
@@ -68,7 +68,7 @@ class Result:
     """draw: the picture, where bars of all lines would not say it."""
 
     experiment: PaperExperiment
-    lines: Sequence[Line]
+    lines: Sequence[ResultLine]
     notes: Sequence[str] = ()
     tables: Sequence[Table] = field(default_factory=list)
     draw: Callable[[Figure], None] | None = None
@@ -98,25 +98,25 @@ def overview(results: Iterable[Result]) -> Table:
     )
 
 
-def _table(quantity: str, lines: Sequence[Line]) -> Table:
+def _table(quantity: str, lines: Sequence[ResultLine]) -> Table:
     rows = [[line.label, ROLES[line.role], *figures(line), error(line), promised(line)] for line in lines]
     kept = [column for column in range(len(_COLUMNS)) if not column or any(row[column] for row in rows)]
     return Table(quantity, [_COLUMNS[column] for column in kept], [[row[column] for column in kept] for row in rows])
 
 
-def figures(line: Line) -> list[str]:
+def figures(line: ResultLine) -> list[str]:
     """Published, simulated, measured; empty where there is none."""
     return [text(line.published), text(line.simulated), text(line.measured)]
 
 
-def error(line: Line) -> str:
+def error(line: ResultLine) -> str:
     """Error of what is simulated, relative to what is published; empty where one of them is not there."""
     if line.error is None:
         return ""
     return "inside" if isinstance(line.published, tuple) and line.error == 0 else f"{line.error:+.1%}"
 
 
-def promised(line: Line) -> str:
+def promised(line: ResultLine) -> str:
     """The error that is promised of a prediction, and whether it is kept."""
     if line.within is None:
         return ""

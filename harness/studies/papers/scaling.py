@@ -14,11 +14,11 @@ from harness.planner.candidates import Candidate
 from harness.planner.explore import Effort, Exploration, TrialResult
 from harness.planner.plan import explore_all
 from harness.studies.papers.experiment import Context, PaperExperiment
-from harness.studies.papers.result import Line, Result, Table
+from harness.studies.papers.result import Result, ResultLine, Table
 
 
 @dataclass(frozen=True, config=STRICT)
-class Span:
+class ScalingStep:
     """A step from one size to another. label: of the published row; job: its own settings."""
 
     label: str
@@ -41,7 +41,7 @@ class Scaling:
     planning one size may cost."""
 
     table: str
-    spans: list[Span]
+    spans: list[ScalingStep]
     within: Positive
     samples: Count
     trials: Count
@@ -65,7 +65,7 @@ def run_scaling(experiment: PaperExperiment, context: Context) -> Result:
     pairs = [found[first : first + 2] for first in range(0, len(found), 2)]  # smaller, larger; span by span, way by way
     main = pairs[: len(form.spans)]
     lines = [
-        Line(
+        ResultLine(
             "linearity of throughput",
             span.label,
             "predicted",
@@ -80,7 +80,7 @@ def run_scaling(experiment: PaperExperiment, context: Context) -> Result:
     return Result(experiment, lines, tables=tables)
 
 
-def jobs_of(job: Sequence[str], span: Span, way: ScalingVariation) -> list[JobConfig]:
+def jobs_of(job: Sequence[str], span: ScalingStep, way: ScalingVariation) -> list[JobConfig]:
     """The job on the smaller and on the larger number of devices."""
     jobs = []
     for devices in span.devices:
@@ -108,13 +108,13 @@ def best(exploration: Exploration) -> Tried:
     return exploration.found.tried[0]
 
 
-def linearity(pair: Sequence[Tried], span: Span) -> float:
+def linearity(pair: Sequence[Tried], span: ScalingStep) -> float:
     """Times the throughput over times the devices."""
     small, large = (outcome.samples_per_s for _, outcome in pair)
     return large / small / (span.devices[1] / span.devices[0])
 
 
-def _layouts(spans: Sequence[Span], pairs: Sequence[Sequence[Tried]]) -> Table:
+def _layouts(spans: Sequence[ScalingStep], pairs: Sequence[Sequence[Tried]]) -> Table:
     columns = ["row", "devices", "samples/s", "split", "layout", "rollout idle", "training idle"]
     rows = []
     for span, pair in zip(spans, pairs, strict=True):
@@ -125,7 +125,7 @@ def _layouts(spans: Sequence[Span], pairs: Sequence[Sequence[Tried]]) -> Table:
 
 
 def _variations(
-    spans: Sequence[Span],
+    spans: Sequence[ScalingStep],
     ways: Sequence[ScalingVariation],
     pairs: Sequence[Sequence[Tried]],
     published: Mapping[str, float],

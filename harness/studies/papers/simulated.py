@@ -13,7 +13,7 @@ from harness.metrics.timeline import Timeline
 from harness.report.gantt import by_kind, draw_lanes, legend
 from harness.studies.papers.experiment import PAPERS, Context, PaperExperiment
 from harness.studies.papers.modes import Mode, job_of, steps
-from harness.studies.papers.result import Line, Result
+from harness.studies.papers.result import Result, ResultLine
 from harness.studies.predictions.phases import check_given
 from harness.studies.predictions.prediction import Predicted, predict_table
 
@@ -29,7 +29,7 @@ class PredictedTable:
 def run_predicted_table(experiment: PaperExperiment, context: Context) -> Result:
     """Predict the table's asynchronous rows as `make predict` does, once for each `given`."""
     form = experiment.read(PredictedTable)
-    lines: list[Line] = []
+    lines: list[ResultLine] = []
     for text in form.given:
         given = check_given(text)
         table = PAPERS / str(experiment.data)
@@ -38,14 +38,14 @@ def run_predicted_table(experiment: PaperExperiment, context: Context) -> Result
     return Result(experiment, lines)
 
 
-def table_lines(predicted: Predicted, given: str, within: float | None) -> list[Line]:
+def table_lines(predicted: Predicted, given: str, within: float | None) -> list[ResultLine]:
     """Steps, then waits of the trainer. A wait has no relative error worth a promise: it may be near 0."""
     lines = []
     for row in predicted.predictions:
         quantity = f"seconds per step{given}"
-        lines.append(Line(quantity, str(row.row), "predicted", row.row.step_s, row.step_s, within=within))
+        lines.append(ResultLine(quantity, str(row.row), "predicted", row.row.step_s, row.step_s, within=within))
     for row in predicted.predictions:
-        lines.append(Line(f"seconds of waiting{given}", str(row.row), "predicted", row.row.wait_s, row.wait_s))
+        lines.append(ResultLine(f"seconds of waiting{given}", str(row.row), "predicted", row.row.wait_s, row.wait_s))
     return lines
 
 
@@ -65,11 +65,11 @@ def run_gantt(experiment: PaperExperiment, context: Context) -> Result:
     timelines = [run.recorder.timeline for run in runs]
     lines = []
     for mode, run in zip(form.modes, runs, strict=True):
-        lines.append(Line("seconds per step", mode.label, mode.role, None, run.seconds))
+        lines.append(ResultLine("seconds per step", mode.label, mode.role, None, run.seconds))
     for role in ("rollout", "actor"):
         for mode, run in zip(form.modes, runs, strict=True):
             idle = 100 * run.recorder.timeline.idle(role, run.window)
-            lines.append(Line(f"{role} idle, %", mode.label, mode.role, None, idle))
+            lines.append(ResultLine(f"{role} idle, %", mode.label, mode.role, None, idle))
     labels = [mode.label for mode in form.modes]
     return Result(experiment, lines, draw=lambda figure: draw_charts(figure, labels, timelines, form.iterations))
 

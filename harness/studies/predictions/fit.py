@@ -18,7 +18,7 @@ from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.memory import Layout
 from harness.cost_model.roofline import roofline
 from harness.cost_model.shape import forward_flops_per_token
-from harness.studies.predictions.phases import UPDATE, Scaling
+from harness.studies.predictions.phases import UPDATE, PhaseScaling
 from harness.studies.predictions.table import Row, factors_of, nearest
 
 SHORTEST_TAIL, LONGEST_TAIL = 0.05, 1.5
@@ -69,7 +69,7 @@ class WorkloadFit:
         return nearest(self.rows, row.gpus, lambda other: other.gpus)
 
 
-def fit(rows: Sequence[Row], config: JobConfig, sync: Mapping[str, Scaling], *, batches: int) -> WorkloadFit:
+def fit(rows: Sequence[Row], config: JobConfig, sync: Mapping[str, PhaseScaling], *, batches: int) -> WorkloadFit:
     """WorkloadFit the synchronous rows of one engine. config: of any of them; sync: how their phases scale.
 
     1. Tokens of a batch: those whose forward pass takes the device time of old_log_prob at `forward_share` of the
@@ -116,7 +116,7 @@ def drawn(lengths: LengthsConfig, config: JobConfig, batches: int) -> np.ndarray
     return ResponseLengths(lengths, 0, algorithm.group_size).batches(WARMUP, batches, algorithm.batch_samples)
 
 
-def _tokens(anchor: Row, config: JobConfig, sync: Mapping[str, Scaling]) -> tuple[float, str]:
+def _tokens(anchor: Row, config: JobConfig, sync: Mapping[str, PhaseScaling]) -> tuple[float, str]:
     factors, operations = factors_of(config), forward_flops_per_token(config.model)
     for phase in ("old_log_prob_s", "ref_log_prob_s"):
         if phase in anchor.phases:

@@ -28,7 +28,7 @@ def check_given(text: str) -> Given:
 
 
 @dataclass(frozen=True)
-class Scaling:
+class PhaseScaling:
     """A phase lasts fixed_s + device_s / n on n devices."""
 
     fixed_s: float
@@ -39,7 +39,7 @@ class Scaling:
         return self.fixed_s + self.device_s / devices
 
 
-def scalings(rows: Sequence[Row], scoring_fixed_s: float) -> dict[str, Scaling]:
+def scalings(rows: Sequence[Row], scoring_fixed_s: float) -> dict[str, PhaseScaling]:
     """Scalings of every phase that these rows give, over their training devices: least squares, neither part below 0.
 
     Rows that all have the same number of devices do not tell the parts apart: then `scoring_fixed_s`, half of the phase
@@ -54,7 +54,7 @@ def scalings(rows: Sequence[Row], scoring_fixed_s: float) -> dict[str, Scaling]:
 
 
 def training_phases(
-    row: Row, others: Sequence[Row], sync: Mapping[str, Scaling], settings: TableSettings, given: Given
+    row: Row, others: Sequence[Row], sync: Mapping[str, PhaseScaling], settings: TableSettings, given: Given
 ) -> dict[str, float]:
     """Seconds of each phase of an asynchronous row.
 
@@ -87,11 +87,11 @@ def _from_nearest(row: Row, having: Sequence[Row], settings: TableSettings) -> f
     return fixed + (near.phases[UPDATE] - fixed) * near.train_gpus / row.train_gpus
 
 
-def _scaling(points: Sequence[tuple[int, float]], fixed_s: float) -> Scaling:
+def _scaling(points: Sequence[tuple[int, float]], fixed_s: float) -> PhaseScaling:
     devices, seconds = (np.array(part, float) for part in zip(*points, strict=True))
     if len(set(devices.tolist())) == 1:
         mean = float(seconds.mean())
         fixed_s = min(fixed_s, mean / 2)
-        return Scaling(fixed_s, float(devices[0]) * (mean - fixed_s))
+        return PhaseScaling(fixed_s, float(devices[0]) * (mean - fixed_s))
     fixed, shared = not_negative(seconds, np.stack([np.ones_like(devices), 1 / devices], axis=1)).tolist()
-    return Scaling(fixed, shared)
+    return PhaseScaling(fixed, shared)

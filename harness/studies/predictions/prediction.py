@@ -13,7 +13,7 @@ from harness.driver.session import simulate
 from harness.metrics.timeline import Interval, Timeline, clip, length
 from harness.runtime.parallel import parallel_map
 from harness.studies.predictions.fit import WARMUP, WorkloadFit, around_s, drawn, engine_cost, engines_of, fit, host_s
-from harness.studies.predictions.phases import UPDATE, Given, Scaling, scalings, training_phases
+from harness.studies.predictions.phases import UPDATE, Given, PhaseScaling, scalings, training_phases
 from harness.studies.predictions.table import Row, TableSettings, factors_of, read_table, read_table_settings
 
 END = 2
@@ -106,7 +106,7 @@ def predict_table(
     others = [row for row in rows if row not in synchronous]
     if not others:
         raise ConfigError(f"{path} has no row to predict: all of them are synchronous, and calibrate")
-    by_engine: dict[str, tuple[WorkloadFit, dict[str, Scaling]]] = {}
+    by_engine: dict[str, tuple[WorkloadFit, dict[str, PhaseScaling]]] = {}
     for engine in dict.fromkeys(row.engine for row in synchronous):
         alike = [row for row in synchronous if row.engine == engine]
         progress(f"fitting {', '.join(map(str, alike))}")
@@ -134,7 +134,7 @@ def _synchronous(path: Path, rows: Sequence[Row]) -> list[Row]:
 def _case(
     row: Row,
     others: Sequence[Row],
-    by_engine: Mapping[str, tuple[WorkloadFit, Mapping[str, Scaling]]],
+    by_engine: Mapping[str, tuple[WorkloadFit, Mapping[str, PhaseScaling]]],
     settings: TableSettings,
     given: Given,
     arguments: Sequence[str],

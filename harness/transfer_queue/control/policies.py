@@ -258,7 +258,7 @@ class Keyed:
         self.put_back(np.flatnonzero(state["ready"]))
 
 
-class Completion(Keyed):
+class CompletionFirst(Keyed):
     """The unit that became ready first goes first, whatever its number and its partition."""
 
     takes_turns: ClassVar[bool] = True
@@ -295,7 +295,7 @@ class LongestFirst(Keyed):
 POLICIES: dict[str, type[Policy]] = {
     "fifo": Fifo,
     "ready": Ready,
-    "completion": Completion,
+    "completion": CompletionFirst,
     "longest_first": LongestFirst,
 }
 """Name -> a policy for a partition of this many units."""

@@ -33,7 +33,7 @@ class Endpoint:
 
 
 @dataclass(frozen=True, slots=True)
-class Request:
+class AskServer:
     """Send it and wait for the answer: a `Response`. waits: for as long as the server lives."""
 
     message: m.Message
@@ -55,7 +55,7 @@ class StorageWork:
     work: Callable[[Storage], Any]
 
 
-Step = Request | Notify | StorageWork
+Step = AskServer | Notify | StorageWork
 Response = tuple[m.AnyResponse, list[int]]
 """An answer, and the descriptors that came with it, which are now the caller's."""
 Call = Generator[Step, Any, Any]
@@ -72,7 +72,7 @@ def value(answer: m.AnyResponse) -> Any:
 
 def send(message: m.Message, *, waits: bool = False) -> Call:
     """A call that sends one message. waits: for as long as the server lives."""
-    answer, _ = yield Request(message, waits=waits)
+    answer, _ = yield AskServer(message, waits=waits)
     return value(answer)
 
 
@@ -89,7 +89,7 @@ def put(
     weights = spec.check_columns(ids.size, columns)
     frame, segment = yield StorageWork(lambda storage: _write(storage, partition, columns))
     if segment is not None:
-        answer, _ = yield Request(m.OpenSegment(partition, segment.unit), (segment.descriptor,))
+        answer, _ = yield AskServer(m.OpenSegment(partition, segment.unit), (segment.descriptor,))
         if isinstance(answer, m.Failed):
             yield StorageWork(lambda storage: _forget_segment(storage, partition))
             raise m.raised(answer)
@@ -100,7 +100,7 @@ def put(
         {name: lengths.tobytes() for name, lengths in weights.items()},
         timeout_s,
     )
-    answer, _ = yield Request(message, waits=spec.capacity_bytes is not None)
+    answer, _ = yield AskServer(message, waits=spec.capacity_bytes is not None)
     if isinstance(answer, m.Failed):
         yield StorageWork(lambda storage: storage.discard(partition, frame))
     return value(answer)
@@ -119,7 +119,7 @@ def _forget_segment(storage: Storage, partition: str) -> None:
 
 def get(spec: QueueSpec, request: GetRequest, *, keeps: bool) -> Call:
     """keeps: see `messages.Get`."""
-    answer, descriptors = yield Request(m.Get(request, keeps), waits=True)
+    answer, descriptors = yield AskServer(m.Get(request, keeps), waits=True)
     if not isinstance(answer, m.Assigned):
         return value(answer)
     try:

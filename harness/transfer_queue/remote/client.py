@@ -99,7 +99,7 @@ class Connection:
             return end.value
 
     async def _carry_out(self, step: calls.Step) -> Any:
-        if isinstance(step, calls.Request):
+        if isinstance(step, calls.AskServer):
             return await self._request(step)
         if isinstance(step, calls.Notify):
             return self._notify(step.message)
@@ -107,7 +107,7 @@ class Connection:
             return await asyncio.to_thread(step.work, self.storage)
         return step.work(self.storage)
 
-    async def _request(self, step: calls.Request) -> calls.Response:
+    async def _request(self, step: calls.AskServer) -> calls.Response:
         if self.ended is not None:
             raise ConnectionError(self.ended)
         timeout_s = None if step.waits else self._endpoint.call_timeout_s

@@ -86,13 +86,13 @@ class SyncConnection:
             self._used.release()
 
     def _carry_out(self, step: calls.Step) -> Any:
-        if isinstance(step, calls.Request):
+        if isinstance(step, calls.AskServer):
             return self._request(step)
         if isinstance(step, calls.Notify):
             return self._send(self._framed(step.message)[1])
         return step.work(self.storage)
 
-    def _request(self, step: calls.Request) -> calls.Response:
+    def _request(self, step: calls.AskServer) -> calls.Response:
         if self.ended is not None:
             raise ConnectionError(self.ended)
         call, frame = self._framed(step.message, step.descriptors)  # what it refuses has not touched the connection

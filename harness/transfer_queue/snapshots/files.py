@@ -38,12 +38,12 @@ Piece = bytes | memoryview
 """A piece of payload, of single bytes."""
 
 
-class DamagedFile(ValueError):
+class DamagedSnapshot(ValueError):
     """Raised where a file does not hold what was written."""
 
 
 @dataclass(frozen=True, slots=True)
-class Record:
+class SnapshotRecord:
     """start: its offset in the file."""
 
     start: int
@@ -91,7 +91,7 @@ def _write(file: int, pieces: Sequence[Piece]) -> None:
             rest[0] = rest[0][written:]
 
 
-def read_records(path: Path) -> Iterator[Record]:
+def read_records(path: Path) -> Iterator[SnapshotRecord]:
     """One after the other. DamagedFile, with file and offset, for one that is not what was written, or not whole."""
     size = path.stat().st_size
     with path.open("rb") as file:
@@ -106,19 +106,19 @@ def read_records(path: Path) -> Iterator[Record]:
             end = start + RECORD_HEAD + length + payload
             if end > size:
                 raise _torn(path, start, size - start)
-            record = Record(start, file.read(length), file.read(payload))
+            record = SnapshotRecord(start, file.read(length), file.read(payload))
             if crc32(record.payload, crc32(record.message)) != crc:
                 raise _damaged(path, start)
             yield record
             start = end
 
 
-def _torn(path: Path, start: int, rest: int) -> DamagedFile:
-    return DamagedFile(f"{path} ends {rest} bytes into a record, at offset {start}")
+def _torn(path: Path, start: int, rest: int) -> DamagedSnapshot:
+    return DamagedSnapshot(f"{path} ends {rest} bytes into a record, at offset {start}")
 
 
-def _damaged(path: Path, start: int) -> DamagedFile:
-    return DamagedFile(
+def _damaged(path: Path, start: int) -> DamagedSnapshot:
+    return DamagedSnapshot(
         f"{path} is damaged: the record at offset {start} is not what was written; "
         f"cut to {start} bytes it holds what came before"
     )
@@ -212,10 +212,10 @@ class Folder:
             return None
         named = _NUMBER.fullmatch(file.read_bytes())
         if named is None:
-            raise DamagedFile(f"{file} is damaged: it names no snapshot")
+            raise DamagedSnapshot(f"{file} is damaged: it names no snapshot")
         number = int(named[1])
         if not self.snapshot(number).exists():
-            raise DamagedFile(f"{self.snapshot(number)} is not there, though {file.name} names it")
+            raise DamagedSnapshot(f"{self.snapshot(number)} is not there, though {file.name} names it")
         return number
 
     def next_number(self) -> int:

@@ -14,7 +14,7 @@ from harness.transfer_queue.control.partition import Partition
 from harness.transfer_queue.control.spec import QueueSpec
 from harness.transfer_queue.rows.columns import Column, Rows
 from harness.transfer_queue.rows.frames import BatchAssignment
-from harness.transfer_queue.snapshots.files import SNAPSHOT, DamagedFile, FileHeader, Folder, read_records
+from harness.transfer_queue.snapshots.files import SNAPSHOT, DamagedSnapshot, FileHeader, Folder, read_records
 from harness.transfer_queue.snapshots.snapshot import read_snapshot
 from harness.transfer_queue.storage.inline import LocalStorage
 
@@ -55,10 +55,10 @@ def _spec_of(path: os.PathLike[str]) -> QueueSpec:
         first = next(read_records(path)).message  # type: ignore[arg-type]
         header = msgspec.msgpack.decode(first, type=FileHeader)
         if header.kind != SNAPSHOT:
-            raise DamagedFile(f"{path} is a {header.kind}, not a {SNAPSHOT}")
+            raise DamagedSnapshot(f"{path} is a {header.kind}, not a {SNAPSHOT}")
         return msgspec.convert(header.spec, QueueSpec)
     except (StopIteration, msgspec.MsgspecError) as error:
-        raise DamagedFile(f"{path} does not begin as the snapshot of a queue") from error
+        raise DamagedSnapshot(f"{path} does not begin as the snapshot of a queue") from error
 
 
 def _with_all(partition: Partition, columns: Sequence[str]) -> Rows:

@@ -19,7 +19,7 @@ from harness.transfer_queue.control.spec import QueueSpec
 from harness.transfer_queue.rows.frames import Frame, pack, unpack
 from harness.transfer_queue.service.service import QueueService, loop_time
 from harness.transfer_queue.snapshots.files import (
-    DamagedFile,
+    DamagedSnapshot,
     FileHeader,
     Folder,
     Piece,
@@ -139,7 +139,7 @@ def read_snapshot(
             frame = restored(partition, rows, sizes, record.payload, spec, storage)
             frames.setdefault(partition, []).append(frame)
     except StopIteration:
-        raise DamagedFile(f"{path} is damaged: it ends before all frames came") from None
+        raise DamagedSnapshot(f"{path} is damaged: it ends before all frames came") from None
     return state, frames
 
 

@@ -16,7 +16,7 @@ from rich.console import Console
 from harness.comparison import measures
 from harness.comparison.comparison import Comparison, compare
 from harness.comparison.console import print_comparison
-from harness.comparison.equivalence import Gate, Pair
+from harness.comparison.equivalence import Gate, GatePair
 from harness.comparison.measures import SPEED, MetricDefinition, summary_of
 from harness.comparison.runs import Cell, Run, read_run
 from harness.comparison.statistics.estimates import Interval
@@ -259,7 +259,7 @@ def test_there_is_no_verdict_over_a_failed_check_missing_runs_or_an_outlier_of_t
     cells = [make_cell(tmp_path, label, made) for label, made in {"sync": SYNC, "fast": FAST}.items()]
     compared = compare(cells)
     assert not compared.faults and compared.verdict == compared.claim
-    gate = Gate("sync", "", (Pair("fast", "somewhere", ("final weights",)),), 96, 3, "tiny", "", "", {})
+    gate = Gate("sync", "", (GatePair("fast", "somewhere", ("final weights",)),), 96, 3, "tiny", "", "", {})
     for changed, told in (
         ({"gate": gate}, "equivalence gate FAILED (3 iterations"),
         ({"gate": replace(gate, failure="it could not run")}, "it could not run"),

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.acceptance.chaos.jobs import base
-from harness.comparison.promises import Finished, broken_promises
+from harness.comparison.promises import FinishedRun, broken_promises
 from tests.support.random_jobs import play
 
 Changes = dict[str, Any]
@@ -23,25 +23,25 @@ WRONG: dict[str, tuple[Changes, str]] = {
 
 
 @pytest.fixture(scope="module")
-def finished() -> Finished:
+def finished() -> FinishedRun:
     config = base("one_step_off")
     algorithm = replace(config.algorithm, batch_groups=4, group_size=2, micro_batch_groups=1)
     return play(replace(config, iterations=3, algorithm=algorithm)).finished
 
 
-def test_a_run_that_kept_its_promises_broke_none(finished: Finished) -> None:
+def test_a_run_that_kept_its_promises_broke_none(finished: FinishedRun) -> None:
     assert broken_promises(finished) == []
 
 
 @pytest.mark.parametrize("wrong", WRONG)
-def test_a_sample_that_breaks_one_is_found(finished: Finished, wrong: str) -> None:
+def test_a_sample_that_breaks_one_is_found(finished: FinishedRun, wrong: str) -> None:
     changes, said = WRONG[wrong]
     first, *others = finished.samples
     broken = broken_promises(replace(finished, samples=[replace(first, **changes), *others]))
     assert any(said in line for line in broken), broken
 
 
-def test_what_an_engine_sampled_that_was_started_again_may_be_newer_and_no_older(finished: Finished) -> None:
+def test_what_an_engine_sampled_that_was_started_again_may_be_newer_and_no_older(finished: FinishedRun) -> None:
     *others, last = finished.samples
     newer = replace(finished, samples=[*others, replace(last, version_first=2, version_last=2)])
     assert ["a lag outside of 1 to 1" in line for line in broken_promises(newer)] == [True]
@@ -51,6 +51,6 @@ def test_what_an_engine_sampled_that_was_started_again_may_be_newer_and_no_older
     assert any("a lag outside of 0 to 1" in line for line in broken_promises(restarted))
 
 
-def test_a_ledger_that_does_not_close_is_found(finished: Finished) -> None:
+def test_a_ledger_that_does_not_close_is_found(finished: FinishedRun) -> None:
     counts = {**finished.counts, "admitted": finished.counts["admitted"] + 1}
     assert any("the ledger admitted" in line for line in broken_promises(replace(finished, counts=counts)))

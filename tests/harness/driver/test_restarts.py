@@ -11,7 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from harness.acceptance.chaos.jobs import base, random_job
-from harness.comparison.promises import Finished
+from harness.comparison.promises import FinishedRun
 from harness.config import JobConfig, RestartsConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.config.registries import SCHEDULES
@@ -62,7 +62,7 @@ def check_deaths(job: JobConfig, seed: int, deaths: list[tuple[float, str, float
         return []
     recorder.ledger.check()
     restarted = [name for restart in recorder.restarts for name in restart.roles]
-    run = Finished(job, recorder.samples(), recorder.ledger.counts(), recorder.timeline, frozenset(restarted))
+    run = FinishedRun(job, recorder.samples(), recorder.ledger.counts(), recorder.timeline, frozenset(restarted))
     check_every_sample_once(run)
     check_dispatch(run)
     check_times(run)

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.comparison.promises import Finished, read_finished
+from harness.comparison.promises import FinishedRun, read_finished
 from harness.config import CheckpointConfig, EvalConfig, JobConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.config.registries import SCHEDULES
@@ -49,7 +49,7 @@ def newest_cut(path: Path) -> Cut:
     return msgspec.json.decode((newest / DRIVER).read_bytes(), type=Cut)
 
 
-def check_told(path: Path, run: Finished) -> None:
+def check_told(path: Path, run: FinishedRun) -> None:
     """The buffer was asked once of every group that was dealt, and told of it with the problem that it had given."""
     known = json.loads((path / "buffer.json").read_text("utf-8"))
     told = {group: answer for group, answer in known["told"]}

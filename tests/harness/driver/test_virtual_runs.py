@@ -13,7 +13,7 @@ import pytest
 
 from harness.checks.job import plan_job
 from harness.cli import main as cli
-from harness.comparison.promises import Finished, read_finished
+from harness.comparison.promises import FinishedRun, read_finished
 from harness.config import CostConfig, JobConfig, LengthsConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
@@ -66,14 +66,14 @@ def test_the_seed_is_what_draws_the_lengths() -> None:
 # -- what is too old is dropped, or waited for
 
 
-def overtaken(on_stale: str) -> Finished:
+def overtaken(on_stale: str) -> FinishedRun:
     """Completion order under a heavy tail, with training so fast that versions fly past the long samples."""
     config = job(order="completion", max_staleness=1.0, on_stale=on_stale)
     lengths = LengthsConfig(kind="lognormal", mean=20.0, sigma=2.0, cap=400)
     cost = replace(config.cost, lengths=lengths, call_s=1e-3, train_s_per_token=1e-6, train_step_s=1e-3)
     config = replace(config, iterations=20, cost=cost)
     recorder = simulate(config, seed=0)
-    return Finished(config, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
+    return FinishedRun(config, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
 
 
 def test_what_would_lag_too_much_is_dropped_and_others_trained_instead() -> None:
@@ -319,4 +319,4 @@ def test_every_schedule_keeps_its_promises_with_several_steps_a_batch(schedule: 
     loss = (*STEPS, "algorithm.correction=decoupled", f"algorithm.proximal={proximal}")
     config = compose_job([*SMALL, "algorithm.batch_groups=8", "backend=virtual", f"schedule={schedule}", *loss])
     recorder = simulate(config, 0)
-    check_run(Finished(config, recorder.samples(), recorder.ledger.counts(), recorder.timeline))
+    check_run(FinishedRun(config, recorder.samples(), recorder.ledger.counts(), recorder.timeline))

@@ -18,7 +18,7 @@ from rich.console import Console
 from harness.checks.settle import Draft, SettledJob, settle
 from harness.cli.front import settings_of
 from harness.cli.plan import write_plan
-from harness.cli.steps import Steps
+from harness.cli.steps import StepsBar
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import cell_name, compose_job
 from harness.config.machine import Machine
@@ -117,7 +117,7 @@ def test_a_tie_is_as_wide_as_the_largest_error_of_the_predictions_that_are_publi
 def test_a_plan_says_how_much_time_is_left() -> None:
     output = StringIO()
     times = iter([100.0, 160.0, 190.0])
-    with Steps("planning", Console(file=output, width=120), clock=lambda: next(times)) as steps:
+    with StepsBar("planning", Console(file=output, width=120), clock=lambda: next(times)) as steps:
         steps.done(1, 3, "half_step")
         steps.done(3, 3, "fully_async (2)")
     assert output.getvalue() == "[1/3] half_step; about 2 min left\n[3/3] fully_async (2); a moment left\n"

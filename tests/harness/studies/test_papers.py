@@ -31,9 +31,9 @@ from harness.studies.papers.fits import (
 from harness.studies.papers.measured import MeasuredCell, MeasuredFigure, lines_of, value_of
 from harness.studies.papers.modes import Mode, job_of, pooled, steps
 from harness.studies.papers.report import show, write, write_overview
-from harness.studies.papers.result import Line, Result
+from harness.studies.papers.result import Result, ResultLine
 from harness.studies.papers.run import KINDS, run_papers
-from harness.studies.papers.scaling import ScalingVariation, Span, jobs_of, linearity
+from harness.studies.papers.scaling import ScalingStep, ScalingVariation, jobs_of, linearity
 from harness.studies.papers.simulated import Gantt, run_gantt
 
 SMALL = [
@@ -183,21 +183,21 @@ def test_a_pool_is_one_device_as_fast_as_its_ranks() -> None:
 
 
 def test_errors_are_told_for_figures_and_bands_and_not_for_words() -> None:
-    assert Line("q", "l", "predicted", 2.0, 2.2, within=0.15).met
-    assert Line("q", "l", "predicted", 2.0, 2.2, within=0.05).met is False
-    assert Line("q", "l", "predicted", (30.0, 50.0), 45.0).error == 0.0
-    assert Line("q", "l", "predicted", (30.0, 50.0), 60.0).error == pytest.approx(0.2)
-    assert Line("q", "l", "predicted", "low", 1.0).error is None
-    assert Line("q", "l", "measured", 2.0, None, 1.0).met is None
+    assert ResultLine("q", "l", "predicted", 2.0, 2.2, within=0.15).met
+    assert ResultLine("q", "l", "predicted", 2.0, 2.2, within=0.05).met is False
+    assert ResultLine("q", "l", "predicted", (30.0, 50.0), 45.0).error == 0.0
+    assert ResultLine("q", "l", "predicted", (30.0, 50.0), 60.0).error == pytest.approx(0.2)
+    assert ResultLine("q", "l", "predicted", "low", 1.0).error is None
+    assert ResultLine("q", "l", "measured", 2.0, None, 1.0).met is None
 
 
 def test_a_result_is_printed_written_and_drawn(tmp_path: Path) -> None:
     experiment = read_experiment("relax")
     lines = [
-        Line("seconds", "one", "base", 2.0, 2.0),
-        Line("seconds", "two", "predicted", 1.0, 1.1, 1.3, within=0.2),
-        Line("busy, %", "one", "predicted", (30.0, 50.0), 40.0),
-        Line("throughput", "one", "predicted", "low", 1.0),
+        ResultLine("seconds", "one", "base", 2.0, 2.0),
+        ResultLine("seconds", "two", "predicted", 1.0, 1.1, 1.3, within=0.2),
+        ResultLine("busy, %", "one", "predicted", (30.0, 50.0), 40.0),
+        ResultLine("throughput", "one", "predicted", "low", 1.0),
     ]
     result = Result(experiment, lines, ["fitted to one"])
     console = Console(file=io.StringIO(), width=200)
@@ -279,12 +279,12 @@ def test_linearity_is_throughput_over_devices() -> None:
     def outcome(samples_per_s: float) -> TrialResult:
         return TrialResult(1.0, 1.0, samples_per_s, 1.0, 1.0, 1.0, 0.0, 0.0, 0.0, 1.0, 1.0)
 
-    span = Span("7b", ["model=qwen1.5b"], (16, 64))
+    span = ScalingStep("7b", ["model=qwen1.5b"], (16, 64))
     assert linearity([(candidate, outcome(10.0)), (candidate, outcome(30.0))], span) == pytest.approx(0.75)
 
 
 def test_a_batch_grows_with_the_devices_where_it_is_asked_to() -> None:
-    span = Span("7b", ["model=qwen1.5b", "algorithm.batch_groups=32"], (16, 64))
+    span = ScalingStep("7b", ["model=qwen1.5b", "algorithm.batch_groups=32"], (16, 64))
     fixed = jobs_of(["schedule=delayed_update"], span, ScalingVariation("fixed"))
     grown = jobs_of(["schedule=delayed_update"], span, ScalingVariation("grown", grows=True))
     assert [(job.cluster.devices, job.algorithm.batch_groups) for job in fixed] == [(16, 32), (64, 32)]

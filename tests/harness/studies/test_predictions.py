@@ -26,7 +26,7 @@ from harness.studies.predictions.fit import (
     lognormal,
 )
 from harness.studies.predictions.page import draw, print_fits, print_predictions, write_csv
-from harness.studies.predictions.phases import UPDATE, Scaling, scalings, training_phases
+from harness.studies.predictions.phases import UPDATE, PhaseScaling, scalings, training_phases
 from harness.studies.predictions.prediction import predict_table
 from harness.studies.predictions.table import read_table, read_table_settings
 
@@ -188,7 +188,7 @@ def test_the_fixed_part_of_a_phase_is_found_where_rows_have_different_devices(tm
     rows = read_table(table(tmp_path, *(f"colocate_sync,,{n},,,,,{30 + 640 / n},," for n in (16, 32, 64))))
     assert scalings(rows, 5.0)["old_log_prob_s"].fixed_s == pytest.approx(30)
     assert scalings(rows, 5.0)["old_log_prob_s"].device_s == pytest.approx(640)
-    assert scalings(rows[:1], 5.0)["old_log_prob_s"] == Scaling(5.0, 16 * (30 + 40 - 5.0)), "else it is assumed"
+    assert scalings(rows[:1], 5.0)["old_log_prob_s"] == PhaseScaling(5.0, 16 * (30 + 40 - 5.0)), "else it is assumed"
     assert scalings(rows[:1], 500.0)["old_log_prob_s"].fixed_s == 35.0, "but no more than half"
 
 

@@ -28,7 +28,7 @@ from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.rows.columns import Column
 from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame
 from harness.transfer_queue.service.service import QueueService
-from harness.transfer_queue.snapshots.files import DamagedFile, read_records
+from harness.transfer_queue.snapshots.files import DamagedSnapshot, read_records
 from harness.transfer_queue.snapshots.snapshot import save
 from harness.transfer_queue.storage.inline import InlineBackend, InlineStorage, inline_buffers
 from harness.transfer_queue.storage.protocol import Backend
@@ -322,11 +322,13 @@ async def test_a_damaged_byte_anywhere_and_a_torn_end_are_one_error_that_names_f
     for at in sorted({*starts, *range(0, len(whole), 7)}):
         start = max(start for start in starts if start <= at)
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
-        with pytest.raises(DamagedFile, match=f"snapshot-1.msgpack is damaged: the record at offset {start} is not"):
+        with pytest.raises(
+            DamagedSnapshot, match=f"snapshot-1.msgpack is damaged: the record at offset {start} is not"
+        ):
             Queue(tmp_path)
         path.write_bytes(whole[:at])
         torn = f"ends {at - start} bytes into a record, at offset {start}" if at > start else "is damaged: it ends"
-        with pytest.raises(DamagedFile, match=f"snapshot-1.msgpack {torn}"):
+        with pytest.raises(DamagedSnapshot, match=f"snapshot-1.msgpack {torn}"):
             Queue(tmp_path)
 
 
@@ -334,14 +336,14 @@ async def test_a_damaged_byte_anywhere_and_a_torn_end_are_one_error_that_names_f
 async def test_a_folder_that_names_no_snapshot_is_an_error(tmp_path: Path, emptied: bytes) -> None:
     await saved(tmp_path)
     (tmp_path / "CURRENT").write_bytes(emptied)
-    with pytest.raises(DamagedFile, match="CURRENT is damaged: it names no snapshot"):
+    with pytest.raises(DamagedSnapshot, match="CURRENT is damaged: it names no snapshot"):
         Queue(tmp_path)
 
 
 async def test_a_snapshot_that_is_missing_is_an_error(tmp_path: Path) -> None:
     await saved(tmp_path)
     (tmp_path / "snapshot-1.msgpack").unlink()
-    with pytest.raises(DamagedFile, match="snapshot-1.msgpack is not there, though CURRENT names it"):
+    with pytest.raises(DamagedSnapshot, match="snapshot-1.msgpack is not there, though CURRENT names it"):
         Queue(tmp_path)
 
 
