@@ -75,10 +75,9 @@ def fit_to_gpus(config: JobConfig, schedule: Schedule, given: Collection[str], m
 
 def _with_micro_batches(config: JobConfig, schedule: Schedule, given: Collection[str]) -> FittedJob:
     """The job with micro-batches that divide a batch, where its own do not; nothing else depends on no GPU."""
-    if _placement(config, schedule) is None:
-        return FittedJob(config, {})
-    groups = _micro_batches(config, given)
-    if groups == config.algorithm.micro_batch_groups:
+    placement = _placement(config, schedule)
+    groups = None if placement is None else _micro_batches(config, placement, given)
+    if groups is None or groups == config.algorithm.micro_batch_groups:
         return FittedJob(config, {})
     settings = {MICRO_BATCH: groups}
     return FittedJob(changed(config, settings), settings, chosen_for="equal micro-batches")
@@ -137,11 +136,9 @@ def _plan(
 
 def _placement(config: JobConfig, schedule: Schedule) -> Placement | None:
     try:
-        placement = resolve_split(config.schedule.split, config.cluster.devices, device_roles(config))
-        check_layout(config, schedule, placement)
+        return check_layout(config, schedule)
     except ConfigError:
         return None
-    return placement
 
 
 def _splits(config: JobConfig, schedule: Schedule, given: Collection[str]) -> Iterator[dict[str, Any]]:
@@ -164,7 +161,8 @@ def _choices(
     """How a rank computes, the fastest first; then with moments on the host; then fewer slots."""
     job = changed(config, split)
     algorithm = job.algorithm
-    micro = _micro_batches(job, given)
+    placement = resolve_split(job.schedule.split, job.cluster.devices, device_roles(job))
+    micro = _micro_batches(job, placement, given)
     tokens = [None, *(limit for limit in _TOKENS if limit > lengths.sample), lengths.sample]
     now = {
         MICRO_BATCH: algorithm.micro_batch_groups,
@@ -184,12 +182,12 @@ def _choices(
         yield dict(split) | {name: value for name, value in wanted.items() if value != now[name]}
 
 
-def _micro_batches(config: JobConfig, given: Collection[str]) -> int:
+def _micro_batches(config: JobConfig, placement: Placement, given: Collection[str]) -> int:
     """The largest, up to its own, that divides a mini-batch over the ranks; all of it for a loss that needs that."""
     algorithm = config.algorithm
     if MICRO_BATCH in given:
         return algorithm.micro_batch_groups
-    ranks = training_ranks(config, resolve_split(config.schedule.split, config.cluster.devices, device_roles(config)))
+    ranks = training_ranks(config, placement)
     part = algorithm.mini_batch_groups
     if algorithm.batch_groups % algorithm.mini_batches:
         return algorithm.micro_batch_groups

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 from harness.checks.earlier_run import check_begin_with, check_replay
-from harness.checks.layout import check_batch, check_layout, device_roles
+from harness.checks.layout import check_batch, check_layout
 from harness.checks.machine import (
     HardwareMissing,
     check_devices,
@@ -36,7 +36,7 @@ from harness.config.model_folder import (
     read_config,
     require_shape,
 )
-from harness.config.placement import Placement, resolve_split
+from harness.config.placement import Placement
 from harness.config.registries import ENGINES
 from harness.cost_model.engine_share import EngineShare
 from harness.cost_model.job_cost import check_memory
@@ -104,8 +104,7 @@ def _check_itself(config: JobConfig, schedule: Schedule) -> tuple[Placement, lis
     check_plugins(config, schedule)
     _check_greedy_baseline(config)
     _check_model(config.model)
-    placement = resolve_split(config.schedule.split, config.cluster.devices, device_roles(config))
-    check_layout(config, schedule, placement)
+    placement = check_layout(config, schedule)
     return placement, _check_communicators(config, schedule, placement)
 
 

@@ -8,7 +8,7 @@ import math
 from harness.checks.plugins import looks_at_whole_batches
 from harness.config import ConfigError, JobConfig
 from harness.config.fields import MOST_DEVICES
-from harness.config.placement import DEVICE_ROLES, Placement, devices_of
+from harness.config.placement import DEVICE_ROLES, Placement, devices_of, resolve_split
 from schedules import Schedule
 
 
@@ -29,11 +29,14 @@ def training_ranks(config: JobConfig, placement: Placement, role: str = "actor")
     return len(placement.devices[role]) // _rank_devices(config)
 
 
-def check_layout(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
-    """Devices divide into engines and ranks, and layers over devices."""
+def check_layout(config: JobConfig, schedule: Schedule) -> Placement:
+    """Return where roles go, as the split says. Raises ConfigError unless devices divide into engines and ranks, and
+    layers over devices."""
+    placement = resolve_split(config.schedule.split, config.cluster.devices, device_roles(config))
     _check_engines(config, schedule, placement)
     _check_ranks(config, placement)
     _check_expert_ranks(config, placement)
+    return placement
 
 
 def _check_engines(config: JobConfig, schedule: Schedule, placement: Placement) -> None:

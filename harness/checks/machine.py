@@ -116,8 +116,7 @@ def changes_that_fit(config: JobConfig, schedule: Schedule, machine: Machine, le
         if other == config:
             continue
         try:
-            placement = resolve_split(other.schedule.split, other.cluster.devices, device_roles(other))
-            check_layout(other, schedule, placement)
+            placement = check_layout(other, schedule)
         except ConfigError:
             continue
         setting = real_setting(other, schedule, machine, lengths, gpu=True)
