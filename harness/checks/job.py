@@ -20,6 +20,7 @@ from harness.checks.machine import (
 from harness.checks.plugins import (
     check_environment,
     check_plugins,
+    check_queue,
     engine_options,
     engine_takes_several_devices,
     planned_options,
@@ -72,6 +73,12 @@ def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
 
 def _planned(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan:
     placement, groups = _check_itself(config, schedule)
+    if config.backend == "virtual" and config.cluster.queue is not None:
+        raise ConfigError(
+            f"cluster.queue={config.cluster.queue} is of a queue in a process of its own, and a simulation has one in "
+            "its own memory; leave it out, or set backend=paced"
+        )
+    check_queue(config.cluster)
     if config.backend in ("virtual", "paced"):
         return _simulated(config, schedule, placement, config.backend)
     check_environment(config)

@@ -4,16 +4,18 @@ import path can be what it is to be."""
 from __future__ import annotations
 
 import sys
+from collections.abc import Mapping
 from importlib import import_module
 from importlib.util import find_spec
 from inspect import isfunction
 from typing import Any
 
-from harness.config import AlgorithmConfig, ConfigError, JobConfig
+from harness.config import AlgorithmConfig, ClusterConfig, ConfigError, JobConfig
 from harness.config.plugins import is_path, load, make
 from harness.config.registries import ENGINES, find
 from harness.cost_model.engine_share import EngineShare
 from harness.protocols import RolloutEngine
+from harness.runtime.runtime import Storage, cluster_address
 from harness.tasks import make_buffer, make_task
 from harness.tasks.evaluating import evaluation_of
 from harness.transfer_queue.control.policies import Policy
@@ -65,6 +67,45 @@ def _described(name: str) -> Any:
         return engine_class(name)
     package = ENGINES.get(name, "").partition(":")[0].rpartition(".")[0]
     return import_module(f"{package}.options") if package and find_spec(f"{package}.options") else None
+
+
+def queue_storage(cluster: ClusterConfig) -> Storage | None:
+    """Opens the storage of the queue that the settings name; None where they leave it to the runtime. Raises
+    ConfigError for what is no such storage, or has no such options."""
+    if cluster.queue is None:
+        return None
+    made = _queue_settings(cluster.queue, cluster.queue_options)
+    opened: Storage = getattr(made, "open", lambda: made)
+    return opened
+
+
+def check_queue(cluster: ClusterConfig) -> None:
+    """Raises ConfigError unless the storage of the queue can be used here, now."""
+    name, options = cluster.queue, cluster.queue_options
+    if name is None:
+        if options:
+            raise ConfigError(f"cluster.queue_options.{next(iter(options))} is of no storage; set cluster.queue, too")
+        return
+    made, address = _queue_settings(name, options), cluster_address()
+    if address is not None and getattr(made, "one_machine", False):
+        raise ConfigError(f"cluster.queue={name} is memory of one machine, and RAY_ADDRESS names several; leave it out")
+    if address is None and getattr(made, "needs_ray", False):
+        raise ConfigError(
+            f"cluster.queue={name} keeps rows in a Ray cluster, and RAY_ADDRESS names none; set it, or leave this out"
+        )
+    try:
+        getattr(made, "check", lambda: None)()
+    except (OSError, ValueError, RuntimeError) as error:
+        raise ConfigError(f"cluster.queue={name}: {error}") from error
+
+
+def _queue_settings(name: str, options: Mapping[str, Any]) -> Any:
+    """A storage's options: a dataclass that is the backend itself, or opens it."""
+    made = make(find("cluster.queue", name), options, "cluster.queue_options", name)
+    missing = [] if hasattr(made, "open") else [method for method in ("storage", "store") if not hasattr(made, method)]
+    if missing:
+        raise ConfigError(f"cluster.queue={name} lacks {', '.join(missing)}; write what storage/protocol.py asks for")
+    return made
 
 
 def check_plugins(config: JobConfig, schedule: Schedule) -> None:

@@ -24,7 +24,7 @@ _LAYOUT = frozenset(
 )
 """How a job lies on its devices: the user's choice or the planner's, one per cell. It stands in the table instead."""
 
-_CLUSTER = ("devices", "kind", "threads_per_device", "oversubscribe")
+_CLUSTER = ("devices", "kind", "threads_per_device", "oversubscribe", "queue", "queue_options")
 """Settings of the cluster that decide how fast a run can be; the others are limits on waiting."""
 
 _CONTENT = ".content"
@@ -51,7 +51,7 @@ def fairness_key(config: Mapping[str, Any], seeds: Sequence[int], axes: Iterable
         "samples": config["iterations"] * trained_in_iteration(config["algorithm"]),
         "warmup_iterations": config["warmup_iterations"],
         "max_tokens": config["max_tokens"],
-        **{f"cluster.{name}": config["cluster"][name] for name in _CLUSTER},
+        **{f"cluster.{name}": value for name in _CLUSTER if (value := config["cluster"].get(name)) is not None},
     }
     key |= flatten({group: config[group] for group in groups})
     free = {*_LAYOUT, *axes} | ({"samples"} if "iterations" in axes else set())

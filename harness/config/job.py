@@ -330,6 +330,8 @@ class ClusterConfig:
     )
     call_timeout_s: Positive = 3600.0  # longest wait for a device, or for an answer to a call that waits for no work
     heartbeat_timeout_s: Positive = 600.0  # longest time in which a worker says nothing; then it counts as dead
+    queue: NameOrPath | None = None  # where rows rest: docs/usage.md; None: as the runtime says
+    queue_options: dict[str, Any] = field(default_factory=dict)
     memory_gib: Positive | None = None  # memory of one device; asked from the machine when None
 
 
@@ -419,6 +421,7 @@ class JobConfig:
             ("algorithm.filter", algorithm.filter),
             *(("algorithm.shaping", step) for step in algorithm.shaping),
             *(("algorithm.rejection", measure) for measure in algorithm.rejection),
+            *((("cluster.queue", self.cluster.queue),) if self.cluster.queue is not None else ()),
         )
 
     @property

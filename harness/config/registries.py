@@ -115,6 +115,13 @@ FILTERS = {"none": "harness.rl.filters:every_group", "zero_variance": "harness.r
 
 REJECTIONS = {name: f"harness.rl.rejection:{name}" for name in map("_".join, _MEASURES)}
 
+STORAGES = {
+    "shm": "harness.transfer_queue.storage.shm:ShmBackend",
+    "inline": "harness.transfer_queue.storage.inline:InlineBackend",
+    "redis": "harness.transfer_queue.storage.redis_storage:RedisServers",
+    "ray": "harness.transfer_queue.storage.ray_objects:RayUnits",
+}
+
 REGISTRIES: Mapping[str, Mapping[str, str]] = {
     "schedule": SCHEDULES,
     "engine": ENGINES,
@@ -126,6 +133,7 @@ REGISTRIES: Mapping[str, Mapping[str, str]] = {
     "algorithm.shaping": SHAPING,
     "algorithm.filter": FILTERS,
     "algorithm.rejection": REJECTIONS,
+    "cluster.queue": STORAGES,
 }
 """Names by setting, and the import path of each. Losses, advantages and the like are functions, whose keyword-only
 parameters are their options (`algorithm.options`); the others are classes."""

@@ -23,6 +23,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from harness.checks.plugins import queue_storage
 from harness.config import JobConfig
 from harness.config.placement import HOST_ROLES, Placement, host_roles
 from harness.driver.backends import Backend, RunSpec
@@ -138,6 +139,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
             )
         ),
         run.checkpoints,
+        queue_storage(config.cluster),
     )
     spec = WorkerSpec(
         config,

@@ -18,7 +18,7 @@ from harness.logs import RUN, run_in
 from harness.rpc.handshake import new_token
 from harness.rpc.sockets import Address, forget_address, listen, new_address
 from harness.runtime.fork_server import ForkedProcess, ForkServer
-from harness.runtime.runtime import Build, Handle, RoleName
+from harness.runtime.runtime import Build, Handle, RoleName, Storage
 from harness.runtime.worker_client import ConnectedWorkers, RemoteRole
 from harness.runtime.worker_server import run_worker
 from harness.transfer_queue import QueueSpec, TransferQueue
@@ -74,11 +74,12 @@ class LocalRuntime:
     def host_of(self, handle: Handle[Any]) -> str:
         return self.host
 
-    def start_queue(self, spec: QueueSpec, saves: Path | None = None) -> TransferQueue:
+    def start_queue(self, spec: QueueSpec, saves: Path | None = None, storage: Storage | None = None) -> TransferQueue:
         """The queue of this run, in a process of its own, which ends with the run."""
         limits = self._workers
         started = QueueProcess.start(
             spec,
+            None if storage is None else storage(),
             timeout_s=limits.start_timeout_s,
             call_timeout_s=limits.call_timeout_s or 60.0,
             saves=None if saves is None else str(saves),

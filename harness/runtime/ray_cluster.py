@@ -25,7 +25,7 @@ from harness.rpc.sockets import Address, socket_address
 from harness.runtime.local_runtime import server_environment
 from harness.runtime.ray_nodes import connected, nodes, on_node
 from harness.runtime.ray_worker import Listening, Output, WorkerActor, taken_output
-from harness.runtime.runtime import Build, Handle, RoleName, WorkerDied
+from harness.runtime.runtime import Build, Handle, RoleName, Storage, WorkerDied
 from harness.runtime.worker_client import ConnectedWorkers, RemoteRole
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.ray_host import QueueActor
@@ -115,10 +115,11 @@ class RayCluster:
         assert isinstance(handle, RemoteRole), "it is of this runtime"
         return self._processes[handle.connection.worker].host
 
-    def start_queue(self, spec: QueueSpec, saves: Path | None = None) -> TransferQueue:
+    def start_queue(self, spec: QueueSpec, saves: Path | None = None, storage: Storage | None = None) -> TransferQueue:
         """The queue of this run, in an actor on this node, which ends with the run: no other node takes it along."""
         started = QueueActor.start(
             spec,
+            None if storage is None else storage(),
             timeout_s=self.start_timeout_s,
             call_timeout_s=self._workers.call_timeout_s or 60.0,
             node=self._here,

@@ -19,6 +19,7 @@ from harness.protocols import Clock, EngineDied
 
 if TYPE_CHECKING:
     from harness.transfer_queue import QueueSpec, TransferQueue
+from harness.transfer_queue.storage.protocol import Backend as QueueBackend
 
 Role = TypeVar("Role")
 Role_co = TypeVar("Role_co", covariant=True)
@@ -62,6 +63,10 @@ class Handle(Protocol[Role_co]):
         """End it, whatever it is doing, and its worker too unless that has other roles. Returns when it is gone."""
 
 
+Storage = Callable[[], QueueBackend]
+"""Opens the storage of a queue, in the process that starts the queue."""
+
+
 class Runtime(Protocol):
     """Starts workers and the queue between them."""
 
@@ -72,8 +77,9 @@ class Runtime(Protocol):
     def host_of(self, handle: Handle[Any]) -> str:
         """The host where they reach the process of this role, which has answered."""
 
-    def start_queue(self, spec: QueueSpec, saves: Path | None = None) -> TransferQueue:
-        """saves: the folder below which it may be saved."""
+    def start_queue(self, spec: QueueSpec, saves: Path | None = None, storage: Storage | None = None) -> TransferQueue:
+        """saves: the folder below which it may be saved; storage: where rows rest, as this runtime does unless
+        given."""
 
     def kill_queue(self) -> None:
         """Kill the queue's process, whatever it is doing."""

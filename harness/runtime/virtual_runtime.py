@@ -12,7 +12,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
-from harness.runtime.runtime import Build, Handle, Role, RoleName, role_name
+from harness.runtime.runtime import Build, Handle, Role, RoleName, Storage, role_name
 from harness.transfer_queue import LocalQueue, QueueSpec, TransferQueue
 
 T = TypeVar("T")
@@ -200,7 +200,7 @@ class VirtualRuntime:
     def host_of(self, handle: Handle[Any]) -> str:
         return self.host
 
-    def start_queue(self, spec: QueueSpec, saves: Path | None = None) -> TransferQueue:
+    def start_queue(self, spec: QueueSpec, saves: Path | None = None, storage: Storage | None = None) -> TransferQueue:
         return LocalQueue(spec)
 
     def kill_queue(self) -> None:

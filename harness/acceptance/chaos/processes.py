@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from harness.driver.build import WorkerSpec
-from harness.runtime.runtime import Build, Handle, RoleName, WorkerDied, role_name
+from harness.runtime.runtime import Build, Handle, RoleName, Storage, WorkerDied, role_name
 from harness.runtime.virtual_runtime import LocalRole, VirtualRuntime
 from harness.transfer_queue import Batch, GetRequest, LocalQueue, QueueSpec, TransferQueue
 from harness.weight_sync.plan import TransferError
@@ -262,7 +262,7 @@ class FaultyRuntime(VirtualRuntime):
         self._queue: FaultyQueue | None = None
         self._made: dict[str, tuple[list[FaultyRole], list[RoleName], Build]] = {}
 
-    def start_queue(self, spec: QueueSpec, saves: Path | None = None) -> TransferQueue:
+    def start_queue(self, spec: QueueSpec, saves: Path | None = None, storage: Storage | None = None) -> TransferQueue:
         process = self.processes["queue"] = Process("queue", self._random)
         self._queue = FaultyQueue(spec, process, self.processes[DRIVER])
         return self._queue

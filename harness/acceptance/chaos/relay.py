@@ -16,6 +16,7 @@ import msgspec
 
 from harness.rpc.sockets import Address, client_socket, listen, new_address
 from harness.runtime.local_runtime import LocalRuntime
+from harness.runtime.runtime import Storage
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.remote.client import RemoteQueue
 
@@ -105,8 +106,10 @@ def relayed(told: Told) -> type[LocalRuntime]:
     """A runtime of this machine with relays before those whom it is about."""
 
     class RelayedRuntime(LocalRuntime):
-        def start_queue(self, spec: QueueSpec, saves: Path | None = None) -> TransferQueue:
-            queue = super().start_queue(spec, saves)
+        def start_queue(
+            self, spec: QueueSpec, saves: Path | None = None, storage: Storage | None = None
+        ) -> TransferQueue:
+            queue = super().start_queue(spec, saves, storage)
             if told.whom != "queue":
                 return queue
             assert isinstance(queue, RemoteQueue)

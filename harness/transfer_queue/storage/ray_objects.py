@@ -1,5 +1,5 @@
 """Payloads across the nodes of a Ray cluster: large ones in actors, to and from which Ray's object store carries them,
-small ones in the queue's own messages. Between nodes the object store is in clear: a run does not use it.
+small ones in the queue's own messages. Between nodes the object store is in clear: a run uses it where it is asked to.
 
 A frame is the unit actor's from the call that writes it, so that it stays when its writer dies. Everybody in a Ray
 cluster can run code on it, so there is no other trust domain here, and Ray may pickle.
@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, ClassVar
 
 import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
@@ -99,6 +99,20 @@ class RayBackend:
 
     def _units(self) -> list[RayUnit]:
         return [RayUnit(f"ray storage unit {i}", unit, self.timeout_s) for i, unit in enumerate(self.units)]
+
+
+@dataclass(frozen=True, slots=True)
+class RayUnits:
+    """Settings of a job of its units (`cluster.queue=ray`): as `RayBackend.start` has them."""
+
+    needs_ray: ClassVar[bool] = True
+    units: int = 1
+    timeout_s: float = 60.0
+    inline_bytes: int = INLINE_BYTES
+
+    def open(self) -> RayBackend:
+        """Start the units, which live until this process ends."""
+        return RayBackend.start(self.units, timeout_s=self.timeout_s, inline_bytes=self.inline_bytes)
 
 
 @dataclass(frozen=True, slots=True)

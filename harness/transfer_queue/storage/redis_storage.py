@@ -8,10 +8,12 @@ what writers left that died before they announced it. Hashes expire: a queue tha
 from __future__ import annotations
 
 import glob
+import os
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any
+from urllib.parse import urlsplit
 
 import numpy as np
 import redis
@@ -25,6 +27,7 @@ from harness.transfer_queue.storage.protocol import Session
 from harness.transfer_queue.storage.units import Cell, UnitStorage, UnitStore
 
 DAY_S = 86_400
+SERVERS = "CADENCE_REDIS"
 
 
 @dataclass(frozen=True, slots=True)
@@ -59,13 +62,45 @@ class RedisBackend:
     def store(self, queue: str) -> UnitStore:
         """Connects: ConnectionError, TimeoutError or PermissionError for a server that cannot be used; ValueError for
         one that may evict."""
+        return UnitStore(self.checked(queue))
+
+    def checked(self, queue: str) -> list[RedisServer]:
+        """The servers, once all of them have answered. Raises as `store`."""
         servers = self._servers(queue)
         for server in servers:
             server.check()
-        return UnitStore(servers)
+        return servers
 
     def _servers(self, queue: str) -> list[RedisServer]:
         return [RedisServer(url, queue, self.timeout_s, self.expire_s) for url in self.urls]
+
+
+@dataclass(frozen=True, slots=True)
+class RedisServers:
+    """Settings of a job of its servers (`cluster.queue=redis`). urls: as `RedisBackend` has them, without a password,
+    which would stand in config.yaml; those of the environment variable CADENCE_REDIS, with blanks between them and
+    passwords where there are any, unless given."""
+
+    urls: tuple[str, ...] = ()
+    timeout_s: float = 10.0
+    expire_s: int = DAY_S
+    inline_bytes: int = SMALL
+
+    def open(self) -> RedisBackend:
+        """Raises ValueError for what is no URL, or has a password."""
+        if any(urlsplit(url).password for url in self.urls):
+            raise ValueError(f"a URL of urls holds a password, which config.yaml would tell; set {SERVERS} to it")
+        urls = self.urls or tuple(os.environ.get(SERVERS, "").split())
+        if not urls:
+            raise ValueError(
+                f"no server is named; set cluster.queue_options.urls=[redis://127.0.0.1:6379/0], or {SERVERS}"
+            )
+        return RedisBackend(urls, self.timeout_s, self.expire_s, self.inline_bytes)
+
+    def check(self) -> None:
+        """Ask every server, within timeout_s. Raises as `RedisBackend.store`."""
+        for server in self.open().checked("check"):
+            server.close()
 
 
 class RedisServer:

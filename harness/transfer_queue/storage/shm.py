@@ -14,6 +14,7 @@ import weakref
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import groupby
+from typing import ClassVar
 
 import numpy as np
 
@@ -37,6 +38,7 @@ _FAILED = ctypes.c_void_p(-1).value
 class ShmBackend:
     """inline_bytes: of a put that goes in its message; mapped_bytes: of a frame that readers map instead of copying."""
 
+    one_machine: ClassVar[bool] = True
     inline_bytes: int = SMALL
     mapped_bytes: int = MAPPED
 

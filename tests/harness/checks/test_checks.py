@@ -490,3 +490,25 @@ def test_a_layout_is_read_off_the_settings_and_the_split() -> None:
     assert simulated_cost(shared, placement).name == "roofline"
     given = compose_job([*BIG, "cost=tiny_cpu"])
     assert simulated_cost(given, placement) is given.cost
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["cluster.queue=redis"], "cluster.queue=redis: no server is named; set cluster.queue_options.urls="),
+        (
+            ["cluster.queue=redis", "cluster.queue_options.urls=['redis://:secret@127.0.0.1:1/0']"],
+            "cluster.queue=redis: a URL of urls holds a password, which config.yaml would tell; set CADENCE_REDIS",
+        ),
+        (
+            ["cluster.queue=redis", "cluster.queue_options.urls=['redis://127.0.0.1:1/0']"],
+            "cluster.queue=redis: redis at redis://127.0.0.1:1/0 could not tell of its memory: ",
+        ),
+        (["cluster.queue=ray"], "cluster.queue=ray keeps rows in a Ray cluster, and RAY_ADDRESS names none; "),
+        (["cluster.queue=shm", "cluster.queue_options.size=1"], "cluster.queue_options.size is no option of shm; "),
+        (["cluster.queue_options.size=1"], "cluster.queue_options.size is of no storage; set cluster.queue, too"),
+        (["cluster.queue=inline", "backend=virtual"], "cluster.queue=inline is of a queue in a process of its own, "),
+    ],
+)
+def test_a_storage_of_the_queue_that_cannot_be_used_is_one_line(settings: list[str], told: str) -> None:
+    assert refused("backend=real", *settings).startswith(told)
