@@ -1,9 +1,12 @@
 """The processes that tests run functions in."""
 
 import os
+import re
 from pathlib import Path
 
 import pytest
+import torch
+from torch.distributed import TCPStore, all_reduce, init_process_group
 
 from tests.support.processes import run_in_processes
 
@@ -18,12 +21,18 @@ def test_they_are_forked_where_no_other_thread_runs() -> None:
     assert len(threads) == 1, threads
 
 
-def die(number: int) -> None:
-    if number == 1:
-        os.write(2, b"terminate called\n")
-        os.abort()
+def sum_unequal_tensors(rank: int, port: int) -> None:
+    store = TCPStore("127.0.0.1", port, 2, False, wait_for_workers=False)
+    init_process_group("gloo", store=store, rank=rank, world_size=2)
+    all_reduce(torch.ones(10 if rank else 100_000))
 
 
-def test_one_that_dies_is_told_with_what_it_said_last() -> None:
-    with pytest.raises(RuntimeError, match=r"process 1 died .* -6\nterminate called\nFatal Python error: Aborted"):
-        run_in_processes(die, [(0,), (1,)], timeout_s=60)
+def test_of_one_that_a_thread_of_gloo_ended_it_is_told_why_and_where() -> None:
+    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    with pytest.raises(RuntimeError) as caught:
+        run_in_processes(sum_unequal_tensors, [(rank, store.port) for rank in range(2)], timeout_s=60)
+    said = str(caught.value)
+    assert "process 1 died without a word, exit code -6\nterminate called after throwing" in said
+    assert "Received data size doesn't match expected size" in said
+    assert "gloo::transport::tcp::Loop::run()" in said  # the thread that ended the process
+    assert re.search(r"Fatal Python error: Aborted.* in sum_unequal_tensors", said, re.DOTALL)

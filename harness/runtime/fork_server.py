@@ -352,7 +352,7 @@ def _become(request: _Fork, descriptors: Sequence[int], server: int, inherited: 
             os.dup2(log, 2)
             os.close(log)
             sys.stdout.reconfigure(line_buffering=True)  # type: ignore[union-attr]  # a killed process flushes nothing
-        faulthandler.enable()
+        tell_deaths()
         os.environ.update(request.environment)
         _reseed()
         with open(work, "rb") as file:
@@ -369,6 +369,15 @@ def _become(request: _Fork, descriptors: Sequence[int], server: int, inherited: 
             with suppress(Exception):
                 stream.flush()
         os._exit(code)
+
+
+def tell_deaths() -> None:
+    """Let a process that a fault or abort() ends write where it was to its standard error: Python's frames, and before
+    them the native ones of all threads, where torch is. Gloo's own thread ends its process so, and so does C++ wherever
+    nobody catches."""
+    faulthandler.enable()
+    if "torch" in sys.modules:
+        sys.modules["torch"]._C._set_print_stack_traces_on_fatal_signal(True)
 
 
 def _reseed() -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import faulthandler
 import os
 import pickle
 import sys
@@ -15,6 +14,7 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
 
+from harness.runtime.fork_server import tell_deaths
 from tests.support.forking import forking
 
 
@@ -22,7 +22,7 @@ def run_in_processes(target: Callable[..., Any], arguments: Sequence[tuple[Any, 
     """target(*arguments[i]) in process i; the results in order. No process outlives the call.
 
     Raises RuntimeError with how each process failed that did, in `timeout_s` at most; of one that died, with what it
-    wrote to its standard error, where C++ says why it ends a process.
+    wrote to its standard error, where C++ says why it ends a process, and which thread did with what on its stack.
     """
     context = forking()
     until = time.monotonic() + timeout_s
@@ -74,7 +74,7 @@ def _report(writer: Connection, target: Callable[..., Any], arguments: tuple[Any
     import torch
 
     os.dup2(os.open(errors, os.O_WRONLY | os.O_CREAT | os.O_APPEND), sys.stderr.fileno())
-    faulthandler.enable()
+    tell_deaths()
     torch.set_num_threads(1)
     try:
         answer = (True, target(*arguments))
