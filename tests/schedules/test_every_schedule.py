@@ -26,7 +26,14 @@ from schedules.base import ORDERS
 from tests.support.engine_events import Event, simulate_with
 from tests.support.examples import examples
 from tests.support.fake_job import FakeJob
-from tests.support.invariants import check_dispatch, check_every_sample_once, check_lags, check_run, check_times
+from tests.support.invariants import (
+    check_devices,
+    check_dispatch,
+    check_every_sample_once,
+    check_lags,
+    check_run,
+    check_times,
+)
 from tests.support.random_jobs import jobs, options_of, play
 
 checked = settings(suppress_health_check=list(HealthCheck))
@@ -102,6 +109,7 @@ def check(job: JobConfig, seed: int) -> FinishedRun:
     run = play(job, seed)
     assert run.most_rows <= capacity_rows(job, make_schedule(job))
     check_run(run.finished)
+    check_devices(run.finished)
     check_critic(job, run.metrics)
     return run.finished
 

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-CI = 150
 
-
-def examples(in_ci: int, least: int = 5) -> int:
-    """For `max_examples` of a test that needs its own number: `in_ci` in CI, in proportion elsewhere."""
-    return max(min(in_ci, least), in_ci * settings().max_examples // CI)
+def examples(of_150: int, least: int = 5) -> int:
+    """Give `max_examples` for a test that needs a number of its own: `of_150` where others have 150, in proportion
+    elsewhere."""
+    return max(min(of_150, least), of_150 * settings().max_examples // 150)

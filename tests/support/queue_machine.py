@@ -541,9 +541,8 @@ def assert_described(described: Mapping[str, Any], known: Mapping[str, Any], at:
 
 
 def run_machine(make: Callable[[], Side], cases: int, steps: int, least: Mapping[str, int]) -> None:
-    """cases: examples of so many steps in CI; least: how often each thing must happen in them, or nothing was shown.
-
-    Elsewhere fewer, in proportion.
+    """cases: examples of so many steps, where other tests have 150; least: how often each thing must happen in them, or
+    nothing was shown. Elsewhere fewer, in proportion.
     """
     tried = examples(cases, least=10)
 
