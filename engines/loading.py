@@ -57,8 +57,8 @@ def only_partly(owner: str, version: int) -> str:
 
 
 async def next_bucket(travelling: Iterator[T]) -> T | None:
-    """Read in a thread, since it may wait in a collective; None after the last one. Cancelled, it waits for the thread,
-    so that there is one reader at a time."""
+    """The next bucket, read in a thread, since that may wait in a collective; None after the last one. Cancelled, it
+    waits for the thread, so that there is one reader at a time."""
     reading = asyncio.ensure_future(asyncio.to_thread(next, travelling, None))
     try:
         return await asyncio.shield(reading)
@@ -90,15 +90,15 @@ class ModelWeights:
         self.incomplete = None
 
     def require_complete(self) -> None:
-        """Raises RuntimeError where what is there is of two versions."""
+        """Raises RuntimeError where the weights are of two versions."""
         if self.incomplete is not None:
             raise RuntimeError(self.incomplete)
 
 
 @torch.no_grad()
 def rest_on_host(model: torch.nn.Module) -> None:
-    """Move its weights from a GPU to host memory that is pinned: they go there and back at the speed of the link, and
-    what is loaded meanwhile arrives there. What is on the host already stays as it is."""
+    """Move a model's weights from a GPU to host memory that is pinned: they go there and back at the speed of the link,
+    and what is loaded meanwhile arrives there. What is on the host already stays as it is."""
     for parameter in model.parameters():
         if parameter.is_cuda:
             host = torch.empty_like(parameter, device="cpu", pin_memory=True)

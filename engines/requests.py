@@ -30,7 +30,7 @@ class RunningSample:
 
     @classmethod
     def of(cls, request: Request, sampling: Sampling) -> RunningSample:
-        """sampling: the engine's, for a request without its own."""
+        """The running sample of a request. sampling: the engine's, for a request without its own."""
         prompt = request.prompt
         sample = cls(request.sampling or sampling, request.sample_id, len(prompt), prompt.tolist())
         if (partial := request.partial) is not None:
@@ -42,7 +42,7 @@ class RunningSample:
         return sample
 
     def finish_reason(self) -> FinishReason | None:
-        """Why it is done; None while it is not."""
+        """Reason why it is done; None while it is not."""
         if len(self.log_probs) > self.given and self.context[-1] in self.sampling.stop_tokens:
             return "stop"
         if len(self.log_probs) == self.sampling.max_tokens:
@@ -76,7 +76,7 @@ def cut(samples: Iterable[RunningSample], sample_ids: Collection[int]) -> list[R
 
 
 def cut_waiting(waiting: MutableSequence[RunningSample], sample_ids: Collection[int], now: float) -> list[Completion]:
-    """The same of samples that have no slot: completions of those that have tokens, which leave."""
+    """Cut samples that have no slot: those that have tokens leave, as completions."""
     ended = [sample for sample in cut(waiting, sample_ids) if sample.log_probs]
     for sample in ended:
         waiting.remove(sample)
@@ -86,7 +86,7 @@ def cut_waiting(waiting: MutableSequence[RunningSample], sample_ids: Collection[
 def accepted(
     requests: Sequence[Request], engine: str, *, vocabulary: int, max_length: int, sampling: Sampling
 ) -> list[RunningSample]:
-    """All of them, or none: raises ValueError as `check_request`. sampling: the engine's."""
+    """Running samples of all requests, or of none: raises ValueError as `check_request`. sampling: the engine's."""
     for request in requests:
         max_tokens = (request.sampling or sampling).max_tokens
         check_request(request, engine, vocabulary=vocabulary, max_length=max_length, max_tokens=max_tokens)

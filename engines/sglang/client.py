@@ -60,7 +60,7 @@ class SGLangClient:
         return status != 404
 
     async def post(self, path: str, body: dict[str, Any] | None = None, *, timeout_s: float | None = None) -> None:
-        """Returns when the server has done it."""
+        """Send a request; returns when the server has carried it out."""
         timeout_s = timeout_s or self.timeout_s
         try:
             async with asyncio.timeout(timeout_s):
@@ -100,7 +100,7 @@ class SGLangClient:
 
     @property
     def _session(self) -> httpx2.AsyncClient:
-        """Made where it is used first: it belongs to that event loop."""
+        """The open session, made where it is used first: it belongs to that event loop."""
         if self._open is None:
             self._open = httpx2.AsyncClient(
                 **self._options,
@@ -162,7 +162,7 @@ class ServerControl:
         return bool(self._released)
 
     async def hold(self) -> None:
-        """Stop between two tokens; requests stay where they are, with their cache, and new ones wait at the door."""
+        """Stop between two tokens; requests stay where they are, with their cache, and new ones wait outside."""
         if not self.paused:
             self.paused = True
             await self._client.post("/pause_generation", {"mode": "in_place"})
@@ -181,7 +181,7 @@ class ServerControl:
         self._stale_cache = True
 
     async def before_a_request(self) -> None:
-        """A paused server sees to its cache when it goes on, and takes no request before; an idle one does so now."""
+        """Empty a stale cache of an idle server; a paused one does so when it goes on, and takes no request before."""
         if self._stale_cache and not self.paused:
             await self._flush()
 

@@ -46,7 +46,7 @@ def prepare_for_cpu() -> None:
 
 
 def _define_torchvision() -> None:
-    """The torchvision wheel is built for CUDA: it imports on a CPU where its operators are defined before."""
+    """Define torchvision's operators: its wheel is built for CUDA, and imports on a CPU where they are there before."""
     library = torch.library.Library("torchvision", "DEF")
     for name in ("nms", "qnms"):
         library.define(f"{name}(Tensor dets, Tensor scores, float iou_threshold) -> Tensor")
@@ -73,8 +73,8 @@ def _missing(name: str) -> Callable[..., None]:
 
 
 def _allow_seeds() -> None:
-    """The server heeds the seed of a request under --enable-deterministic-inference only. That is refused with the
-    attention that a CPU has, and would replace matrix products by CUDA kernels."""
+    """Let the server heed seeds of requests, which it does under --enable-deterministic-inference only. That is refused
+    with the attention that a CPU has, and would replace matrix products by CUDA kernels."""
     from sglang.srt import batch_invariant_ops
     from sglang.srt.arg_groups import choices
 

@@ -67,7 +67,7 @@ def servers() -> list[str]:
 
 
 def interpreter() -> Path:
-    """Raises FileNotFoundError, with the fix, where there is none."""
+    """Path of SGLang's Python. Raises FileNotFoundError, with the fix, where there is none."""
     path = Path(os.environ.get(PYTHON) or _ROOT / ".venv-sglang" / "bin" / "python")
     if not path.is_file():
         raise FileNotFoundError(f"{path} is not there: run `make setup-sglang`, or name an interpreter by {PYTHON}")

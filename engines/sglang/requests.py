@@ -137,7 +137,7 @@ class SampleRequests:
         return sample.sample_id in self._tasks
 
     def start(self, sample: RunningSample, body: dict[str, Any]) -> None:
-        """Needs a running event loop."""
+        """Start the request of a sample; needs a running event loop."""
         self.watch()
         self._heard_at = asyncio.get_running_loop().time()
         self._names[sample.sample_id] = name = uuid4().hex  # the server takes a name for all that begin with it

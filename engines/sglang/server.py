@@ -78,8 +78,8 @@ class RemoteServer:
 
 
 class LocalServer:
-    """A server for one engine, on loopback, with a token that only we know. It ends with this object's process, however
-    that ends, and with `stop`."""
+    """A server for one engine, on loopback, with a token that only this process knows. It ends with this object's
+    process, however that ends, and with `stop`."""
 
     has_initial_weights = True
 
@@ -201,7 +201,7 @@ def _flags(
 
 
 def _environment(device: torch.device, token: str) -> dict[str, str]:
-    """The token goes this way because other users can read command lines."""
+    """Environment of the server, which holds the token: other users can read command lines."""
     own = {
         TOKEN: token,
         "HF_HUB_OFFLINE": "1",
@@ -221,8 +221,8 @@ def _environment(device: torch.device, token: str) -> dict[str, str]:
 
 
 def _free_port() -> int:
-    """One that the kernel gives to nobody unasked, as are the next thousand, of which the server takes more: it does so
-    half a minute later."""
+    """A port that the kernel gives to nobody unasked, as are the next thousand, of which the server takes more: it does
+    so half a minute later."""
     below = int(_KERNELS_PORTS.read_text().split()[0]) - 1000
     own = range(_FIRST_PORT, below)
     for port in (*SystemRandom().sample(own, min(len(own), 100)), 0):

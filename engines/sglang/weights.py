@@ -37,9 +37,9 @@ class PartialWeightUpdate(RuntimeError):
 
 
 class SGLangWeightSender:
-    """model: of the same shape as the server's; not kept. brackets: the server's dialect. bucket_bytes: of a bucket at
-    most; a larger tensor travels alone. `incomplete` says so where the server may hold a mixture of two versions: it
-    must not generate before it has a complete one."""
+    """The adapter's side of SGLang's weight updates. model: of the same shape as the server's; not kept. brackets: the
+    server's dialect. bucket_bytes: of a bucket at most; a larger tensor travels alone. `incomplete` says so where the
+    server may hold a mixture of two versions: it must not generate before it has a complete one."""
 
     incomplete: str | None = None
 
@@ -100,7 +100,7 @@ class SGLangWeightSender:
             yield bucket
 
     async def _send_all(self, version: int, first: Bucket, travelling: Iterator[Bucket]) -> None:
-        """The last one carries the version, so one is read before the one before it leaves."""
+        """Send all buckets; the last one carries the version, so one is read before the one before it leaves."""
         bucket: Bucket | None = first
         while bucket is not None:
             after = await next_bucket(travelling)
@@ -130,7 +130,7 @@ class SGLangWeightSender:
             self._group.broadcast([tensor], options).wait()
 
     async def _meet(self) -> None:
-        """A group of us and the server, under a name of its own: a server cannot use one twice."""
+        """A group of this process and the server, under a name of its own: a server cannot use one twice."""
         timeout_s = min(_LINK_TIMEOUT_S, self._client.timeout_s)
         host = _own_address(self._client.url)
         self._name = f"cadence-{uuid.uuid4().hex}"

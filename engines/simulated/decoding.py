@@ -79,7 +79,8 @@ class Versions:
 
 
 class RunningSamples:
-    """room: tokens that the cache holds, None for no limit. `count` is the engine's decode steps so far.
+    """The samples that hold a slot. room: tokens that the cache holds, None for no limit. `count` is the engine's
+    decode steps so far.
 
     A step makes every context longer by a token, and all of them must fit. It may begin only if they will.
     """
@@ -109,11 +110,11 @@ class RunningSamples:
         return finish if self._room is None else min(finish, (self._room - self._offset) // len(self._samples))
 
     def fits(self, tokens: int, count: int) -> bool:
-        """Is there room for another context of so many tokens, and for the next step?"""
+        """Whether there is room for another context of so many tokens, and for the next step."""
         return self._room is None or self.cached(count) + tokens + len(self._samples) + 1 <= self._room
 
     def overflows(self, count: int) -> bool:
-        """Is there too little room for the next step?"""
+        """Whether there is too little room for the next step."""
         return self._room is not None and self.cached(count) + len(self._samples) > self._room
 
     def add(self, sample: SimulatedSample, count: int) -> None:
@@ -133,7 +134,8 @@ class RunningSamples:
                 heappush(self._finishes, (last, number))
 
     def take_finished(self, count: int) -> SimulatedSample | None:
-        """One that has all its tokens at this count, which no finish was before; those admitted first come first."""
+        """Take out a sample that has all its tokens at this count, which no finish was before; those admitted first
+        come first."""
         if not self._finishes or self._finishes[0][0] != count:
             return None
         sample = self._samples.pop(heappop(self._finishes)[1])
@@ -141,7 +143,7 @@ class RunningSamples:
         return sample
 
     def take_latest(self) -> SimulatedSample:
-        """The one that was admitted last."""
+        """Take out the sample that was admitted last."""
         _, sample = self._samples.popitem()
         self._leave(sample)
         return sample
@@ -159,7 +161,8 @@ class RunningSamples:
 
 
 class Decoding:
-    """Times are seconds on the caller's clock. Every call first moves on to its time; none goes back."""
+    """The decoding of one engine. Times are seconds on the caller's clock. Every call first moves on to its time; none
+    goes back."""
 
     def __init__(self, cost: DecodeCost, *, slots: int, version: int = 0) -> None:
         self.slots = slots
@@ -188,7 +191,7 @@ class Decoding:
 
     @property
     def drained(self) -> bool:
-        """Nothing that has begun is unfinished."""
+        """Whether nothing that has begun is unfinished."""
         return not self._running and not (self.waiting and self.waiting[0].preempted)
 
     def steps(self, now: float) -> int:
@@ -267,7 +270,7 @@ class Decoding:
         self._join(now)
 
     def load(self, version: int) -> None:
-        """Tokens sampled from now on are of this version. Stopped or idle engines only."""
+        """Sample tokens of this version from now on. Stopped or idle engines only."""
         self._versions.change(version, self._count)
 
     def abort(self) -> list[SimulatedSample]:
@@ -290,7 +293,8 @@ class Decoding:
                 )
 
     def _may_admit(self) -> bool:
-        """The first that waits, if it fits: those behind it wait too. Draining, only what has begun."""
+        """Whether the first that waits may join: those behind it wait for it. While draining, only what has begun
+        may."""
         if self.stopped or not self.waiting or len(self._running) >= self.slots:
             return False
         first = self.waiting[0]

@@ -86,7 +86,7 @@ class SimulatedTrainer:
         self._parameters = dict(parameters or {})
 
     async def accumulate(self, batch: TrainBatch | ValueBatch) -> dict[str, float]:
-        """No sums: nothing was computed that a policy metric could be made of."""
+        """Let the time of a micro-batch pass; no sums: nothing was computed that a policy metric could be made of."""
         cost = self._cost
         calls = calls_of(batch.prompts, batch.responses, self._ranks, self._training)
         share_s = largest_share_s(
@@ -100,7 +100,7 @@ class SimulatedTrainer:
         return {}
 
     async def step(self) -> dict[str, float]:
-        """Nothing to say, as there are no gradients."""
+        """Let the time of a step pass; there are no gradients to tell of."""
         await self._clock.sleep(self._cost.train_step_s)
         return {}
 
@@ -108,7 +108,7 @@ class SimulatedTrainer:
         return SimulatedState()
 
     async def load(self, folder: Path) -> None:
-        """There is nothing to remember."""
+        """Do nothing: there is nothing to remember."""
 
     def named_parameters(self) -> dict[str, torch.Tensor]:
         return dict(self._parameters)

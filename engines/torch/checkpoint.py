@@ -181,7 +181,7 @@ def _overlap(wanted: Part, start: Sequence[int], size: Sequence[int]) -> tuple[P
 def _named(
     parameters: Mapping[str, torch.Tensor], optimizer: torch.optim.AdamW, step: torch.Tensor
 ) -> Mapping[str, torch.Tensor]:
-    """The very tensors, by names; moments that AdamW would make at its first step are made now."""
+    """The tensors themselves, by names; moments that AdamW would make at its first step are made now."""
     named = dict(_with_moments(parameters, optimizer))
     return named | {"training.steps": step}
 

@@ -52,7 +52,7 @@ class FSDPCritic(TrainedModel[ValueScorer, ValueBatch]):
 
 
 def value_model(outline: Outline) -> Outline:
-    """Takes over the outline of a policy."""
+    """A model of values, made of the outline of a policy, which it takes over."""
     model = outline.model
     del model.lm_head
     dtype = next(model.parameters()).dtype

@@ -244,7 +244,7 @@ def _storage(tensor: torch.Tensor) -> int:
 
 
 def to_meta(model: torch.nn.Module) -> None:
-    """Leave its parameters their shapes alone."""
+    """Leave a model's parameters nothing but their shapes."""
     _replace(model, {parameter: _parameter_like(parameter, "meta") for parameter in model.parameters()})
 
 
@@ -266,7 +266,7 @@ def part_of_tensor(tensor: torch.Tensor) -> Part:
 
 
 def _replace(model: torch.nn.Module, by: Mapping[torch.nn.Parameter, torch.nn.Parameter]) -> None:
-    """Everywhere in `model`, also where one is tied to another."""
+    """Replace a parameter everywhere in `model`, also where one is tied to another."""
     for module in model.modules():
         for name, parameter in list(module.named_parameters(recurse=False, remove_duplicate=False)):
             setattr(module, name, by[parameter])

@@ -73,7 +73,7 @@ def outline_model(config: ModelConfig, *, seed: int = 0) -> Outline:
 
 
 def float32_head(model: PreTrainedModel) -> bool:
-    """Whether its logits are to be computed in float32, and its weights are not."""
+    """Whether a model's logits are to be computed in float32, and its weights are not."""
     return getattr(model.config, "head_dtype", None) == "float32"
 
 
@@ -90,7 +90,8 @@ def model_shape(model: PreTrainedModel) -> dict[str, Any]:
 
 @contextmanager
 def _without_sklearn() -> Iterator[None]:
-    """transformers loads it, with pandas, for a metric of assisted decoding: a fifth of what a role's start takes."""
+    """Keep transformers from loading it, with pandas, for a metric of assisted decoding: a fifth of what a role's start
+    takes."""
     if "sklearn" in sys.modules:
         yield
         return

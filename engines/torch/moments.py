@@ -55,7 +55,7 @@ class Moments:
 
     @contextmanager
     def on_device(self) -> Iterator[None]:
-        """All of them, for as long as this lasts."""
+        """Keep all of them on the device inside of this."""
         for parameter in self._parameters:
             self._fetch(parameter)
         try:
@@ -89,7 +89,7 @@ class Moments:
         self._away.add(parameter)
 
     def _settle(self) -> None:
-        """Copies are over, and what they were made of is free for other processes of the device."""
+        """Wait until copies are over, and what they were made of is free for other processes of the device."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
             torch.cuda.empty_cache()

@@ -76,7 +76,7 @@ class TokenScorer(ScoringModel):
         self._temperature, self._group, self._float32 = temperature, group, float32_head(model)
 
     def forward(self, prompts: Ragged, responses: Ragged, gradient_squares: bool = False) -> Scores:
-        """prompts and responses: int64, of k rows each."""
+        """Scores of response tokens. prompts and responses: int64, of k rows each."""
         head = head_gradient_squares if gradient_squares else head_log_probs
         weight = local_part(self.model.get_output_embeddings().weight)
         batch = self._lay_out(prompts, responses, weight.device)
@@ -107,7 +107,7 @@ class ValueScorer(ScoringModel):
     of its tokens."""
 
     def forward(self, prompts: Ragged, responses: Ragged) -> torch.Tensor:
-        """prompts and responses: int64, of k rows each. float32 [R], differentiable."""
+        """Values of response tokens, float32 [R], differentiable. prompts and responses: int64, of k rows each."""
         batch = self._lay_out(prompts, responses, next(self.model.buffers()).device)
         values = getattr(self.model, VALUE_HEAD)(batch.hidden(self.model.base_model))
         return batch.at_responses(values.squeeze(-1).float())

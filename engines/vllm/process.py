@@ -119,7 +119,7 @@ class VLLMProcess:
         return await self.ask("take a sample", self.llm.add_request(number, prompt, parameters))
 
     async def pause(self, mode: Literal["keep", "abort"]) -> None:
-        """Keeps the cache: whether old keys are worth anything is the adapter's to say."""
+        """Pause generation and keep the cache: whether old keys are worth anything is the adapter's to say."""
         await self.ask(f"pause ({mode})", self.llm.pause_generation(mode=mode, clear_cache=False))
 
     async def abort(self, numbers: Sequence[str]) -> None:
@@ -139,7 +139,7 @@ class VLLMProcess:
         await self.ask(f"{method.replace('_', ' ')}", self.llm.collective_rpc(method, kwargs=arguments))
 
     async def close(self) -> None:
-        """Returns when none of its processes is left."""
+        """End vLLM; returns when none of its processes is left."""
         if self._death is not None:
             self._death.get_loop().remove_reader(self._core.sentinel)
         await asyncio.to_thread(self.llm.shutdown, _STOP_S)
@@ -197,7 +197,7 @@ def _counter(count: Callable[[int], None]) -> Callable[..., StatLoggerBase]:
                 count(iteration_stats.num_generation_tokens)
 
         def log_engine_initialized(self) -> None:
-            """Nothing to say."""
+            """Do nothing."""
 
     return Counter
 
@@ -234,7 +234,7 @@ def _arguments(
 
 
 def _workers(tensor_parallel: int) -> dict[str, Any]:
-    """Several are processes of this machine, whatever cluster this one belongs to."""
+    """Arguments for several workers: processes of this machine, whatever cluster this one belongs to."""
     if tensor_parallel == 1:
         return {}
     return {"tensor_parallel_size": tensor_parallel, "distributed_executor_backend": "mp"}
@@ -243,7 +243,8 @@ def _workers(tensor_parallel: int) -> dict[str, Any]:
 def _memory(
     model: PreTrainedModel, slots: int, device: torch.device, options: Options, tensor_parallel: int
 ) -> dict[str, Any]:
-    """Room for all slots at full length, so that no sample is ever preempted, where options allow as much.
+    """Arguments that give room for all slots at full length, so that no sample is ever preempted, where options allow
+    as much.
 
     With the bytes of the cache given, vLLM neither measures what is free nor heeds gpu_memory_utilization for it; but
     at its start it refuses a GPU of which less is free than that (vllm/v1/worker/utils.py, request_memory). A job's
@@ -268,7 +269,7 @@ def _memory(
 
 
 def _end(processes: Sequence[psutil.Process]) -> None:
-    """See to it that they are gone: a worker whose parent was killed ends by itself, but not always at once."""
+    """Kill processes that are left: a worker whose parent was killed ends by itself, but not always at once."""
     _, left = psutil.wait_procs(processes, timeout=_STOP_S)
     for process in left:
         process.kill()

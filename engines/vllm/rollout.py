@@ -267,7 +267,7 @@ class VLLMRollout:
         self._asleep.remove(part)
 
     def _refusal(self) -> str | None:
-        """Why it cannot generate."""
+        """The reason why it cannot generate."""
         if self._closed:
             return f"engine {self.name} is closed"
         if self._forgot:
@@ -288,8 +288,8 @@ FIRST_LABEL = "default"
 
 
 def parameters(sample: RunningSample, seed: int) -> SamplingParams:
-    """How the rest of `sample` is drawn. vLLM's generator starts anew with each request: so the length of what is there
-    is part of its key, or a sample that goes on would repeat its first draws."""
+    """Sampling parameters for the rest of `sample`. vLLM's generator starts anew with each request: so the length of
+    what is there is part of its key, or a sample that goes on would repeat its first draws."""
     from vllm.sampling_params import RequestOutputKind, SamplingParams
 
     sampling, drawn = sample.sampling, len(sample.log_probs)
@@ -308,8 +308,8 @@ def parameters(sample: RunningSample, seed: int) -> SamplingParams:
 
 
 def extend(sample: RunningSample, generated: CompletionOutput, *, greedy: bool) -> FinishReason:
-    """Add what vLLM made of a sample to it; why it ended. A greedy token is certain, where vLLM gives the model's
-    log-probability.
+    """Add what vLLM made of a sample to it; returns why it ended. A greedy token is certain, where vLLM gives the
+    model's log-probability.
 
     Raises FloatingPointError where log-probabilities are not finite.
     """

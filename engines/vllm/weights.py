@@ -169,18 +169,18 @@ class GlooLink:
         return {"store": self._store, "size": self._size, "timeout_s": self._timeout_s}
 
     def open(self) -> None:
-        """Blocks until the workers have come, at most `timeout_s`."""
+        """Wait until the workers have come, at most `timeout_s`."""
         self._group = gloo_group(self._store, ADAPTER, self._size, self._timeout_s)
 
     def joined(self) -> None:
-        """All are there, or one never will be: the file is needed no more."""
+        """Remove the file: all are there, or one never will be."""
         self._folder.cleanup()
 
     def handle(self, bucket: PackedBucket) -> None:
-        """Nothing to map: the bytes travel."""
+        """None: there is nothing to map, the bytes travel."""
 
     def send(self, bucket: PackedBucket) -> None:
-        """Blocks until the workers have taken the bucket."""
+        """Send the bucket; returns when the workers have taken it."""
         assert self._group is not None, "send before open"
         broadcast(self._group, bucket.buffer[: bucket.size])
 
@@ -193,13 +193,13 @@ class CudaLink:
         return {"store": None, "size": 0, "timeout_s": 0.0}
 
     def open(self) -> None:
-        """Nothing to join."""
+        """Do nothing: there is no group to join."""
 
     def joined(self) -> None:
-        """There was no file."""
+        """Do nothing: there was no file."""
 
     def handle(self, bucket: PackedBucket) -> list[Any]:
-        """How the worker can map the bucket, which is complete: plain values, no pickle."""
+        """Plain values, no pickle, by which the worker maps the bucket, which is complete."""
         torch.cuda.synchronize(bucket.buffer.device)
         return list(bucket.buffer.untyped_storage()._share_cuda_())
 

@@ -25,7 +25,7 @@ class DataBuffer(Protocol):
         """The problem of a group; `task.problem(group, seed)` is what it would get without a buffer."""
 
     def record_rewards(self, problem: Problem, group: int, rewards: Sequence[float]) -> None:
-        """The group was trained, or refused by a filter: the rewards of its samples."""
+        """Take note of the rewards of a group's samples: it was trained, or refused by a filter."""
 
     def state(self) -> Mapping[str, Any]:
         """All that it knows, as JSON can write it."""
@@ -68,7 +68,8 @@ class DealtProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class DealerState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """known: what the buffer's `state` gave, as JSON; out: what it has dealt, and not been told of."""
+    """The state of a dealer. known: what the buffer's `state` gave, as JSON; out: what it has dealt, and not been told
+    of."""
 
     known: str
     out: list[DealtProblem]

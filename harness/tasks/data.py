@@ -100,7 +100,7 @@ class DataTask(TextTask):
         return self._at(self.data, self.split)
 
     def _at(self, name: str, split: str) -> DataSource:
-        """subset and revision are of `data`."""
+        """The source of this name; subset and revision hold for `data` alone."""
         return (
             DataSource(name, self.subset, split, self.revision) if name == self.data else DataSource(name, split=split)
         )

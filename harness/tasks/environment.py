@@ -53,7 +53,7 @@ class Environment(Protocol):
         """The outcome of a turn. action: its text, without the end token. `state` may be changed in place."""
 
     async def close(self, state: Any) -> None:
-        """The sample is over, for whatever reason; not called where its worker dies."""
+        """End a sample that is over, for whatever reason; not called where its worker dies."""
 
 
 MEMBERS = tuple(name for name in vars(Environment) if not name.startswith("_"))

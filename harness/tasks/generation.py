@@ -44,7 +44,8 @@ class Conversation:
         return await self._said.get()
 
     def hear(self, text: str) -> None:
-        """The policy reads this before its next turn. Raises ValueError before its first one: that is the prompt's."""
+        """Let the policy read this before its next turn. Raises ValueError before its first one: that is the
+        prompt's."""
         if not self._asked:
             raise ValueError("the policy speaks first, to its prompt: what it is to read before belongs into the task")
         self._heard.append(text)

@@ -22,7 +22,8 @@ ANSWER_TAG = "</answer>"
 
 @dataclass(frozen=True)
 class ReasoningGym(TextTask):
-    """dataset: a name in `reasoning_gym`; settings: its own, such as `{min_terms: 2, max_terms: 3}`.
+    """Problems of one data set of the library. dataset: its name in `reasoning_gym`; settings: its own, such as
+    `{min_terms: 2, max_terms: 3}`.
 
     The response's `<answer>...</answer>` is judged, or all of it where it has none. right: the score from which on a
     response counts as right. turns: with more than one, a response that is not right is answered by `feedback`, as the

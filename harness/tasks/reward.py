@@ -18,8 +18,8 @@ Reward = Callable[[Sample], Score | float | Awaitable[Score | float]]
 
 
 def reward_of(name: str, options: Mapping[str, Any]) -> Reward:
-    """One that is built in, or of the user's own by import path. Raises ConfigError where there is no such reward, or
-    it has no such options."""
+    """A reward that is built in, or of the user's own by import path. Raises ConfigError where there is no such reward,
+    or it has no such options."""
     found = find_function("task.reward", name, 1, "reward(sample)")
     return partial(found, **keywords(found, options, "task.reward_options", name))
 

@@ -18,7 +18,7 @@ HELD_OUT_SEED = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """prompt: int64 [P]; answer: what the reward reads, "" where there is nothing to read."""
+    """A prompt and its answer. prompt: int64 [P]; answer: what the reward reads, "" where there is nothing to read."""
 
     prompt: np.ndarray
     answer: str
@@ -65,7 +65,7 @@ class Task(Protocol):
 
     @property
     def vocabulary_size(self) -> int:
-        """Tokens are integers in [0, vocabulary_size)."""
+        """Number of tokens: integers in [0, vocabulary_size)."""
 
     @property
     def pad_token(self) -> int:
@@ -73,7 +73,7 @@ class Task(Protocol):
 
     @property
     def stop_tokens(self) -> tuple[int, ...]:
-        """Each of them ends a response."""
+        """Tokens that end a response."""
 
     @property
     def max_prompt_tokens(self) -> int:
@@ -172,7 +172,7 @@ class SimulatedTask:
         return self.problem(index, HELD_OUT_SEED)
 
     def score(self, sample: Sample) -> Score:
-        """Nothing was sampled, so nothing is rewarded."""
+        """Score of 0: nothing was sampled, so nothing is rewarded."""
         return Score(0.0, False)
 
     def encode(self, text: str) -> np.ndarray:

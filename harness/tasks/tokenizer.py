@@ -147,7 +147,7 @@ def _read(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class TextTask:
-    """tokenizer: of the run's model."""
+    """The base of tasks over a tokenizer. tokenizer: of the run's model."""
 
     tokenizer: Tokenizer = field(default_factory=load_tokenizer, kw_only=True, repr=False, metadata=GIVEN)
 

@@ -39,7 +39,7 @@ class CollectiveOffer(msgspec.Struct, frozen=True, tag=True):
     def sender(
         self, store: dist.Store, device: torch.device, previous: object = None, number: int = 0
     ) -> CollectiveSender:
-        """The other end; `store` is the rendezvous's. Returns when all receivers have joined."""
+        """The sending end; `store` is the rendezvous's. Returns when all receivers have joined."""
         group = self.rendezvous.sender_group(store, device, number)
         return CollectiveSender(self.plan, group, self.rendezvous.senders, number)
 

@@ -286,7 +286,7 @@ class Coordinator:
             self.membership.set_version(receiver.name, version)
 
     def _received(self, engines: Sequence[Receiver], version: int) -> None:
-        """All engines that are left have it in host memory."""
+        """Note that all engines that are left have the version in host memory."""
         self.fleet.received(engines, version)
         self._arrived = max(self._arrived, version)
         self._wake()
@@ -313,7 +313,7 @@ class RetryingTransfer:
         self._connected: list[str] | None = None
 
     def forget(self) -> None:
-        """A receiver is another process than before: it has to be connected anew."""
+        """Forget the connection: a receiver is another process than before, and has to be connected anew."""
         self._connected = None
 
     async def connect(self, receivers: Sequence[Receiver]) -> None:
@@ -364,7 +364,7 @@ class RetryingTransfer:
         return failures
 
     async def _connection_failure(self, receivers: Sequence[Receiver]) -> TransferError | None:
-        """Connect; why that failed, where another attempt may mend it."""
+        """Connect; returns why that failed, where another attempt may mend it."""
         try:
             await self.connect(receivers)
         except Exception as failure:

@@ -31,7 +31,7 @@ class HostStagedOffer(msgspec.Struct, frozen=True, tag=True):
     rendezvous: Rendezvous
 
     def receiver(self, number: int, device: torch.device, previous: object = None) -> HostStagedReceiver:
-        """One that goes on with what the `previous` receiver had staged."""
+        """A receiver that goes on with what the `previous` one had staged."""
         sources = Sources(self.plan, self.rendezvous.receiver_groups(number, HOST))
         staged = previous._staged if isinstance(previous, HostStagedReceiver) else {}
         return HostStagedReceiver(self.plan, sources, pinned=device.type == "cuda", staged=staged)
@@ -39,7 +39,7 @@ class HostStagedOffer(msgspec.Struct, frozen=True, tag=True):
     def sender(
         self, store: dist.Store, device: torch.device, previous: object = None, number: int = 0
     ) -> HostStagedSender:
-        """The other end; `store` is the rendezvous's. Returns when all receivers have joined. It can send what the
+        """The sending end; `store` is the rendezvous's. Returns when all receivers have joined. It can send what the
         `previous` sender had copied."""
         group, owners = self.rendezvous.sender_group(store, HOST, number), self.plan.owners(self.rendezvous.senders)
         if isinstance(previous, HostStagedSender) and previous._owners == owners:
@@ -191,5 +191,5 @@ def require_staged(version: int, staged: Collection[int]) -> None:
 
 
 def _host_copy(buckets: Sequence[Bucket], pinned: bool) -> Copy:
-    """Pinned memory is what a GPU reads and writes fastest."""
+    """Host memory for the buckets, pinned where a GPU reads and writes it: that is fastest."""
     return [torch.empty(bucket.bytes, dtype=torch.uint8, pin_memory=pinned) for bucket in buckets]

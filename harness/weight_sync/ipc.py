@@ -93,7 +93,7 @@ class SharedOffer(msgspec.Struct, frozen=True, tag=True):
         return SlotReceiver(self.plan, slots, Sources(self.plan, self.rendezvous.receiver_groups(number, HOST)), device)
 
     def sender(self, store: dist.Store, device: torch.device, previous: object = None, number: int = 0) -> SlotSender:
-        """The other end; `store` is the rendezvous's. Returns when all receivers have joined."""
+        """The sending end; `store` is the rendezvous's. Returns when all receivers have joined."""
         return SlotSender(self.plan, self._slots(device), self.rendezvous.sender_group(store, HOST), device)
 
     def _slots(self, device: torch.device) -> list[torch.Tensor]:
@@ -107,7 +107,7 @@ class SharedOffer(msgspec.Struct, frozen=True, tag=True):
         return [memory[:size], memory[size:]]
 
     def withdraw(self) -> None:
-        """All have it mapped, or the job ends: either way nothing may stay behind."""
+        """Unlink the file: all have it mapped, or the job ends; either way nothing may stay behind."""
         self.path.unlink()
 
 

@@ -143,7 +143,7 @@ class Membership:
         return changed
 
     def mark_away(self, name: str) -> None:
-        """A member that leaves has finished what it ran."""
+        """Note that a member that leaves has finished what it ran."""
         if self.of(name).health == "leaving":
             self._change(name, health="away")
 
@@ -265,7 +265,7 @@ class Fleet(Generic[Engine_co]):
         return [handle for name, handle in self._handles.items() if name in ranks]
 
     def add(self, engine: Handle[Any], version: int = 0) -> None:
-        """Another engine, which holds `version`: it works, and takes part from the next transfer on."""
+        """Add an engine, which holds `version`: it works, and takes part from the next transfer on."""
         self.membership.join(engine.name, version=version)
         self._handles[engine.name] = engine
         self._numbers[engine.name] = self._numbers.get(engine.name, 0) + 1
@@ -304,13 +304,13 @@ class Fleet(Generic[Engine_co]):
                     self._coming[name].add_done_callback(retrieved)
 
     async def none_works(self) -> None:
-        """Wait until no engine does."""
+        """Wait until no engine works."""
         while self.membership.working:
             await self._lost.wait()
 
     async def back(self, name: str) -> bool:
-        """Whether it works: one that is started again is waited for, again where it dies once more as it comes. Raises
-        what `lose` does where it comes to that."""
+        """Whether an engine works: one that is started again is waited for, again where it dies once more as it comes.
+        Raises what `lose` does where it comes to that."""
         while (coming := self._coming.get(name)) is not None:
             await asyncio.shield(coming)
         return name in self.membership.working
@@ -366,7 +366,7 @@ class Fleet(Generic[Engine_co]):
                 self._notify(name, "joins", "")
 
     async def _lose_dead(self) -> None:
-        """Engines that work, as far as anybody knows, and are dead."""
+        """Lose engines that work, as far as anybody knows, and are dead."""
         working = self.working
         deaths = await asyncio.gather(*(engine.death(_ANSWER_S) for engine in working))
         await self.lose(

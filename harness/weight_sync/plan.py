@@ -261,7 +261,7 @@ def _copies(device: torch.device) -> torch.cuda.Stream:
 
 
 def _exchange(operation: dist.P2POp, numbers: int) -> None:
-    """Nothing is sent where a rank has no rows, or a row no numbers."""
+    """Exchange rows; nothing is sent where a rank has no rows, or a row no numbers."""
     if numbers:
         for work in dist.batch_isend_irecv([operation]):
             work.wait()

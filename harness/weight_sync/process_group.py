@@ -108,8 +108,8 @@ class TransferGroup:
             torch.cuda.current_stream(self.device).synchronize()
 
     def close(self) -> None:
-        """Releasing a group waits for what it has under way, which Gloo ends by its own timeout only: so a thread
-        does it."""
+        """Release the group, in a thread: that waits for what the group has under way, which Gloo ends by its own
+        timeout only."""
         groups, self._group = [self._group], None
         if groups[0] is not None and self.device.type == "cuda":
             groups[0].abort()
@@ -218,7 +218,7 @@ class Rendezvous:
         return groups
 
     def abort(self) -> None:
-        """No member of these groups is to wait for the others any longer."""
+        """Let no member of these groups wait for the others any longer."""
         with suppress(RuntimeError):  # the store is gone, and so is the group
             store = dist.TCPStore(self.host, self.port, self.size, False, _seconds(_CHECK_S), wait_for_workers=False)
             store.set(_ABORTED, "")

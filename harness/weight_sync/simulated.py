@@ -48,11 +48,11 @@ class SimulatedTransport:
         return await _STEPS[self.name](trainers, receivers, version)
 
     def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
-        """One stands for all ranks."""
+        """The first rank, which stands for all."""
         return trainers[:1]
 
     async def abort(self) -> None:
-        """Nothing waits."""
+        """Do nothing: nothing waits."""
 
 
 @dataclass(frozen=True)
@@ -71,8 +71,8 @@ class SimulatedOffer:
 
 
 class SimulatedSender:
-    """The trainer waits `send_s`; what travels on in the background has arrived `stage_s` later. previous: what it had
-    under way can be sent again."""
+    """A sender for which the trainer waits `send_s`; what travels on in the background has arrived `stage_s` later.
+    previous: what it had under way can be sent again."""
 
     def __init__(self, times: TransferTimes, clock: Clock, previous: SimulatedSender | None = None) -> None:
         self._times, self._clock = times, clock
@@ -99,7 +99,8 @@ class SimulatedSender:
 
 
 class SimulatedReceiver:
-    """Yields no tensors. staged: versions that are there from before its transport was connected anew."""
+    """A receiver that yields no tensors. staged: versions that are there from before its transport was connected
+    anew."""
 
     def __init__(self, times: TransferTimes, clock: Clock, staged: Collection[int] = ()) -> None:
         self._times, self._clock = times, clock

@@ -65,7 +65,7 @@ class WeightTransport(Protocol):
         """Training ranks that send, as they are connected; the others help to gather."""
 
     async def abort(self) -> None:
-        """One end died: the others are not to wait for it. They have to be connected again."""
+        """End all waits after one end died: the others are not to wait for it. They have to be connected again."""
 
 
 @dataclass
@@ -126,7 +126,7 @@ class LocalTransport:
     async def transfer(
         self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int
     ) -> TransferOutcome:
-        """Nothing travels: the weights are there since the step, so both sides are asked at once."""
+        """Ask both sides at once; nothing travels: the weights are there since the step."""
         return await send_and_receive(trainers, receivers, version)
 
     def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
@@ -137,7 +137,7 @@ class LocalTransport:
 
 
 async def join_all(receivers: Sequence[Receiver], offer: WeightOffer) -> None:
-    """Every receiver joins under its number, all at once."""
+    """Let every receiver join under its number, all at once."""
     async with asyncio.TaskGroup() as tasks:
         for number, receiver in enumerate(receivers):
             tasks.create_task(receiver.role.join(offer, number))
@@ -151,9 +151,9 @@ async def ask_each(
     timeout_s: float | None = None,
     on_death: OnDeath | None = None,
 ) -> TransferOutcome:
-    """The same of every role at once; all of them are awaited. One that fails does not cancel the others: they are ends
-    of one transfer, which each leaves on its own, or because `on_death` aborts it. what: for the message of one that
-    does not answer."""
+    """Ask the same of every role at once; all answers are awaited. One that fails does not cancel the others: they are
+    ends of one transfer, which each leaves on its own, or because `on_death` aborts it. what: for the message of one
+    that does not answer."""
     asked = (_ask(handle, ask, what, timeout_s, on_death) for handle in handles)
     answers = await asyncio.gather(*asked, return_exceptions=True)
     outcome = TransferOutcome()
@@ -194,7 +194,7 @@ async def send_and_receive(
     timeout_s: float | None = None,
     on_death: OnDeath | None = None,
 ) -> TransferOutcome:
-    """Both sides have to take part at once."""
+    """Send and load at once: both sides have to take part."""
     sent, received = await asyncio.gather(
         _publish(trainers, version, on_death),
         _load(receivers, version, timeout_s, on_death),
@@ -218,7 +218,7 @@ async def stage_then_swap(
 
 
 async def write_then_read(trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int) -> TransferOutcome:
-    """Receivers read what all ranks have written."""
+    """Let receivers read what all ranks have written."""
     written = await _publish(trainers, version)
     return written.skipping(receivers) if written.failed else written + await _load(receivers, version)
 
@@ -243,5 +243,5 @@ async def stage(
 
 
 async def swap(receivers: Sequence[Receiver], version: int, timeout_s: float | None = None) -> TransferOutcome:
-    """Each loads what it has staged."""
+    """Let each receiver load what it has staged."""
     return await ask_each(receivers, lambda role: role.swap(version), f"swap to version {version}", timeout_s=timeout_s)

@@ -22,7 +22,8 @@ from engines.vllm.weights import ADAPTER, broadcast, gloo_group, shared_tensor
 
 @dataclass
 class WorkerRendezvous(WeightTransferInitInfo):
-    """store: the file at which `size` CPU processes meet; None on a GPU, where memory is mapped."""
+    """The facts by which a worker joins. store: the file at which `size` CPU processes meet; None on a GPU, where
+    memory is mapped."""
 
     store: str | None
     size: int

@@ -26,7 +26,7 @@ def math(sample: Sample, *, decimals: int = 6) -> Score:
 
 
 def _as_latex(answer: str) -> str:
-    """Data sets hold bare expressions: \\frac{1}{2}, x^2 + 1, 72."""
+    r"""The expression as LaTeX: data sets hold bare ones: \frac{1}{2}, x^2 + 1, 72."""
     return answer if "$" in answer or "\\boxed" in answer else f"\\boxed{{{answer}}}"
 
 

@@ -41,7 +41,7 @@ def numeric(sample: Sample, *, relative_tolerance: float = 1e-6) -> Score:
 
 
 def last_number(text: str) -> Fraction | None:
-    """Exactly; None where there is none."""
+    """The last number of a text, exactly; None where there is none."""
     for found in reversed([match.group() for match in NUMBER.finditer(text)]):
         if any(character.isdigit() for character in found):
             return _value(found)
