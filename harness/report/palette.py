@@ -52,6 +52,14 @@ COLORBLIND = (
 """Ten colours that everyone can tell apart (seaborn's palette of this name)."""
 
 
+INK, MUTED, EDGE, GRID, OTHER = "#1b2430", "#5b6675", "#b8c2cc", "#e8ecf0", "#7c8793"
+"""Colours of text, of text that matters less, of axes, of grids, and of a line that others are held against."""
+ON_PAGE = {
+    **{INK: "var(--ink)", MUTED: "var(--muted)", EDGE: "var(--edge)", GRID: "var(--grid)", OTHER: "var(--other)"},
+    "#ffffff": "var(--ground)",
+}
+"""Names of these colours in page.css."""
+
 DARK = "#12181F"
 """The ground of a dark page."""
 _CONTRAST = 4.5

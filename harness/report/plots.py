@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import re
+from collections.abc import Callable, Mapping, Sequence
+from html import escape
+from io import StringIO
 from pathlib import Path
 from typing import Any
+from xml.etree import ElementTree
 
 import numpy as np
 import pandas as pd
@@ -13,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 from matplotlib.style import library
+from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from harness.metrics.atomic_files import replacing
@@ -20,7 +25,7 @@ from harness.metrics.manifest import identity_of, run_title
 from harness.metrics.run_files import load_evaluations, load_manifest, load_metrics, load_samples, load_timeline
 from harness.metrics.timeline import Timeline
 from harness.report.gantt import data_versions, draw_gantt
-from harness.report.palette import COLORBLIND
+from harness.report.palette import COLORBLIND, EDGE, GRID, INK, MUTED, ON_PAGE
 
 BLUE, ORANGE, GREEN, GRAY = (COLORBLIND[n] for n in (0, 1, 2, 7))
 _STYLE: Any = {
@@ -41,6 +46,14 @@ _STYLE: Any = {
     "legend.frameon": False,
     "text.parse_math": False,  # names may be anybody's
 }
+_IN_PAGES: Any = {
+    **dict.fromkeys(("text.color", "axes.titlecolor"), INK),
+    **dict.fromkeys(("axes.labelcolor", "xtick.labelcolor", "ytick.labelcolor"), MUTED),
+    **dict.fromkeys(("xtick.color", "ytick.color", "axes.edgecolor"), EDGE),
+    "grid.color": GRID,
+    "svg.fonttype": "none",
+}
+_PER_INCH = 72
 _DPI = 150
 FORMATS = ("png", "svg", "pdf")
 """Formats of pictures, for pages, for the web and for papers."""
@@ -179,6 +192,50 @@ def save_figure(path: Path, title: str, draw: Callable[[Figure], None]) -> Path:
 def save_in_every_format(folder: Path, name: str, title: str, draw: Callable[[Figure], None]) -> list[Path]:
     """The same as `name` in `folder` in all of `FORMATS`, PNG first; returns their paths."""
     return _save([folder / f"{name}.{end}" for end in FORMATS], title, draw)
+
+
+def inline_svg(
+    draw: Callable[[Figure], None], size: tuple[float, float], name: str, label: str, colours: Mapping[str, str]
+) -> str:
+    """Draw as markup that stands in a page: text as text in the page's font, colours by the names that the page has
+    for them, which are others in the dark. size: width and height in pixels; name: its class; label: for those who
+    cannot see it; colours: names by colours as written in the drawing, besides the palette's own.
+
+    Drawings of one page differ in name, label or colours, and so do the identifiers in them."""
+    names = {colour.lower(): of for colour, of in {**ON_PAGE, **colours}.items()}
+    with rc_context(_STYLE | _IN_PAGES | {"svg.hashsalt": f"{name} {label} {colours}"}):
+        figure = Figure((size[0] / _PER_INCH, size[1] / _PER_INCH), layout="constrained")
+        draw(figure)
+        for text in figure.findobj(Text):
+            text.set_path_effects([])  # they would make paths of letters; page.css has the same
+        written = StringIO()
+        figure.savefig(written, format="svg", transparent=True, metadata={"Date": None})
+    root = ElementTree.fromstring(written.getvalue())
+    used = set(re.findall(r"#([\w-]+)", written.getvalue()))
+    for element in root.iter():
+        element.tag = element.tag.rpartition("}")[2]
+        if element.tag != "text":
+            element.text = element.tail = None
+        for key, value in [*element.items()]:
+            del element.attrib[key]
+            if key != "id" or value in used:
+                element.set(key.rpartition("}")[2], _in_page(key, value, names))
+    parts = [part for part in root if part.tag != "metadata" and part.find("style") is None]  # that is for whole pages
+    markup = "".join(ElementTree.tostring(each, "unicode") for each in parts)
+    return (
+        f'<svg class="drawn {name}" viewBox="0 0 {size[0]:g} {size[1]:g}" role="img" aria-label="{escape(label)}">'
+        f"{markup}</svg>"
+    )
+
+
+def _in_page(key: str, value: str, names: Mapping[str, str]) -> str:
+    """An attribute's value: coordinates to a tenth; a style in the page's colours, and its font."""
+    if key in ("d", "x", "y", "transform"):
+        return re.sub(r"(\.\d)\d+", r"\1", " ".join(value.split()))
+    if key != "style":
+        return value
+    value = re.sub(r"#[0-9a-f]{6}\b", lambda found: names.get(found[0], found[0]), value)
+    return re.sub(r"font-family: [^;]*;", "", value)
 
 
 def _save(paths: Sequence[Path], title: str, draw: Callable[[Figure], None]) -> list[Path]:

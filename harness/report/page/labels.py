@@ -21,6 +21,16 @@ class Box:
     right: float
     bottom: float
 
+    @property
+    def width(self) -> float:
+        """Length from left to right."""
+        return self.right - self.left
+
+    @property
+    def height(self) -> float:
+        """Length from top to bottom."""
+        return self.bottom - self.top
+
     @staticmethod
     def around(x: float, y: float, radius: float) -> Box:
         """The square around a point."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
@@ -12,18 +13,18 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from harness.comparison.comparison import Comparison
-from harness.comparison.curves import REWARDS, role_times
+from harness.comparison.curves import REWARDS, PerformanceProfile, StalenessHistogram, role_times
 from harness.comparison.measures import SPEED
 from harness.report.gantt import NamedTimeline, data_versions, draw_same_seconds
-from harness.report.page.charts import score_range
 from harness.report.page.data import AXES, TITLES
-from harness.report.page.text import Headings
+from harness.report.page.text import Headings, share_label
 from harness.report.page.verdict_chart import chart_of, draw_chart
-from harness.report.palette import DASHES, of_cells
+from harness.report.palette import DASHES, OTHER, of_cells
 from harness.report.plots import FORMATS, save_in_every_format
 
 _PARTS = (("own work", "#0072b2"), ("other roles on the same devices", "#8cc5e8"), ("idle", "#e1e6eb"))
 _BAND_FROM = 3  # seeds
+_GRAIN = 0.05  # of the axis of scores
 PICTURES = ("verdict", "curves", "staleness", "idle", "profiles", "timelines")
 
 
@@ -100,13 +101,19 @@ def draw_timelines(comparison: Comparison, figure: Figure) -> None:
 def draw_staleness(comparison: Comparison, figure: Figure) -> None:
     """A histogram of worst lags per cell, all on one scale."""
     panels, colors = _panel_each(figure, len(comparison.cells), 2.6), of_cells(comparison.cells)
-    for index, (panel, cell, lags) in enumerate(zip(panels, comparison.cells, comparison.staleness, strict=True)):
-        shares, names = lags.grouped()
-        bars = panel.bar(names, shares, width=0.8, color=colors[index])
-        panel.bar_label(bars, [f"{share:.0%}" if share else "" for share in shares], padding=2, fontsize="small")
-        panel.set(title=cell.label, xlabel="worst lag (iterations)", ylim=(0, 1.12))
-        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-        panel.grid(axis="x", visible=False)
+    for panel, cell, lags, color in zip(panels, comparison.cells, comparison.staleness, colors, strict=True):
+        draw_lags(panel, lags, color)
+        panel.set_title(cell.label)
+
+
+def draw_lags(panel: Axes, lags: StalenessHistogram, color: str) -> None:
+    """A bar for each worst lag: its share of the trained samples."""
+    shares, names = lags.grouped()
+    bars = panel.bar(names, shares, width=0.8, color=color)
+    panel.bar_label(bars, [share_label(share) if share else "" for share in shares], padding=2, fontsize="small")
+    panel.set(xlabel="worst lag (iterations)", ylim=(0, 1.12), yticks=(0, 0.5, 1))
+    panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    panel.grid(axis="x", visible=False)
 
 
 def _panel_each(figure: Figure, count: int, height: float) -> list[Axes]:
@@ -123,16 +130,39 @@ def _panel_each(figure: Figure, count: int, height: float) -> list[Axes]:
 def draw_profiles(comparison: Comparison, figure: Figure) -> None:
     """Draw the share of every cell's seeds that end above each exact match, its interval, and the baseline in grey."""
     panels, colors = _panel_each(figure, len(comparison.cells), 2.4), of_cells(comparison.cells)
+    for panel, cell, profile, color in zip(panels, comparison.cells, comparison.profiles, colors, strict=True):
+        draw_profile(panel, profile, comparison, color)
+        panel.set_title(cell.label)
+
+
+def draw_profile(panel: Axes, profile: PerformanceProfile, comparison: Comparison, color: str) -> None:
+    """A cell's steps and their band, the baseline's behind, over the scores in which any cell's seeds end."""
     base, scores = comparison.profiles[comparison.baseline], score_range(comparison.profiles)
-    for index, (panel, cell, profile) in enumerate(zip(panels, comparison.cells, comparison.profiles, strict=True)):
-        panel.fill_between(
-            profile.taus, profile.low, profile.high, step="post", color=colors[index], alpha=0.13, linewidth=0
-        )
-        panel.step(base.taus, base.shares, where="post", color="#7c8793", linewidth=1.0)
-        panel.step(profile.taus, profile.shares, where="post", color=colors[index], linewidth=2.2)
-        panel.set(title=cell.label, xlabel="exact match at the end", xlim=scores)
-        panel.set_ylim(0, 1.04)
-        panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    turns = _turns(profile.shares, profile.low, profile.high)
+    taus, low, high = (values[turns] for values in (profile.taus, profile.low, profile.high))
+    panel.fill_between(taus, low, high, step="post", color=color, alpha=0.13, linewidth=0)
+    for of, stroke, width in ((base, OTHER, 1.0), (profile, color, 2.2)):
+        turns = _turns(of.shares)
+        panel.step(of.taus[turns], of.shares[turns], where="post", color=stroke, linewidth=width)
+    panel.set(xlabel="exact match at the end", xlim=scores, ylim=(0, 1.04), yticks=(0, 0.5, 1))
+    panel.set_xticks(ticks := np.linspace(*scores, 3), [f"{score:.3g}" for score in ticks])
+    panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+
+
+def _turns(*steps: np.ndarray) -> np.ndarray:
+    """Indices at which one of these lines of steps turns, and the ends: of a thousand points no other is drawn."""
+    turned = np.any([np.diff(line, prepend=np.nan, append=np.nan)[:-1] != 0 for line in steps], axis=0)
+    turned[-1] = True
+    return np.flatnonzero(turned)
+
+
+def score_range(profiles: Sequence[PerformanceProfile]) -> tuple[float, float]:
+    """The part of the scores in which the seeds of any cell end, with some room."""
+    low = min(float(profile.taus[np.argmax(profile.shares < 1.0)]) for profile in profiles)
+    high = max(float(profile.taus[np.argmax(profile.shares <= 0.0)]) for profile in profiles)
+    grains = np.floor(low / _GRAIN - 0.2), np.ceil(high / _GRAIN + 0.2)
+    least, most = (float(np.clip(grain * _GRAIN, 0.0, 1.0)) for grain in grains)
+    return least, most
 
 
 def draw_idle(comparison: Comparison, figure: Figure) -> None:

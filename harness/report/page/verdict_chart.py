@@ -1,79 +1,41 @@
 """The chart of the verdict: how fast each cell trains against what it learns, with both intervals, and how stale its
-samples are; laid out once, and painted into the page and into pictures."""
+samples are; drawn for wide windows and pictures, and for narrow windows."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 from html import escape
 from textwrap import fill
-from typing import Literal
+from typing import Any
 
+from matplotlib.axes import Axes
+from matplotlib.axis import Axis
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patheffects import withStroke
 from matplotlib.ticker import MaxNLocator
+from matplotlib.transforms import Affine2D, Transform
 
 from harness.comparison.comparison import Comparison
 from harness.comparison.measure_text import against, scale_of, titled
 from harness.comparison.measures import EXACT_MATCH, LAG, SPEED, Measure
 from harness.comparison.statistics.estimates import Interval
 from harness.report.page.labels import Box, places
-from harness.report.palette import names_of, of_cells
+from harness.report.palette import GRID, INK, MUTED, names_of, of_cells
+from harness.report.plots import inline_svg
 
 WIDE, NARROW = (900.0, 340.0), (362.0, 400.0)
+"""Width and height: of pixels in a page, of points in a picture."""
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 14.0, 12.0, 44.0
+_HEAD, _FOOT = 30.0, 36.0  # of a picture, for the title and for the caption
 _SPARE = 0.09  # of an axis, at both ends
 _LEAST_SHARE = 0.1  # of exact matches: noise fills no chart
 _NAME, _NOTE, _LINE = 7.3, 6.0, 14.0  # a letter's width, and a line's height
 _FAR = 12.0  # from a mark, from where on a line leads to its label
 _CAPTION = 150  # letters in a line of a picture
-_INK, _MUTED, _GRID = "#1b2430", "#5b6675", "#e8ecf0"
-
-Anchor = Literal["start", "middle", "end"]
-
-
-@dataclass(frozen=True)
-class Line:
-    """kind: grid, guide (through the baseline), bar (an interval) or leader (to a label)."""
-
-    kind: str
-    ends: tuple[float, float, float, float]  # x, y, x, y
-    cell: int | None = None
-
-
-@dataclass(frozen=True)
-class Mark:
-    """filled: of a cell that the verdict is for; square: the baseline."""
-
-    x: float
-    y: float
-    radius: float
-    cell: int
-    filled: bool
-    square: bool
-
-
-@dataclass(frozen=True)
-class Words:
-    """kind: tick, title, name or note."""
-
-    kind: str
-    x: float
-    y: float
-    text: str
-    anchor: Anchor
-    upright: bool = False
-
-
-@dataclass(frozen=True)
-class Layout:
-    """Things to paint, first to last; from the upper left corner."""
-
-    size: tuple[float, float]
-    lines: tuple[Line, ...]
-    marks: tuple[Mark, ...]
-    words: tuple[Words, ...]
+_TICKS, _TITLES, _NOTES = 12.0, 12.5, 11.5  # sizes of letters
 
 
 @dataclass(frozen=True)
@@ -115,70 +77,95 @@ class VerdictChart:
             parts.append(f"{cell.label}: {', '.join(values)}, {self._note(index)}")
         return ". ".join(parts)
 
-    def layout(self, size: tuple[float, float]) -> Layout:
-        """Place everything on a picture of this size."""
-        width, height = size
-        frame = Box(_LEFT, _TOP, width - _RIGHT, height - _BOTTOM)
-        x = _Axis(self.across, frame.left, frame.right)
-        y = _Axis(self.up, frame.bottom, frame.top)
-        lines, words = [], []
-        for value, at in x.ticks(max(3, int(width / 130))):
-            lines.append(Line("grid", (at, frame.top, at, frame.bottom)))
-            words.append(Words("tick", at, frame.bottom + 17, value, "middle"))
-        for value, at in y.ticks(5):
-            lines.append(Line("grid", (frame.left, at, frame.right, at)))
-            words.append(Words("tick", frame.left - 7, at + 4, value, "end"))
+    def draw(self, size: tuple[float, float], figure: Figure, head: float = 0.0, foot: float = 0.0) -> None:
+        """Draw into the whole figure. head, foot: points for a title and a caption."""
+        width, height = size[0], head + size[1] + foot
+        figure.set_layout_engine("none")  # labels are placed by the size that it has
+        figure.set_size_inches(width / 72, height / 72)
+        frame = Box(_LEFT, head + _TOP, width - _RIGHT, height - foot - _BOTTOM)
+        axes = figure.add_axes(
+            (frame.left / width, 1 - frame.bottom / height, frame.width / width, frame.height / height)
+        )
+        axes.spines[:].set_visible(False)
+        axes.grid(color=GRID, linewidth=1.0)
+        axes.tick_params(length=0, pad=6, labelsize=_TICKS, labelcolor=MUTED)
+        axes.set(xlim=_limits(self.across), ylim=_limits(self.up))
+        _set_ticks(axes.xaxis, max(3, int(width / 130)))
+        _set_ticks(axes.yaxis, 5)
         simulated = ", simulated" if self.comparison.simulated else ""
         better = "higher is better" if self.up.better else "how stale samples are"
-        words.append(Words("title", frame.right, height - 6, f"samples per second{simulated}: faster →", "end"))
-        words.append(Words("title", 13, (frame.top + frame.bottom) / 2, f"{titled(self.up)}: {better}", "middle", True))
-        middles = [(x.at(a.value), y.at(b.value)) for a, b in self._values]
-        base = middles[self.comparison.baseline]
-        lines.append(Line("guide", (base[0], frame.top, base[0], frame.bottom)))
-        lines.append(Line("guide", (frame.left, base[1], frame.right, base[1])))
-        bars = [bar for index in range(len(middles)) for bar in self._bars(index, x, y, middles[index])]
-        marks = [self._mark(index, *middle) for index, middle in enumerate(middles)]
-        return self._labelled(frame, size, [*lines, *bars], marks, words)
+        axes.set_xlabel(f"samples per second{simulated}: faster →", loc="right", fontsize=_TITLES, color=INK)
+        axes.set_ylabel(f"{titled(self.up)}: {better}", fontsize=_TITLES, color=INK)
+        base, colours = self._values[self.comparison.baseline], of_cells(self.comparison.cells)
+        dashed: dict[str, Any] = {"color": MUTED, "linewidth": 1.0, "linestyle": (0, (4, 4)), "zorder": 1}
+        axes.axvline(base[0].value, **dashed)
+        axes.axhline(base[1].value, **dashed)
+        for (across, up), colour in zip(self._values, colours, strict=True):
+            bar: dict[str, Any] = {"color": colour, "linewidth": 1.9, "alpha": 0.75, "zorder": 2, "gid": "bar"}
+            if across.bounded:
+                axes.plot((across.low, across.high), (up.value, up.value), **bar)
+            if up.bounded:
+                axes.plot((across.value, across.value), (up.low, up.high), **bar)
+        for index in sorted(range(len(colours)), key=self._radius, reverse=True):  # small ones over large ones
+            self._mark(axes, index, colours[index])
+        inches = Affine2D().scale(1 / 72, -1 / 72).translate(0, height / 72)
+        self._label(axes, frame, inches + figure.dpi_scale_trans, colours)
 
-    def _labelled(
-        self, frame: Box, size: tuple[float, float], lines: list[Line], marks: list[Mark], words: list[Words]
-    ) -> Layout:
+    def _mark(self, axes: Axes, index: int, colour: str) -> None:
+        """Filled: a cell that the verdict is for; square: the baseline."""
+        across, up = self._values[index]
+        axes.plot(
+            across.value,
+            up.value,
+            "s" if index == self.comparison.baseline else "o",
+            markersize=2 * self._radius(index),
+            markeredgewidth=2.3,
+            color=colour,
+            markerfacecolor=colour if index in self.comparison.best else "white",
+            zorder=3,
+            gid=f"mark {index}",
+        )
+
+    def _label(self, axes: Axes, frame: Box, points: Transform, colours: list[str]) -> None:
+        """A name and a note beside each mark, and a line to those that are far from it. frame, points: from the upper
+        left corner."""
+
+        def place(across: float, up: float) -> tuple[float, float]:
+            x, y = (axes.transLimits + Affine2D().scale(frame.width, frame.height)).transform((across, up))
+            return frame.left + x, frame.bottom - y
+
+        middles = [place(across.value, up.value) for across, up in self._values]
+        marks = [Box.around(x, y, self._radius(index) + 2) for index, (x, y) in enumerate(middles)]
+        base_x, base_y = middles[self.comparison.baseline]
+        lines = [Box.of_line(base_x, frame.top, base_x, frame.bottom)]
+        lines += [Box.of_line(frame.left, base_y, frame.right, base_y)]
+        for across, up in self._values:
+            if across.bounded:
+                lines.append(Box.of_line(*place(across.low, up.value), *place(across.high, up.value)))
+            if up.bounded:
+                lines.append(Box.of_line(*place(across.value, up.low), *place(across.value, up.high)))
         names = [cell.label for cell in self.comparison.cells]
-        notes = [self._note(index) for index in range(len(marks))]
-        sizes = [
-            (max(_NAME * len(name), _NOTE * len(note)), 2 * _LINE) for name, note in zip(names, notes, strict=True)
-        ]
-        covered = [Box.around(mark.x, mark.y, mark.radius + 2) for mark in marks]
-        crossed = [Box.of_line(*line.ends) for line in lines if line.kind in ("bar", "guide")]
-        for mark, box, name, note in zip(marks, places(covered, sizes, frame, crossed), names, notes, strict=True):
-            near = box.nearest(mark.x, mark.y)
-            if math.dist(near, (mark.x, mark.y)) > mark.radius + _FAR:
-                lines.append(Line("leader", (mark.x, mark.y, *near), mark.cell))
-            anchor: Anchor = "end" if box.right < mark.x else "start"
-            at = box.right if anchor == "end" else box.left
-            words.append(Words("name", at, box.top + 11, name, anchor))
-            words.append(Words("note", at, box.top + 24, note, anchor))
-        smaller_last = sorted(marks, key=lambda mark: mark.radius, reverse=True)  # over what they would lie under
-        return Layout(size, tuple(lines), tuple(smaller_last), tuple(words))
+        notes = list(map(self._note, range(len(names))))
+        wide = [max(_NAME * len(name), _NOTE * len(note)) for name, note in zip(names, notes, strict=True)]
+        text = partial(axes.text, transform=points, path_effects=[withStroke(linewidth=3, foreground="white")])
+        for index, box in enumerate(places(marks, [(each, 2 * _LINE) for each in wide], frame, lines)):
+            middle = middles[index]
+            near = box.nearest(*middle)
+            if math.dist(near, middle) > self._radius(index) + _FAR:
+                leader = Line2D(*zip(middle, near, strict=True), color=colours[index], transform=points, zorder=2)
+                leader.set(linewidth=0.9, alpha=0.75)
+                axes.add_line(leader)
+            side, x = ("right", box.right) if box.right < middle[0] else ("left", box.left)
+            text(x, box.top + 11, names[index], ha=side, fontsize=_TITLES, color=INK, fontweight="bold", gid="name")
+            text(x, box.top + 24, notes[index], ha=side, fontsize=_NOTES, color=MUTED, gid="note")
 
     @property
     def _values(self) -> list[tuple[Interval, Interval]]:
-        """Intervals across and up; one without bounds where there are none."""
+        """Intervals across and up, as written on the axes; one without bounds where there are none."""
         return [(_interval(self.across, index), _interval(self.up, index)) for index in range(len(self.across.cells))]
 
-    def _bars(self, index: int, x: _Axis, y: _Axis, middle: tuple[float, float]) -> list[Line]:
-        across, up = self._values[index]
-        bars = []
-        if across.bounded:
-            bars.append(Line("bar", (x.at(across.low), middle[1], x.at(across.high), middle[1]), index))
-        if up.bounded:
-            bars.append(Line("bar", (middle[0], y.at(up.low), middle[0], y.at(up.high)), index))
-        return bars
-
-    def _mark(self, index: int, x: float, y: float) -> Mark:
-        radius = 5.0 + 2.2 * math.sqrt(self._lag(index))
-        comparison = self.comparison
-        return Mark(x, y, radius, index, index in comparison.best, index == comparison.baseline)
+    def _radius(self, index: int) -> float:
+        return 5.0 + 2.2 * math.sqrt(self._lag(index))
 
     def _lag(self, index: int) -> float:
         measure = self.comparison.measure(LAG)
@@ -209,37 +196,35 @@ def chart_of(comparison: Comparison) -> VerdictChart | None:
 
 
 def _interval(measure: Measure, index: int) -> Interval:
-    cell = measure.cells[index]
-    return cell.interval or Interval(cell.value, -math.inf, math.inf)
+    cell, factor = measure.cells[index], scale_of(measure).factor
+    interval = cell.interval or Interval(cell.value, -math.inf, math.inf)
+    return Interval(factor * interval.value, factor * interval.low, factor * interval.high)
 
 
-class _Axis:
-    """Values of a measure along a line from `begin` to `end`; a share's never narrower than some points."""
+def _limits(measure: Measure) -> tuple[float, float]:
+    """The ends of its axis; a share's is never narrower than some points."""
+    intervals = [_interval(measure, index) for index in range(len(measure.cells))]
+    values = [i.value for i in intervals] + [b for i in intervals if i.bounded for b in (i.low, i.high)]
+    low, high = min(values), max(values)
+    least = _LEAST_SHARE * scale_of(measure).factor if measure.key == EXACT_MATCH else 0.2 * abs(high) or 1.0
+    lacking = max(0.0, least - (high - low)) / 2
+    spare = _SPARE * max(high - low, least)
+    return low - lacking - spare, high + lacking + spare
 
-    def __init__(self, measure: Measure, begin: float, end: float) -> None:
-        self.begin, self.end, self.factor = begin, end, scale_of(measure).factor
-        intervals = [_interval(measure, index) for index in range(len(measure.cells))]
-        values = [i.value for i in intervals] + [b for i in intervals if i.bounded for b in (i.low, i.high)]
-        low, high = min(values), max(values)
-        least = _LEAST_SHARE if measure.key == EXACT_MATCH else 0.2 * abs(high) or 1.0
-        lacking = max(0.0, least - (high - low)) / 2
-        spare = _SPARE * max(high - low, least)
-        self.low, self.high = low - lacking - spare, high + lacking + spare
 
-    def at(self, value: float) -> float:
-        return self.begin + (value - self.low) / (self.high - self.low) * (self.end - self.begin)
-
-    def ticks(self, most: int) -> list[tuple[str, float]]:
-        """Ticks as written, and where; none below zero."""
-        values = MaxNLocator(most).tick_values(self.low * self.factor, self.high * self.factor)
-        inside = [value for value in values if max(self.low, 0) <= value / self.factor <= self.high]
-        return [(f"{value:,.12g}", self.at(value / self.factor)) for value in inside]
+def _set_ticks(axis: Axis, most: int) -> None:
+    """Ticks of an axis, none below zero."""
+    low, high = axis.get_view_interval()
+    values = [float(value) for value in MaxNLocator(most).tick_values(low, high) if max(low, 0) <= value <= high]
+    axis.set_ticks(values, [f"{value:,.12g}" for value in values])
 
 
 def chart_html(chart: VerdictChart) -> str:
     """Twice, for wide windows and for narrow ones, of which one is shown."""
+    cells = chart.comparison.cells
+    colours = dict(zip(of_cells(cells), names_of(cells), strict=True))
     svgs = "".join(
-        _svg(chart.layout(size), name, names_of(chart.comparison.cells), chart.words)
+        inline_svg(partial(chart.draw, size), size, name, chart.words, colours)
         for name, size in (("wide-one", WIDE), ("narrow-one", NARROW))
     )
     return (
@@ -247,78 +232,9 @@ def chart_html(chart: VerdictChart) -> str:
     )
 
 
-def _svg(layout: Layout, name: str, colours: Sequence[str], words: str) -> str:
-    width, height = layout.size
-    parts: list[str] = []
-    for line in layout.lines:
-        x1, y1, x2, y2 = line.ends
-        stroke = "" if line.cell is None else f' stroke="{colours[line.cell]}"'
-        parts.append(
-            f'<line x1="{x1:.1f}" y1="{y1:.1f}" x2="{x2:.1f}" y2="{y2:.1f}" class="{line.kind}-line"{stroke}/>'
-        )
-    for mark in layout.marks:
-        fill = colours[mark.cell] if mark.filled else "var(--ground)"
-        r = mark.radius
-        place = (
-            f'rect x="{mark.x - r:.1f}" y="{mark.y - r:.1f}" width="{2 * r:.1f}" height="{2 * r:.1f}"'
-            if mark.square
-            else f'circle cx="{mark.x:.1f}" cy="{mark.y:.1f}" r="{r:.1f}"'
-        )
-        parts.append(f'<{place} class="mark" fill="{fill}" stroke="{colours[mark.cell]}"/>')
-    for text in layout.words:
-        turn = f' transform="rotate(-90 {text.x:.1f} {text.y:.1f})"' if text.upright else ""
-        parts.append(
-            f'<text x="{text.x:.1f}" y="{text.y:.1f}" class="{text.kind}" text-anchor="{text.anchor}"{turn}>'
-            f"{escape(text.text)}</text>"
-        )
-    return (
-        f'<svg class="{name}" viewBox="0 0 {width:g} {height:g}" role="img" aria-label="{escape(words)}">'
-        f"{''.join(parts)}</svg>"
-    )
-
-
 def draw_chart(chart: VerdictChart, figure: Figure) -> None:
-    """The same as a picture, a point of print for a unit."""
-    width, height = WIDE
-    head, foot = 30.0, 36.0  # for the title, and for the caption
-    whole = head + height + foot
-    figure.set_layout_engine("none")  # the layout is given
-    figure.set_size_inches(width / 72, whole / 72)
-    axes = figure.add_axes((0, foot / whole, 1, height / whole))
-    axes.set(xlim=(0, width), ylim=(height, 0))
-    axes.axis("off")
-    layout, colours = chart.layout(WIDE), of_cells(chart.comparison.cells)
-    styles = {
-        "grid": {"color": _GRID, "linewidth": 1.0, "zorder": 1},
-        "guide": {"color": _MUTED, "linewidth": 1.0, "linestyle": (0, (4, 4)), "zorder": 1},
-        "bar": {"linewidth": 1.8, "alpha": 0.75, "zorder": 2},
-        "leader": {"linewidth": 0.8, "alpha": 0.7, "zorder": 2},
-    }
-    for line in layout.lines:
-        x1, y1, x2, y2 = line.ends
-        painted = {} if line.cell is None else {"color": colours[line.cell]}
-        axes.plot((x1, x2), (y1, y2), **styles[line.kind], **painted)  # type: ignore[arg-type]
-    for mark in layout.marks:
-        axes.plot(
-            mark.x,
-            mark.y,
-            "s" if mark.square else "o",
-            markersize=2 * mark.radius,
-            markeredgewidth=2.2,
-            color=colours[mark.cell],
-            markerfacecolor=colours[mark.cell] if mark.filled else "white",
-            zorder=3,
-        )
-    sides = {"start": "left", "middle": "center", "end": "right"}
-    fonts = {
-        "tick": {"fontsize": 10, "color": _MUTED},
-        "title": {"fontsize": 10.5, "color": _INK},
-        "name": {"fontsize": 10.5, "color": _INK, "fontweight": "bold"},
-        "note": {"fontsize": 9.5, "color": _MUTED},
-    }
-    for text in layout.words:
-        turn = {"rotation": 90, "va": "center"} if text.upright else {"va": "baseline"}
-        halo = [withStroke(linewidth=3, foreground="white")]
-        axes.text(text.x, text.y, text.text, ha=sides[text.anchor], path_effects=halo, **turn, **fonts[text.kind])  # type: ignore[arg-type]
+    """The same as a picture, with its caption."""
+    chart.draw(WIDE, figure, _HEAD, _FOOT)
+    width, whole = WIDE[0], _HEAD + WIDE[1] + _FOOT
     caption = fill(chart.caption, _CAPTION)
-    figure.text(_LEFT / width, foot / whole, caption, va="top", fontsize=9, color=_MUTED)
+    figure.text(_LEFT / width, _FOOT / whole, caption, va="top", fontsize=9, color=MUTED)

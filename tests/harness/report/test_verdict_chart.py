@@ -8,13 +8,16 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 
 from harness.comparison.comparison import Comparison, compare
 from harness.comparison.measures import EXACT_MATCH, SPEED
 from harness.comparison.runs import Cell
 from harness.report.page.document import document, write_report
 from harness.report.page.labels import Box, places
-from harness.report.page.verdict_chart import NARROW, WIDE, Layout, chart_of
+from harness.report.page.verdict_chart import NARROW, WIDE, chart_of
 from tests.support.fabricated_cells import Made, make_cell
 
 STEPS = {"colocate_sync": 1.0, "separated_sync": 1.4, "one_step_off": 0.502, "delayed_update": 0.5}
@@ -28,42 +31,57 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return compare([make_cell(root, name, replace(one, lag=index)) for index, (name, one) in enumerate(made.items())])
 
 
-def laid_out(comparison: Comparison, size: tuple[float, float] = WIDE) -> Layout:
+def drawn(comparison: Comparison, size: tuple[float, float] = WIDE) -> Axes:
     chart = chart_of(comparison)
     assert chart is not None
-    return chart.layout(size)
+    figure = Figure()
+    chart.draw(size, figure)
+    return figure.axes[0]
+
+
+def marks(comparison: Comparison, size: tuple[float, float] = WIDE) -> dict[int, Line2D]:
+    """By the number of their cell, in the order in which they are drawn."""
+    of = {str(line.get_gid()): line for line in drawn(comparison, size).lines}
+    return {int(name.removeprefix("mark ")): line for name, line in of.items() if name.startswith("mark ")}
+
+
+def bars(comparison: Comparison, size: tuple[float, float] = WIDE) -> list[Line2D]:
+    return [line for line in drawn(comparison, size).lines if line.get_gid() == "bar"]
 
 
 def notes(comparison: Comparison) -> list[str]:
-    return [words.text for words in laid_out(comparison).words if words.kind == "note"]
+    return [text.get_text() for text in drawn(comparison).texts if text.get_gid() == "note"]
 
 
 @pytest.mark.parametrize("size", [WIDE, NARROW])
 def test_every_cell_is_where_its_means_are_and_its_bars_are_the_intervals(
     comparison: Comparison, size: tuple[float, float]
 ) -> None:
-    layout = laid_out(comparison, size)
-    for axis, key in (("x", SPEED), ("y", EXACT_MATCH)):
+    found = marks(comparison, size)
+    for axis, key, factor in ((0, SPEED, 1), (1, EXACT_MATCH, 100)):
         measure = comparison.measure(key)
         assert measure is not None
-        ends = [[getattr(m, axis) for m in sorted(layout.marks, key=lambda mark: mark.cell)]]
-        bars = [line for line in layout.lines if line.kind == "bar"]
-        ends += [[bar.ends[at] for bar in bars[axis == "y" :: 2]] for at in ((0, 2) if axis == "x" else (1, 3))]
-        intervals = [cell.interval for cell in measure.cells]
-        values = [[i.value, i.low, i.high] for i in intervals if i is not None]
-        places, figures = np.array(ends).ravel(), np.array(values).T.ravel()
-        slope, offset = np.polyfit(figures, places, 1)
-        assert places == pytest.approx(slope * figures + offset, abs=1e-6)
-        assert (slope > 0) == (axis == "x")
+        for index, (cell, bar) in enumerate(zip(measure.cells, bars(comparison, size)[axis::2], strict=True)):
+            assert cell.interval is not None
+            assert found[index].get_data()[axis] == pytest.approx([factor * cell.value])
+            assert bar.get_data()[axis] == pytest.approx([factor * cell.interval.low, factor * cell.interval.high])
+            assert bar.get_data()[1 - axis] == pytest.approx([found[index].get_data()[1 - axis][0]] * 2)
+    axes = drawn(comparison, size)
+    for line in axes.lines:
+        assert line.get_gid() is None or axes.viewLim.contains(*np.mean(line.get_data(), axis=1))
+
+
+def filled(found: dict[int, Line2D]) -> list[int]:
+    return [index for index, mark in found.items() if mark.get_markerfacecolor() != "white"]
 
 
 def test_filled_are_the_cells_for_which_the_sentence_is(comparison: Comparison) -> None:
     first, tied = comparison.verdict.split(" trains ")[0], re.findall(r"different from (\w+) \(", comparison.verdict)
-    marks = laid_out(comparison).marks
-    filled = [comparison.cells[mark.cell].label for mark in marks if mark.filled]
-    assert len(tied) == 1 and sorted(filled) == sorted([first, *tied])
-    assert [mark.cell for mark in marks if mark.square] == [0]
-    assert [mark.radius for mark in marks] == sorted([mark.radius for mark in marks], reverse=True), "small ones over"
+    found = marks(comparison)
+    assert len(tied) == 1 and sorted(comparison.cells[index].label for index in filled(found)) == sorted([first, *tied])
+    assert [index for index, mark in found.items() if mark.get_marker() == "s"] == [0]
+    sizes = [mark.get_markersize() for mark in found.values()]
+    assert sizes == sorted(sizes, reverse=True), "small ones over"
     assert notes(comparison)[0] == "baseline · lag 0.00"
     assert all(re.fullmatch(r"[\d.]+x · lag [\d.]+", note) for note in notes(comparison)[1:])
 
@@ -71,7 +89,7 @@ def test_filled_are_the_cells_for_which_the_sentence_is(comparison: Comparison) 
 def test_of_what_the_seeds_cannot_tell_apart_nothing_is_called(tmp_path: Path) -> None:
     cells = [make_cell(tmp_path, name, Made(schedule=name, noise=(0.3, 0.1), draw=len(name))) for name in STEPS]
     found = compare(cells)
-    assert "does not differ significantly" in found.verdict and not any(mark.filled for mark in laid_out(found).marks)
+    assert "does not differ significantly" in found.verdict and not filled(marks(found))
     assert all(note.startswith("no significant difference · ") for note in notes(found)[1:])
     assert "none is significantly faster than colocate_sync" in document(found)
 
@@ -99,11 +117,9 @@ def test_without_rewards_lag_stands_against_speed(tmp_path: Path) -> None:
         for lag, name in enumerate(("colocate_sync", "one_step_off"))
     ]
     found = compare([make_cell(tmp_path, one.schedule, one) for one in made])
-    titles = [words.text for words in laid_out(found).words if words.kind == "title"]
-    assert titles == [
-        "samples per second, simulated: faster →",
-        "mean lag of a sample (iterations): how stale samples are",
-    ]
+    axes = drawn(found)
+    assert axes.get_xlabel() == "samples per second, simulated: faster →"
+    assert axes.get_ylabel() == "mean lag of a sample (iterations): how stale samples are"
 
 
 def test_there_is_none_where_nothing_may_be_claimed_and_none_is_left(comparison: Comparison, tmp_path: Path) -> None:
@@ -119,7 +135,7 @@ def test_there_is_none_where_nothing_may_be_claimed_and_none_is_left(comparison:
 
 def test_one_seed_has_no_bars(tmp_path: Path) -> None:
     found = compare([make_cell(tmp_path, name, Made(schedule=name, iterations=4), (0,)) for name in STEPS])
-    assert not [line for line in laid_out(found).lines if line.kind == "bar"]
+    assert not bars(found)
     assert "One seed has no interval." in document(found)
 
 
