@@ -54,7 +54,7 @@ class Sampling:
 
 @dataclass(frozen=True, slots=True)
 class Completion:
-    """One response, with the policy version that sampled each token.
+    """A response, with the policy version that sampled each token.
 
     tokens: int64 [L], the stop token included where one ended it; log_probs: float32 [L], log-probability of each
     sampled token under the distribution it was drawn from; versions: int32 [L]. Times are seconds on the run's clock.
@@ -77,9 +77,9 @@ class Completion:
 
 @dataclass(frozen=True, slots=True)
 class Request:
-    """One sample to generate. prompt: int64 [P]. `partial` is what to go on from, losing no token: an aborted
-    completion, or one that stopped, with what its environment answered behind it. `sampling`: of this sample,
-    where it is not the engine's."""
+    """A sample to generate. prompt: int64 [P]. `partial` is what to go on from, losing no token: an aborted completion,
+    or one that stopped, with what its environment answered behind it. `sampling`: of this sample, where it is not the
+    engine's."""
 
     sample_id: int
     prompt: np.ndarray

@@ -35,7 +35,7 @@ class Prompts(Protocol):
         """
 
     async def close(self) -> None:
-        """No group will be admitted any more: what streams ends once it has worked through those that were."""
+        """Admit no more groups: what streams ends once it has worked through those that were."""
 
 
 class Rollout(Protocol):
@@ -68,7 +68,7 @@ class Rollout(Protocol):
 
 
 class Stage(Protocol):
-    """One role between rollout and training: reward, reference, old log-probs, advantages."""
+    """A role between rollout and training: reward, reference, old log-probs, advantages."""
 
     @property
     def name(self) -> str:
@@ -144,7 +144,7 @@ class Job(Protocol):
 
     @property
     def stages(self) -> Sequence[Stage]:
-        """All of them: those on the host, then those on devices."""
+        """All stages: those on the host, then those on devices."""
 
     @property
     def trainer(self) -> Trainer:

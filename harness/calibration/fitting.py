@@ -25,9 +25,10 @@ _WIDE = 118
 
 @dataclass(frozen=True)
 class Fit:
-    """costs: of a unit of each kind, float64 [k]; timings: how many were fitted; left_out: how many were not, as the
-    machine was disturbed; error: median of |fitted / measured - 1|, over all; doubtful: bool [k], costs whose standard
-    error is more than three tenths of them, as their units always came with others: only the sum is known well."""
+    """A least-squares fit. costs: of a unit of each kind, float64 [k]; timings: how many were fitted; left_out: how
+    many were not, as the machine was disturbed; error: median of |fitted / measured - 1|, over all; doubtful: bool [k],
+    costs whose standard error is more than three tenths of them, as their units always came with others: only the sum
+    is known well."""
 
     costs: np.ndarray
     timings: int

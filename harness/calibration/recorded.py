@@ -158,7 +158,7 @@ class _Values:
         self._steps, self._passes = mini_batches * epochs, {"train": epochs}
 
     def add(self, done: Iterable[Turn], batch: pd.DataFrame, engines: int) -> None:
-        """batch: the samples of this iteration, in order."""
+        """Add an iteration. batch: the samples of this iteration, in order."""
         by_worker: dict[tuple[str, str, str], list[Turn]] = defaultdict(list)
         moved: dict[tuple[str, ...], float] = defaultdict(float)
         for turn in done:

@@ -23,8 +23,8 @@ def key_length(tokens: int) -> int:
 
 @dataclass(frozen=True)
 class EngineMemory:
-    """longest: tokens of a sample. paged: the cache is of whatever memory is left, and holds one sample at least; else
-    it has room for every slot at full length."""
+    """The memory of a rollout engine. longest: tokens of a sample. paged: the cache is of whatever memory is left, and
+    holds one sample at least; else it has room for every slot at full length."""
 
     model: ModelConfig
     engine: EngineConfig

@@ -131,13 +131,13 @@ class PlanSetting:
 
 
 def plan_memory(config: JobConfig, placement: Placement, setting: PlanSetting) -> MemoryPlan:
-    """Every pool of the job, on the devices of its placement."""
+    """The memory of every pool of the job, on the devices of its placement."""
     pools = [_pool(config, placement, name.split("+"), devices, setting) for name, devices in placement.pools.items()]
     return MemoryPlan(tuple(pools), setting.device_bytes * setting.usable)
 
 
 def pass_of(config: JobConfig, placement: Placement, setting: PlanSetting, role: str = "actor") -> Pass:
-    """One forward and backward pass of a training rank of a role, as large as its micro-batches get."""
+    """The forward and backward pass of a training rank of a role, as large as its micro-batches get."""
     training, algorithm, lengths = config.training, config.algorithm, setting.lengths
     samples = 1 if setting.simulated else algorithm.micro_batch_groups * algorithm.group_size
     tokens, scored = samples * lengths.sample, samples * lengths.response
@@ -283,8 +283,9 @@ def _sent(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...], settin
 
 
 def _engine(config: JobConfig, setting: PlanSetting, *, sleeps: bool) -> list[Item]:
-    """sleeps: while others use the device; then weights arrive on the host, or, in other engines than the embedded
-    one, in the memory that these take back for them. New weights are put in place of the old as they come."""
+    """Memory of a rollout engine. sleeps: while others use the device; then weights arrive on the host, or, in other
+    engines than the embedded one, in the memory that these take back for them. New weights are put in place of the old
+    as they come."""
     engine = EngineMemory(config.model, config.engine, setting.lengths.sample, setting.simulated)
     awake: tuple[Phase, ...] = ("start", "generate") if sleeps else ("start", "generate", "publish")
     apart = config.engine.name != "torch" and not setting.simulated

@@ -185,15 +185,15 @@ class _Phases:
         return seconds / stages * (samples + stages - 1) / samples
 
     def _all_reduce_s_per_token(self, devices: int) -> float:
-        """One all-reduce of a token's activations in every layer. It also sums what experts give that lie on different
-        devices."""
+        """Seconds of an all-reduce of a token's activations in every layer. It also sums what experts give that lie on
+        different devices."""
         number = self.model.layers * self.model.hidden * shape.bytes_per_number(self.model)
         return all_reduce_s(number, devices, ring_bytes_per_s(devices, self.device, self.factors))
 
     def _exposed_s_per_token(self) -> float:
-        """One all-reduce and one all-to-all in every layer, less what hides behind computing. In the latter a token's
-        activations go to each of its experts, or come back; each of a rank's devices that share a layer sends its part
-        (GShard: Lepikhin et al., arXiv 2006.16668, section 3.2)."""
+        """Seconds of one all-reduce and one all-to-all in every layer, less what hides behind computing. In the latter
+        a token's activations go to each of its experts, or come back; each of a rank's devices that share a layer sends
+        its part (GShard: Lepikhin et al., arXiv 2006.16668, section 3.2)."""
         model, layout = self.model, self.layout
         sent = model.layers * model.hidden * shape.bytes_per_number(model) * model.active_experts / layout.tensor
         to_all_s = all_to_all_s(sent, layout.expert_ranks, self.device, self.factors, apart=layout.train_devices)

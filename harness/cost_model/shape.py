@@ -47,7 +47,7 @@ def layer_parameters(model: ModelConfig, experts: int) -> int:
 
 
 def block_parameters(model: ModelConfig, experts: int) -> int:
-    """Everything of one layer with so many feed-forward networks: matrices, norms, biases."""
+    """Parameters of one layer with so many feed-forward networks: matrices, norms, biases."""
     return layer_parameters(model, experts) + _norms(model) + _biases(model)
 
 
@@ -67,7 +67,7 @@ def bytes_per_number(model: ModelConfig) -> int:
 
 
 def weight_bytes(model: ModelConfig) -> int:
-    """One copy of the weights, in the model's dtype."""
+    """Bytes of one copy of the weights, in the model's dtype."""
     return parameters(model) * bytes_per_number(model)
 
 

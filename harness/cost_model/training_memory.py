@@ -56,7 +56,7 @@ class RankMemory:
 
     @property
     def sharded(self) -> bool:
-        """One rank alone keeps float32 parameters whole (engines/torch/fsdp.py)."""
+        """Whether parameters are sharded: one rank alone keeps float32 ones whole (engines/torch/fsdp.py)."""
         return self.shards > 1 or self.model.dtype != "float32"
 
     @property
@@ -119,7 +119,7 @@ class RankMemory:
 
     @property
     def recomputed(self) -> float:
-        """One layer's activations, where they are computed again."""
+        """Bytes of one layer's activations, where they are computed again."""
         return self.work.tokens * self.layer_bytes_per_token if self.work.recompute else 0.0
 
     @property
@@ -175,8 +175,8 @@ class RankMemory:
 
     @property
     def head_backward(self) -> float:
-        """One chunk, its gradient in half precision, and the gradient of the matrix: of one chunk, and the sum of all
-        in float32."""
+        """Bytes of one chunk, its gradient in half precision, and the gradient of the matrix: of one chunk, and the sum
+        of all in float32."""
         table = head_parameters(self.model) / self.work.tensor
         several = self.work.scored > self._chunk_rows
         halved = self.chunk / 2 if self._number == 2 else 0.0

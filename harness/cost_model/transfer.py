@@ -50,7 +50,7 @@ class StagedParts:
 
     @property
     def background_s(self) -> float:
-        """Both go on at once, bucket by bucket."""
+        """Seconds in the background: both parts go on at once, bucket by bucket."""
         return max(self.send_s, self.take_s)
 
 

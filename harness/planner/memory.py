@@ -21,7 +21,8 @@ from harness.cost_model.memory_plan import GIB, USABLE, Item, Lengths, MemoryPla
 
 @dataclass(frozen=True)
 class PlannedMemory:
-    """messages: what was chosen for the machine. fixes: what makes it fit, where it does not."""
+    """The memory plan of a job. messages: what was chosen for the machine. fixes: what makes it fit, where it does
+    not."""
 
     config: JobConfig
     machine: Machine

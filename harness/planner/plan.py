@@ -79,7 +79,7 @@ class Choice:
 
 @dataclass(frozen=True)
 class Plan:
-    """explorations: one for each schedule, and for each staleness of a schedule that takes one."""
+    """A plan. explorations: one for each schedule, and for each staleness of a schedule that takes one."""
 
     explorations: Sequence[Exploration]
 
@@ -93,7 +93,7 @@ class Plan:
 
     @cached_property
     def choices(self) -> list[Choice]:
-        """Everything that was tried, fastest first; of equals, the one that lags less."""
+        """All choices that were tried, fastest first; of equals, the one that lags less."""
         every = [
             Choice(exploration.name, exploration.config, candidate, outcome)
             for exploration in self.explorations
@@ -197,7 +197,7 @@ def explore_all(
     processes: int = _PROCESSES,
     progress: Progress = no_progress,
 ) -> list[Exploration]:
-    """Every job, with every staleness that is searched, in their order."""
+    """Explore every job, with every staleness that is searched, in their order."""
     fixed = fixed | (_GIVEN if isinstance(jobs[0].cost, CostConfig) else frozenset())
     tasks = [(job, fixed, SEED, effort) for base in jobs for job in variants(base, fixed)]
     found: dict[int, Exploration] = {}

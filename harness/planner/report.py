@@ -98,7 +98,7 @@ def searched(plan: Plan) -> list[str]:
 
 
 def as_json(plan: Plan, settings: list[str], seconds: float) -> dict[str, Any]:
-    """Everything that was found. seconds: that planning took."""
+    """The plan as plain values. seconds: that planning took."""
     return {
         "simulated": True,
         "verdict": verdict(plan),

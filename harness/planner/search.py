@@ -31,8 +31,9 @@ class Prospect(Generic[C]):
 
 @dataclass(frozen=True)
 class SearchResult(Generic[C, E]):
-    """tried: what was run, fastest first. pruned: how many were left out as their bound is no better than the best.
-    left: the smallest bound of what could still have been better when the budget was spent; None if nothing could."""
+    """The result of a search. tried: what was run, fastest first. pruned: how many were left out as their bound is no
+    better than the best. left: the smallest bound of what could still have been better when the budget was spent; None
+    if nothing could."""
 
     tried: list[tuple[C, E]]
     pruned: int

@@ -148,7 +148,7 @@ class IterationWork:
 
 
 def least_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples) -> IterationWork:
-    """No run of this job on these workers needs less, whatever the schedule.
+    """The least work of any run of this job on these workers, whatever the schedule.
 
     Decode steps: with n samples running, of c tokens, one lasts decode_step_s + max(decode_weights_s, n p) + c q, and
     makes n tokens. A batch of T tokens needs T / `running` steps at least, and as many as keep c below the KV cache.

@@ -59,7 +59,8 @@ _ROWS: dict[int | str, dict[str, Any]] = {
 
 
 def service_app(token: str, folder: Path, now: Callable[[], float] = time.monotonic) -> FastAPI:
-    """One job, for those who have the token. folder: of the weights; now: seconds, for leases."""
+    """An application that serves one job to those who have the token. folder: of the weights; now: seconds, for
+    leases."""
     refusals = {Conflict: 409, LeaseExpired: 409, QueueClosed: 409, Unknown: 404, ValueError: 400}
     columns = dict.fromkeys(("/load_prompt_data", "/send_experience_data"), _LARGEST_COLUMNS)
     larger = columns | {"/sync_actor_model": _LARGEST_WEIGHTS}
@@ -184,6 +185,6 @@ async def _unless_gone(request: Request, work: Coroutine[Any, Any, T]) -> T:
 
 
 async def _disconnected(request: Request) -> None:
-    """Once the client is gone."""
+    """Return once the client is gone."""
     while (await request.receive())["type"] != "http.disconnect":
         pass

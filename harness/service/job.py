@@ -31,7 +31,7 @@ class Conflict(RuntimeError):
 
 
 class Unknown(LookupError):
-    """There is no such engine, lease or version."""
+    """Raised for an engine, lease or version that does not exist."""
 
 
 Gone = Callable[[], Awaitable[bool]]
@@ -54,7 +54,8 @@ class _Given:
 
 
 class ServedJob:
-    """folder: where weights lie, for nobody else. now: seconds, of the clock that leases go by."""
+    """A job that is served. folder: where weights lie, for nobody else. now: seconds, of the clock that leases go
+    by."""
 
     def __init__(self, request: JobRequest, folder: Path, now: Callable[[], float]) -> None:
         self.request = request
@@ -181,7 +182,7 @@ class ServedJob:
         self.lags.update(version - self._sampled.pop(row) for row in batch.rows.tolist())
 
     async def close(self) -> None:
-        """No more prompts: engines are told so once all is generated."""
+        """Admit no more prompts: engines are told so once all is generated."""
         await self.queue.close()
 
     # Weights

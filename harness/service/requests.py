@@ -32,7 +32,8 @@ class _Request(BaseModel):
 
 
 class ColumnRequest(_Request):
-    """dtype: of NumPy; ragged: a row has any number of them; shape: of a row of a column that is not."""
+    """A column of the job. dtype: of NumPy; ragged: a row has any number of them; shape: of a row of a column that is
+    not."""
 
     dtype: DType
     ragged: bool = False
@@ -40,8 +41,8 @@ class ColumnRequest(_Request):
 
 
 class TaskRequest(_Request):
-    """reads: columns; a row is ready when it has all of them. writes: columns that readers send of the rows that they
-    got. lease_s: rows of which they sent less go out again after so many seconds; without, never."""
+    """A task of the job. reads: columns; a row is ready when it has all of them. writes: columns that readers send of
+    the rows that they got. lease_s: rows of which they sent less go out again after so many seconds; without, never."""
 
     reads: Annotated[tuple[Name, ...], Field(min_length=1, max_length=64)]
     writes: Annotated[tuple[Name, ...], Field(max_length=64)] = ()

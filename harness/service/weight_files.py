@@ -15,7 +15,7 @@ _KEPT = 2  # versions: a reader may still open the one before
 
 
 class WeightFiles:
-    """folder: of nobody else."""
+    """The files of a job's weights. folder: of nobody else."""
 
     def __init__(self, folder: Path) -> None:
         self._folder = folder

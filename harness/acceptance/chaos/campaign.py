@@ -24,7 +24,7 @@ _GRACE_S = 120.0
 
 @dataclass
 class ChaosCampaign:
-    """skipped: seeds for which no time was left."""
+    """Simulated chaos over many seeds. skipped: seeds for which no time was left."""
 
     first: int
     seeds: int

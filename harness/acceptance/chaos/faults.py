@@ -29,8 +29,8 @@ DAMAGES: tuple[Damage, ...] = (
 
 @dataclass(frozen=True)
 class Fault:
-    """turn: of the event loop of the attempt; whom: a number, from which follows one of those to whom it can happen;
-    size: from 0 to 1, how long, how slow or how often."""
+    """A fault of an attempt. turn: of the event loop of the attempt; whom: a number, from which follows one of those to
+    whom it can happen; size: from 0 to 1, how long, how slow or how often."""
 
     turn: int
     what: What
@@ -40,7 +40,8 @@ class Fault:
 
 @dataclass(frozen=True)
 class AttemptFaults:
-    """damaged: what happens to the newest checkpoint, or its files, before the next attempt."""
+    """The faults of an attempt. damaged: what happens to the newest checkpoint, or its files, before the next
+    attempt."""
 
     faults: tuple[Fault, ...]
     damaged: tuple[Damage, ...] = ()

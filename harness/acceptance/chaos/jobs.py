@@ -58,7 +58,7 @@ def base(schedule: str) -> JobConfig:
 
 
 def without_limit(config: JobConfig) -> JobConfig:
-    """No sample of it is cut, which would depend on time, and none for that dropped."""
+    """The job without a limit on samples: none is cut, which would depend on time, and none for that dropped."""
     over_sampling = config.algorithm.over_sampling if config.algorithm.filters else 1.0
     return replace(
         config,
@@ -171,7 +171,7 @@ def _random_cost(
     filtered: str,
     latencies: Sequence[LatencyConfig],
 ) -> CostConfig:
-    """samples: of a batch, which is trained in a second or so."""
+    """Random costs. samples: of a batch, which is trained in a second or so."""
     tokens = samples * 120.0  # about
     speed = choose((0.2, 0.5, 1.0, 2.0, 5.0))  # seconds to generate a batch
     transfer = choose((0.0, 0.05, 0.5, 3.0))

@@ -29,7 +29,7 @@ _RECEIVES = ("load", "stage")
 
 
 class Edge:
-    """One direction: what is under way arrives in its order."""
+    """A direction of a process's traffic: what is under way arrives in its order."""
 
     def __init__(self, process: Process) -> None:
         self._process = process
@@ -49,7 +49,7 @@ class Edge:
 
 
 class Process:
-    """One of a simulated run. died: how, once it has."""
+    """A process of a simulated run. died: how, once it has."""
 
     def __init__(self, name: str, random: Random) -> None:
         self.name, self.died = name, ""

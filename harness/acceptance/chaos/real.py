@@ -95,7 +95,7 @@ def _drawn(number: int) -> RealFault:
 
 
 def feel(fault: RealFault, results: Path) -> Felt:
-    """One fault on a run of its own, whose folder stays where a promise was broken."""
+    """Let one fault happen to a run of its own, whose folder stays where a promise was broken."""
     felt, random = Felt(fault), Random(fault.number)
     if fault.what != "full disk":
         _feel(felt, results, results, random, None)
@@ -109,7 +109,7 @@ def feel(fault: RealFault, results: Path) -> Felt:
 
 
 def _feel(felt: Felt, results: Path, logs: Path, random: Random, disk: Disk | None) -> None:
-    """logs: where what is said is kept whole, however full the disk of `results` is."""
+    """Let the fault happen. logs: where what is said is kept whole, however full the disk of `results` is."""
     experiment = f"fault_{felt.fault.number}"
     settings = [f"experiment={experiment}", f"schedule={felt.fault.schedule}", *_JOB]
     settings.append(f"cluster.devices={_DEVICES.get(felt.fault.schedule, 2)}")

@@ -254,7 +254,7 @@ def _killed(process: Process) -> str:
 
 
 def play(seed: int, folder: Path) -> Chaos:
-    """All of one seed, in an empty folder."""
+    """Play all of one seed, in an empty folder."""
     random = Random(seed)
     schedule = list(SCHEDULES)[seed % len(SCHEDULES)]
     chaos = Chaos(seed, schedule)

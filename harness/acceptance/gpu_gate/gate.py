@@ -22,7 +22,8 @@ _ASK = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_avail
 
 @dataclass(frozen=True)
 class GateRequest:
-    """device: "" is what there is. minutes: begin no part that could take longer than what is left of them."""
+    """A request of the gate. device: "" is what there is. minutes: begin no part that could take longer than what is
+    left of them."""
 
     device: Literal["", "cpu", "gpu"] = ""
     parts: tuple[str, ...] = ()

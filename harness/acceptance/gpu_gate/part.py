@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GateSetting:
-    """folder: of the gate's results, for what a part leaves besides its checks."""
+    """The device and folder of a part. folder: of the gate's results, for what a part leaves besides its checks."""
 
     kind: Literal["cpu", "cuda"]
     folder: Path

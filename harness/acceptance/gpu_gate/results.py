@@ -28,7 +28,7 @@ class Check:
 
 @dataclass(frozen=True)
 class PartResult:
-    """why: where it did not pass. seconds: of the whole part, its process's start included."""
+    """The result of a part. why: where it did not pass. seconds: of the whole part, its process's start included."""
 
     part: str
     status: Status = "running"

@@ -26,7 +26,7 @@ _LAST_LINES = 3
 
 @dataclass(frozen=True)
 class GatePart:
-    """module: has `run`; limit_s: its longest, on a GPU machine or on two cores."""
+    """A part of the gate. module: has `run`; limit_s: its longest, on a GPU machine or on two cores."""
 
     name: str
     title: str
@@ -52,8 +52,8 @@ def run_gate(
     seconds: float | None = None,
     say: Callable[[str], None] = lambda line: None,
 ) -> Iterator[PartResult]:
-    """Each part's result, new or kept. force: ask anew what there is. seconds: begin no part that could take longer
-    than what is left of them; such parts yield nothing."""
+    """Run parts and yield each part's result, new or kept. force: ask anew what there is. seconds: begin no part that
+    could take longer than what is left of them; such parts yield nothing."""
     folder.mkdir(parents=True, exist_ok=True)
     began = time.monotonic()
     for part in parts:

@@ -64,8 +64,8 @@ class TransferCase:
 def time_transfers(
     model: ModelConfig, device: torch.device, bucket_bytes: int, ranks: Sequence[int] | None = None
 ) -> Iterator[TransferRow]:
-    """Every transport that this machine has, from so many training ranks; None: from one, and from as many as there are
-    devices for. Raises RuntimeError, naming the process, where one fails or does not answer in time."""
+    """Time every transport that this machine has, from so many training ranks; None: from one, and from as many as
+    there are devices for. Raises RuntimeError, naming the process, where one fails or does not answer in time."""
     for number in training_ranks(device.type) if ranks is None else ranks:
         weights = parts_of(model, _MOST_BYTES[device.type])
         yield from _timed(
@@ -134,8 +134,8 @@ def _timed(case: TransferCase) -> Iterator[TransferRow]:
 
 
 def _row(case: TransferCase, transport: TimedTransport, shapes: Shapes, moments: np.ndarray) -> TransferRow:
-    """moments: float64 [processes, rounds, 3], the receiver last: when it began, when it had sent or staged, when it
-    was done. Seconds of one clock, which all processes of a machine share."""
+    """The row of one set of timings. moments: float64 [processes, rounds, 3], the receiver last: when it began, when it
+    had sent or staged, when it was done. Seconds of one clock, which all processes of a machine share."""
     ranks, receiver = moments[:-1], moments[-1]
     sent_at = ranks[:, :, 1].max(axis=0)
     staged = transport == "host_staged"
