@@ -15,15 +15,9 @@ from torch.distributed.device_mesh import DeviceMesh
 from engines.torch.fsdp import FSDPEngine, init_world, sharded_reference
 from engines.torch.model import build_model, outline_model
 from engines.torch.scoring import TorchLogProb
-from harness.calibration.profile.fitting import fit_profile
-from harness.calibration.profile.record import Grid, record
-from harness.calibration.profile.rows import PHASES
-from harness.calibration.profile.timing import Stopwatch
 from harness.config import (
     AlgorithmConfig,
-    CostConfig,
     Layout,
-    LengthsConfig,
     ModelConfig,
     OptimizerOffload,
     TrainingConfig,
@@ -86,34 +80,6 @@ def test_packed_gradients_are_those_of_padded_ones(mesh: DeviceMesh, dtype: str,
         assert error < rtol, f"{name}: {error:.3f}"
 
 
-@pytest.mark.parametrize(("dtype", "atol"), [("float32", 1e-2), ("bfloat16", 0.1)])
-def test_packed_log_probs_are_those_of_padded_ones(dtype: str, atol: float) -> None:
-    config = replace(SMALL, dtype=dtype)
-    batch = batch_of(config, 12, 90)
-    layouts: tuple[Layout, ...] = ("packed", "padded")
-    packed, padded = [
-        asyncio.run(
-            TorchLogProb(
-                build_model(config), temperature=1.0, device=GPU, training=TrainingConfig(layout=layout)
-            ).log_probs(batch.prompts, batch.responses)
-        )
-        for layout in layouts
-    ]
-    np.testing.assert_allclose(packed.values, padded.values, atol=atol)
-
-
-def test_recomputed_activations_take_less_memory(mesh: DeviceMesh) -> None:
-    config, peaks = replace(SMALL, dtype="bfloat16", layers=12), []
-    for recompute in (True, False):
-        training = TrainingConfig(recompute_activations=recompute)
-        engine = FSDPEngine(outline_model(config), ALGORITHM, mesh=mesh, device=GPU, training=training)
-        torch.cuda.reset_peak_memory_stats()
-        before = torch.cuda.memory_allocated()
-        asyncio.run(engine.accumulate(batch_of(config, 32, 400)))
-        peaks.append(torch.cuda.max_memory_allocated() - before)
-    assert peaks[0] < 0.5 * peaks[1]
-
-
 def scores(scorer: Scorer, batch: TrainBatch) -> np.ndarray:
     return asyncio.run(scorer.log_probs(batch.prompts, batch.responses)).values
 
@@ -172,35 +138,3 @@ def test_moments_that_rest_on_the_host_free_their_bytes_and_change_no_bit(mesh: 
     for offload in offloads[1:]:
         assert all(torch.equal(after[offload][name], tensor) for name, tensor in after["none"].items())
         assert held["none"] - held[offload] > 0.9 * 8 * numbers
-
-
-QWEN = ModelConfig("qwen0.5b", 896, 24, 14, 2, 64, 4864, 151936, True, 4096, dtype="bfloat16")
-GRID = Grid(
-    decode=((1, 128), (16, 128), (128, 128), (16, 1024)),
-    prefill=((1, 128), (8, 512), (2, 2048)),
-    log_prob=((1, 128), (8, 512), (2, 2048)),
-    train=((1, 128), (4, 512), (1, 2048)),
-    copies=(1 << 22, 1 << 26),
-)
-BASE = CostConfig(
-    **dict.fromkeys(("decode_step_s", "network_bytes_per_s", "host_bytes_per_s"), 1.0),
-    **dict.fromkeys(("decode_step_s_per_sample", "prefill_s_per_token", "log_prob_s_per_token"), 0.0),
-    **dict.fromkeys(("train_s_per_token", "train_step_s", "weight_bytes", "call_s", "sync_s"), 0.0),
-    **dict.fromkeys(("offload_s", "reload_s"), 0.0),
-    name="base",
-    prompt_tokens=1,
-    lengths=LengthsConfig(kind="constant", mean=1.0, cap=1),
-)
-
-
-def test_every_phase_is_timed_and_fitted() -> None:
-    device = torch.device("cuda")
-    for depths in ((24,), (2, 4)):
-        watch = Stopwatch(device, repeats=5)
-        found = record(QWEN, TrainingConfig(), device=device, watch=watch, grid=GRID, depths=(depths, depths))
-        cost = fit_profile(found, BASE, "gpu").cost
-
-        assert {row.phase for row in found.rows} == set(PHASES)
-        assert all(row.layers == 24 for row in found.of("decode", "prefill", "log_prob", "train", "load"))
-        assert cost.decode_step_s + cost.decode_weights_s > 0 and cost.train_step_s > 0
-        assert cost.log_prob_call_s + cost.log_prob_s_per_token > 0 and cost.train_call_s + cost.train_s_per_token > 0
