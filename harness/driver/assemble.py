@@ -29,24 +29,24 @@ from harness.config.placement import HOST_ROLES, Placement, host_roles
 from harness.driver.backends import Backend, RunSpec
 from harness.driver.build import ROLE_CLASSES, WorkerSpec, build_in_stages, build_roles
 from harness.driver.checkpointing import Checkpoints, at_once
-from harness.driver.engine_factories import EngineFactory, sampling_of
+from harness.driver.engine_factories import sampling_of
 from harness.driver.evaluation import Evaluation
-from harness.driver.filtering import RefilledPrompts, WholeRunPool, refusals_of
+from harness.driver.filtering import Refill, WholeRunPool, places_of, refusals_of
 from harness.driver.observer import Observer
 from harness.driver.pools import AlreadyDone, RolloutPool, StagePool, TrainerPool
-from harness.driver.prompts import PromptSource
+from harness.driver.prompts import PromptSource, RecordedDrops
 from harness.driver.published_weights import PublishedWeights
 from harness.driver.restarts import EngineRestarts, WorkerRestarts, lacks_samples
 from harness.rl.advantages import needs_whole_batch
 from harness.rl.filters import GIVEN, given_to_filter
 from harness.runtime.runtime import Build, Handle, RealClock, RoleName, collect_waits
 from harness.runtime.virtual_runtime import LocalRole
-from harness.tasks import environment_of, extra_metrics, make_buffer
+from harness.tasks import Dealer, environment_of, extra_metrics, make_buffer
 from harness.transfer_queue import LocalQueue, TransferQueue
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.membership import Fleet
-from harness.workers.dataflow import JobShape, queue_spec
+from harness.workers.dataflow import JobShape, Numbering, queue_spec
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import AdvantageStage, columns_compared
 from harness.workers.training_state import RememberingRole
@@ -56,6 +56,9 @@ from schedules.capacity import Capacity
 
 STAGES = ("reference", "actor_fwd", "critic", "reward", "advantages")
 _BEFORE_KEPT = ("reward", "filter")
+
+Roles = Mapping[str, Sequence[Handle[Any]]]
+"""Handles by role, in the order of their numbers."""
 
 
 @dataclass(frozen=True)
@@ -92,18 +95,19 @@ class Assembly:
     advantages: Handle[AdvantageStage]
     whole_run: Sequence[WholeRunPool] = ()
     """Stages that work beside the schedule."""
+    refill: Refill | None = None
+    """Deals again what is refused, beside the schedule."""
 
     async def run(self, schedule: Schedule) -> None:
         """The whole job, and what goes on beside the schedule."""
-        prompts = self.job.prompts
-        if not isinstance(prompts, RefilledPrompts):
+        if self.refill is None:
             return await schedule.run(self.job)
         async with asyncio.TaskGroup() as tasks:
             for pool in self.whole_run:
                 tasks.create_task(pool.work())
-            tasks.create_task(prompts.refill())
+            tasks.create_task(self.refill.run())
             await schedule.run(self.job)
-            await prompts.close()
+            await self.job.prompts.close()
 
     async def waiting(self) -> list[str]:
         """Lines on what every loop waits for, now. Workers that compute are not waited for."""
@@ -119,30 +123,79 @@ class Assembly:
 
 def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
     """Start all roles and build the job around them."""
-    config, schedule, placement = run.config, run.schedule, run.plan.placement
-    counts = worker_counts(backend.engines, placement, host_roles(config.algorithm))
-    queue = backend.runtime.start_queue(
-        queue_spec(
-            JobShape(
-                list(placement.devices),
-                training_ranks=-(-counts["actor"] // config.training.tensor_parallel),
-                capacity_rows=capacity_rows(config, schedule),
-                order=schedule.order,
-                score_extras=bool(extra_metrics(backend.engines.task)),
-                environment=environment_of(backend.engines.task) is not None,
-                advantages_read=columns_compared(config.algorithm),
-                batches_compared=needs_whole_batch(config.algorithm),
-                filter_reads=_filter_reads(run, backend),
-                drops_stragglers=config.engine.on_straggler == "drop",
-                critic_ranks=-(-counts.get("critic", 1) // config.training.tensor_parallel),
-                beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
-            )
+    config = run.config
+    storage = queue_storage(config.cluster)
+    queue = backend.runtime.start_queue(queue_spec(job_shape(run, backend)), run.checkpoints, storage)
+    roles = start_roles(run, backend, queue)
+    worlds: dict[str, Sequence[Handle[RememberingRole]]] = {r: roles[r] for r in ("actor", "critic") if r in roles}
+    already = AlreadyDone(0 if run.resumed is None else run.resumed.version)
+    stages = stage_pools(run, backend, queue, roles, observer, already)
+    coordinator, fleet = connect_weights(run, backend, queue, roles, observer)
+    rollout = RolloutPool(fleet, observer, already=already)
+    prompts, refill = prompt_source(run, backend, queue, observer)
+    job = RunningJob(
+        iterations=config.iterations,
+        batch=config.algorithm.batch_groups,
+        prompts=prompts,
+        rollout=rollout,
+        device_stages=[pool for role, pool in stages.items() if role not in HOST_ROLES],
+        host_stages=[pool for role, pool in stages.items() if role in HOST_ROLES and role != "filter"],
+        trainer=TrainerPool(
+            roles["actor"],
+            observer,
+            config.training.tensor_parallel,
+            already,
+            prompts.trained,
+            critics=roles.get("critic", ()),
         ),
-        run.checkpoints,
-        queue_storage(config.cluster),
+        weights=PublishedWeights(
+            coordinator,
+            queue,
+            observer,
+            [rollout, *stages.values()],
+            _evaluation(run, backend, fleet, roles, observer),
+            already,
+            _checkpoints(run, backend, queue, worlds, roles["advantages"][0], prompts),
+        ),
+        already=already,
     )
+    return Assembly(
+        job,
+        queue,
+        coordinator,
+        worlds,
+        [handle for of_role in roles.values() for handle in of_role],
+        roles["advantages"][0],
+        [pool for pool in stages.values() if isinstance(pool, WholeRunPool)],
+        refill,
+    )
+
+
+def job_shape(run: RunSpec, backend: Backend) -> JobShape:
+    """What the job's queue depends on."""
+    config, placement, task = run.config, run.plan.placement, backend.engines.task
+    counts, tensor_parallel = worker_counts(run, backend), config.training.tensor_parallel
+    return JobShape(
+        list(placement.devices),
+        training_ranks=-(-counts["actor"] // tensor_parallel),
+        capacity_rows=capacity_rows(config, run.schedule),
+        order=run.schedule.order,
+        score_extras=bool(extra_metrics(task)),
+        environment=environment_of(task) is not None,
+        advantages_read=columns_compared(config.algorithm),
+        batches_compared=needs_whole_batch(config.algorithm),
+        filter_reads=_filter_reads(run, backend),
+        drops_stragglers=config.engine.on_straggler == "drop",
+        critic_ranks=-(-counts.get("critic", 1) // tensor_parallel),
+        beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
+    )
+
+
+def start_roles(run: RunSpec, backend: Backend, queue: TransferQueue) -> Roles:
+    """Start all workers with their roles."""
+    schedule, placement, counts = run.schedule, run.plan.placement, worker_counts(run, backend)
     spec = WorkerSpec(
-        config,
+        run.config,
         schedule.order,
         schedule.eta,
         queue.for_role("writer") if isinstance(queue, RemoteQueue) else queue,
@@ -157,32 +210,41 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         replay=run.replay,
     )
     build = build_in_stages if schedule.colocated and run.plan.backend == "real" else build_roles
-    roles = start_workers(backend, placement, counts, partial(build, spec=spec))
-    worlds: dict[str, Sequence[Handle[RememberingRole]]] = {r: roles[r] for r in ("actor", "critic") if r in roles}
-    already = AlreadyDone(0 if run.resumed is None else run.resumed.version)
-    before = [role for role in _BEFORE_KEPT if role in roles and config.refills]
+    return start_workers(backend, placement, counts, partial(build, spec=spec))
+
+
+def stage_pools(
+    run: RunSpec, backend: Backend, queue: TransferQueue, roles: Roles, observer: Observer, already: AlreadyDone
+) -> dict[str, StagePool]:
+    """The roles between rollout and training, and filter. What makes a batch where groups are refused works beside the
+    schedule."""
+    before = _BEFORE_KEPT if run.config.refills else ()
     host = _host_restarts(run, backend, queue, roles, observer)
-    whole_run = {role: WholeRunPool(role, roles[role], observer, restarts=host) for role in before}
     pools = {
         role: StagePool(role, roles[role], observer, already, host if role in HOST_ROLES else None)
         for role in STAGES
         if role in roles
-    } | whole_run
-    fleet = Fleet(
-        roles["rollout"],
-        on_lost=config.cluster.on_lost_engine,
-        clear_up=partial(clear_up, queue),
-        notify=observer.engine,
+    }
+    return pools | {role: WholeRunPool(role, roles[role], observer, restarts=host) for role in before if role in roles}
+
+
+def connect_weights(
+    run: RunSpec, backend: Backend, queue: TransferQueue, roles: Roles, observer: Observer
+) -> tuple[Coordinator, Fleet[RolloutRole]]:
+    """The way of weights from the training world to the engines and scorers; engines are started again where they may
+    be."""
+    cluster, placement = run.config.cluster, run.plan.placement
+    fleet = Fleet[RolloutRole](
+        roles["rollout"], on_lost=cluster.on_lost_engine, clear_up=partial(clear_up, queue), notify=observer.engine
     )
-    rollout = RolloutPool(fleet, observer, already=already)
     coordinator = Coordinator(
         roles["actor"],
         fleet=fleet,
         scorers=[] if placement.share("actor_fwd", "actor") else roles.get("actor_fwd", []),
         transport=backend.transport,
-        bucket_bytes=config.cluster.bucket_bytes,
+        bucket_bytes=cluster.bucket_bytes,
         observe=observer.spans,
-        retry=RetryPolicy(config.cluster.transfer_attempts, config.cluster.verify_weights),
+        retry=RetryPolicy(cluster.transfer_attempts, cluster.verify_weights),
     )
     if run.restarts.limit and _engines_are_alone(placement):
         engines = EngineRestarts(
@@ -191,66 +253,30 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
             backend.runtime,
             backend.clock,
             observer.restarted,
-            partial(lacks_samples, queue, schedule.order, config.algorithm.group_size),
+            partial(lacks_samples, queue, run.schedule.order, run.config.algorithm.group_size),
         )
         fleet.replace = engines.replace
-    algorithm = config.algorithm
-    prompts = _prompts(
-        config,
-        backend.engines.task,
+    return coordinator, fleet
+
+
+def prompt_source(
+    run: RunSpec, backend: Backend, queue: TransferQueue, observer: Observer
+) -> tuple[PromptSource, Refill | None]:
+    """Where prompts come from, and who deals again where groups may be refused."""
+    config, n = run.config, run.config.algorithm.group_size
+    places = places_of(config) if config.refills else None
+    prompts = PromptSource(
+        Dealer(backend.engines.task, run.seed, make_buffer(config)),
         queue,
         backend.clock,
         observer,
-        seed=run.seed,
-        batch=algorithm.batch_groups,
-        group_size=algorithm.group_size,
+        numbering=Numbering(config.algorithm.batch_groups, config.algorithm.spare_groups if config.refills else 0),
+        group_size=n,
         iterations=config.iterations,
-        buffer=make_buffer(config),
-        drops=None if run.replay is None else run.replay.drops,
+        places=places,
+        drops=None if run.replay is None else RecordedDrops(queue, run.replay.drops, n),
     )
-    every_role = [handle for of_role in roles.values() for handle in of_role]
-    job = RunningJob(
-        iterations=config.iterations,
-        batch=algorithm.batch_groups,
-        prompts=prompts,
-        rollout=rollout,
-        device_stages=[pool for role, pool in pools.items() if role not in HOST_ROLES],
-        host_stages=[pool for role, pool in pools.items() if role in HOST_ROLES and role != "filter"],
-        trainer=TrainerPool(
-            roles["actor"],
-            observer,
-            config.training.tensor_parallel,
-            already,
-            prompts.trained,
-            critics=roles.get("critic", ()),
-        ),
-        weights=PublishedWeights(
-            coordinator,
-            queue,
-            observer,
-            [rollout, *pools.values()],
-            _evaluation(run, backend, fleet, roles, observer),
-            already,
-            _checkpoints(run, backend, queue, worlds, roles["advantages"][0], prompts),
-        ),
-        already=already,
-    )
-    return Assembly(
-        job,
-        queue,
-        coordinator,
-        worlds,
-        every_role,
-        roles["advantages"][0],
-        list(whole_run.values()),
-    )
-
-
-def _prompts(config: JobConfig, *args: Any, **kwargs: Any) -> PromptSource:
-    if not config.refills:
-        return PromptSource(*args, **kwargs)
-    rounds, spares = config.algorithm.filter_rounds, config.algorithm.spare_groups
-    return RefilledPrompts(*args, reasons=refusals_of(config), rounds=rounds, spares=spares, **kwargs)
+    return prompts, None if places is None else Refill(prompts, queue, places, refusals_of(config))
 
 
 def _filter_reads(run: RunSpec, backend: Backend) -> Sequence[str] | None:
@@ -267,7 +293,7 @@ def _host_restarts(
     run: RunSpec,
     backend: Backend,
     queue: TransferQueue,
-    roles: Mapping[str, Sequence[Handle[Any]]],
+    roles: Roles,
     observer: Observer,
 ) -> WorkerRestarts | None:
     """Restarts of the worker that has all roles of the host; None where one of them remembers something."""
@@ -313,7 +339,7 @@ def _evaluation(
     run: RunSpec,
     backend: Backend,
     fleet: Fleet[RolloutRole],
-    roles: Mapping[str, Sequence[Handle[Any]]],
+    roles: Roles,
     observer: Observer,
 ) -> Evaluation | None:
     """The evaluation of a run that samples, where it is wanted."""
@@ -363,10 +389,11 @@ async def clear_up(queue: TransferQueue, engine: Handle[Any]) -> None:
     await queue.release(engine.name)
 
 
-def worker_counts(engines: EngineFactory, placement: Placement, host: Sequence[str]) -> dict[str, int]:
+def worker_counts(run: RunSpec, backend: Backend) -> dict[str, int]:
     """Workers of every role, those on the host too."""
-    on_devices = {role: engines.workers(role, len(devices)) for role, devices in placement.devices.items()}
-    return on_devices | dict.fromkeys(host, 1)
+    devices = run.plan.placement.devices
+    on_devices = {role: backend.engines.workers(role, len(its)) for role, its in devices.items()}
+    return on_devices | dict.fromkeys(host_roles(run.config.algorithm), 1)
 
 
 def capacity_rows(config: JobConfig, schedule: Schedule) -> int:

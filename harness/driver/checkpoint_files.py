@@ -21,11 +21,10 @@ import shutil
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import msgspec
 
-from harness.driver.candidates import Decision
 from harness.metrics.ledger import DropReason, LedgerState
 from harness.tasks.buffer import DealerState
 
@@ -58,6 +57,10 @@ class PartitionRange(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     number: int
     first: int
     end: int
+
+
+Decision = Literal["kept", "refused", "again", "spare"]
+"""Trained; refused, and a spare takes its part; refused, and its place is dealt another; not needed."""
 
 
 class RefilledPartition(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Collection, Mapping, Sequence
 from itertools import groupby
@@ -12,50 +13,83 @@ import numpy as np
 from harness.driver.checkpoint_files import PartitionRange, PromptState, Refusal
 from harness.driver.finished_rows import Finished, put_finished
 from harness.driver.observer import Observer
+from harness.driver.places import Places, place_of
+from harness.metrics.samples import DEALT_AGAIN
 from harness.protocols import Clock
-from harness.tasks import DataBuffer, Dealer, Problem, Task
+from harness.tasks import Dealer, Problem
 from harness.transfer_queue import Column, Ragged, TransferQueue
 from harness.workers.computing_role import abandon
-from harness.workers.dataflow import partition_name, text_column
+from harness.workers.dataflow import Numbering, partition_name, text_column
 from harness.workers.training import TrainReport
+
+
+class RecordedDrops:
+    """The groups that a recorded run dropped, taken out in its order. by_iteration: the groups of each call of
+    `Prompts.drop` that dropped some."""
+
+    def __init__(self, queue: TransferQueue, by_iteration: Sequence[Sequence[Sequence[int]]], group_size: int) -> None:
+        self._queue, self._group_size = queue, group_size
+        self._drops = [list(of_iteration) for of_iteration in by_iteration]
+        self._iteration = 0  # that is trained next
+        self._leaving: set[asyncio.Task[None]] = set()
+
+    def trained(self) -> None:
+        """The next iteration begins."""
+        self._iteration += 1
+
+    def take_out(self) -> Sequence[int]:
+        """The groups of the next call."""
+        drops = self._drops[self._iteration]
+        groups = drops.pop(0) if drops else []
+        self._leaving |= {asyncio.create_task(self._take(group), name="prompts.drop") for group in groups}
+        return groups
+
+    async def _take(self, group: int) -> None:
+        """Take a group in place of the actor: as it was recorded, it need not have been started yet."""
+        rows = tuple(range(group * self._group_size, (group + 1) * self._group_size))
+        await self._queue.get("actor", self._group_size, only=rows, consumer="dropped")
+
+    async def ended(self) -> None:
+        """Wait until all of them are out."""
+        await asyncio.gather(*self._leaving)
 
 
 class PromptSource:
     """Numbers the groups and brings their prompts into the queue, batch `i` into partition `train_<i>`.
 
-    What is admitted in place of dropped groups gets partitions of its own after those of the batches.
+    What is admitted in place of dropped groups gets partitions of its own after those of the batches. Where groups may
+    be refused, `places` knows how often a place was dealt another prompt (harness/driver/filtering.py).
     """
 
     def __init__(
         self,
-        task: Task,
+        dealer: Dealer,
         queue: TransferQueue,
         clock: Clock,
         observer: Observer,
         *,
-        seed: int,
-        batch: int,
+        numbering: Numbering,
         group_size: int,
         iterations: int,
-        buffer: DataBuffer | None = None,
-        drops: Sequence[Sequence[Sequence[int]]] | None = None,
+        places: Places | None = None,
+        drops: RecordedDrops | None = None,
     ) -> None:
-        """drops: of a recorded run by iteration, the groups of each call of `drop` that dropped some: here they are
-        dropped as well."""
-        self.dealer = Dealer(task, seed, buffer)
-        self.task, self.queue, self.clock, self.observer = task, queue, clock, observer
-        self.seed, self.batch, self.group_size = seed, batch, group_size
-        self.planned = self.groups = iterations * batch
+        """drops: of a recorded run; here they are dropped as well."""
+        self.dealer, self.queue, self.clock, self.observer = dealer, queue, clock, observer
+        self.numbering, self.group_size = numbering, group_size
+        self.batch = numbering.batch + numbering.spares
+        self.planned = self.groups = iterations * self.batch
         self.next = 0
-        self._iteration = 0  # that is trained next
-        self._recorded_drops = None if drops is None else [list(of_iteration) for of_iteration in drops]
-        self._leaving: set[asyncio.Task[None]] = set()  # in a replay: who takes out what is dropped
+        self.deciding = asyncio.Lock()
+        """Held by whoever decides what becomes of a group: that it is refused, or dropped."""
+        self._places, self._recorded = places, drops
         self._ranges: list[tuple[int, int]] = []  # of each partition: its first group, and the next one's
         self._drops: list[int] = []  # what each call of `drop` returned
         self._again: deque[int] = deque()  # of those the ones that are to be returned again
+        self._since: list[Refusal] | None = None  # a checkpoint was begun whose queue is not saved
 
     async def admit(self, below: int) -> None:
-        below = min(below, self.groups)
+        below = min(self.numbering.of(below), self.groups)
         while self.next < below:
             creating = self._create(below) if self.next == self._end else None
             groups = range(self.next, min(below, self._end))
@@ -72,42 +106,39 @@ class PromptSource:
             await self._put(partition_name(len(self._ranges) - 1), groups, problems)
 
     async def drop(self, started_below: int) -> int:
-        if self._again:
-            return self._again.popleft()
-        groups = await self._take_out(started_below)
-        if groups:
-            n = self.group_size
-            self.observer.dropped([self.first_sample(group) + k for group in groups for k in range(n)], "stale")
-            for group in groups:
-                self.dealer.forget(self.first_sample(group))
-            self._now_stale(groups)
-        self.groups += len(groups)
-        self._drops.append(len(groups))
-        return len(groups)
+        async with self.deciding:
+            if self._again:
+                return self._again.popleft()
+            groups = await self._take_out(started_below)
+            if groups:
+                n = self.group_size
+                self.observer.dropped([self.first_sample(group) + k for group in groups for k in range(n)], "stale")
+                for group in groups:
+                    self.dealer.forget(self.first_sample(group))
+                if self._places is not None:
+                    self._places.stale(groups)
+            self.groups += len(groups)
+            self._drops.append(len(groups))
+            return len(groups)
 
     async def _take_out(self, started_below: int) -> Sequence[int]:
         """Take groups out of what the actor is to train, that were started under this limit, now or in a recorded
         run."""
+        if self._recorded is not None:
+            return self._recorded.take_out()
         n = self.group_size
-        if self._recorded_drops is None:
-            rows = await self.queue.drop("actor", started="rollout", below=started_below * n)
-            return sorted({row // n for row in rows})
-        drops = self._recorded_drops[self._iteration]
-        groups = drops.pop(0) if drops else []
-        self._leaving |= {asyncio.create_task(self._take(group), name="prompts.drop") for group in groups}
-        return groups
-
-    async def _take(self, group: int) -> None:
-        """Take a group in place of the actor: as it was recorded, it need not have been started yet."""
-        await self.queue.get("actor", self.group_size, only=tuple(self._rows([group])), consumer="dropped")
+        rows = await self.queue.drop("actor", started="rollout", below=started_below * n)
+        return sorted({row // n for row in rows})
 
     async def close(self) -> None:
-        await asyncio.gather(*self._leaving)
+        if self._recorded is not None:
+            await self._recorded.ended()
         await self.queue.close()
 
     def trained(self, reports: Sequence[TrainReport]) -> None:
         """Tell whoever deals problems the rewards. A group is trained whole, by one rank."""
-        self._iteration += 1
+        if self._recorded is not None:
+            self._recorded.trained()
         if self.dealer.buffer is None:
             return
         n = self.group_size
@@ -118,25 +149,57 @@ class PromptSource:
                 compared = [baselines[first]] if first in baselines else []
                 self.dealer.record_rewards(first, [*compared, *(reward for _, reward in group)])
 
+    def refuse(self, refusal: Refusal) -> None:
+        """Tell whoever observes and deals of a group that is refused."""
+        first = self.first_sample(refusal.place)
+        self.dealer.record_rewards(first, [math.nan if reward is None else reward for reward in refusal.rewards])
+        self.observer.dropped(range(first, first + self.group_size), refusal.reason)
+        if self._since is not None:
+            self._since.append(refusal)
+
+    def deal_again(self, refusal: Refusal) -> Problem:
+        """Refuse a group, and give its place the next problem. In one step, so that a place in flight is always in the
+        ledger."""
+        assert self._places is not None, "only places are refused"
+        self.refuse(refusal)
+        self._places.deal_again(refusal.place)
+        problem = self._problem(refusal.place)
+        self._tell_admitted(refusal.place, problem, refusal.at)
+        return problem
+
+    def leave(self, groups: Sequence[int]) -> None:
+        """Give groups up that were not needed."""
+        for first in map(self.first_sample, groups):
+            self.observer.dropped(range(first, first + self.group_size), "spare")
+            self.dealer.forget(first)
+
     def state(self, in_flight: Collection[int]) -> PromptState:
-        """in_flight: groups that are neither trained nor dropped."""
+        """in_flight: groups that are neither trained nor dropped; a stale place is not, so that none of those is in
+        it."""
+        places = {place_of(group) for group in in_flight}
         live = [
             PartitionRange(number, first, end)
             for number, (first, end) in enumerate(self._ranges)
-            if end > self.next or any(group in in_flight for group in range(first, end))
+            if end > self.next or any(group in places for group in range(first, end))
         ]
+        refilled = None
+        if self._places is not None:
+            self._since = []
+            refilled = self._places.state(places, [part.number for part in live])
         made, dealer = len(self._ranges), self.dealer.state()
-        return PromptState(self.next, self.groups, list(self._drops), made, self._end, live, dealer=dealer)
+        return PromptState(self.next, self.groups, list(self._drops), made, self._end, live, refilled, dealer)
 
     def refused_since(self) -> list[Refusal]:
         """Refusals by a filter since `state` was asked for."""
-        return []
+        since, self._since = self._since, None
+        return since or []
 
     def recall(
         self, state: PromptState, admitted: Mapping[int, float], refused: Sequence[Refusal]
     ) -> Mapping[int, float]:
-        """Go on from what `state` and `refused_since` gave. admitted: groups that were in flight, and when each was;
-        returns the same of the rows' groups."""
+        """Go on from what `state` and `refused_since` gave: refuse once more what was refused since, as some of it was
+        sampled by versions that are gone. admitted: groups that were in flight, and when each was; returns the same of
+        places."""
         self.next, self.groups, self._drops = state.next, state.groups, list(state.drops)
         self._again = deque(state.drops)
         self._ranges = [(state.end, state.end)] * state.made  # but for those that are not done with
@@ -144,7 +207,22 @@ class PromptSource:
             self._ranges[part.number] = (part.first, part.end)
         if state.dealer is not None:
             self.dealer.load(state.dealer)
-        return admitted
+        if self._places is None:
+            return admitted
+        assert state.refilled is not None, "the job has a filter"
+        self._places.load(state.refilled, {part.number: part.first for part in state.partitions})
+        of_places = {place_of(group): at for group, at in admitted.items()}
+        for refusal in refused:
+            if refusal.place not in of_places:
+                continue  # it was admitted later, and will be again
+            self._places.refused_once_more(refusal)
+            if refusal.replaced:
+                self.refuse(refusal)
+                del of_places[refusal.place]
+            else:
+                self.deal_again(refusal)
+                of_places[refusal.place] = refusal.at
+        return of_places
 
     async def restore(
         self, partitions: Sequence[PartitionRange], admitted: Mapping[int, float], finished: Mapping[str, Finished]
@@ -155,11 +233,11 @@ class PromptSource:
         for part in partitions:
             name = partition_name(part.number)
             groups = [group for group in range(part.first, part.end) if group in admitted or group >= self.next]
-            await self.queue.create_partition(name, self._rows(groups), self.group_size)
+            await self.queue.create_partition(name, self.rows(groups), self.group_size)
             there = [group for group in groups if group in admitted]
             if there:
                 problems = [self._problem(group) for group in there]
-                await self._write(name, there, problems, [admitted[group] for group in there])
+                await self.write(name, there, problems, [admitted[group] for group in there])
             if name in finished:
                 await put_finished(self.queue, name, len(there) * self.group_size, finished[name])
 
@@ -175,7 +253,8 @@ class PromptSource:
         if self.next >= self.planned:
             end = min(end, below)
         name, rows = partition_name(len(self._ranges)), range(self.next * n, end * n)
-        self._new_partition(name, end - self.next)
+        if self._places is not None:
+            self._places.made(len(self._ranges), self.next, end - self.next)
         self._ranges.append((self.next, end))
         return asyncio.create_task(self.queue.create_partition(name, rows, n), name="prompts.create")
 
@@ -183,41 +262,43 @@ class PromptSource:
         now = self.clock.now()
         for group, problem in zip(groups, problems, strict=True):
             self._tell_admitted(group, problem, now)
-        await self._write(partition, groups, problems, [now] * len(groups))
+        await self.write(partition, groups, problems, [now] * len(groups))
 
     def _tell_admitted(self, group: int, problem: Problem, at: float) -> None:
         first = self.first_sample(group)
         self.observer.admitted(range(first, first + self.group_size), len(problem.prompt), at)
 
-    async def _write(
+    async def write(
         self, partition: str, groups: Sequence[int], problems: Sequence[Problem], at: Sequence[float]
     ) -> None:
         """Write problems into a partition. at: when each group was admitted."""
         admitted_at = np.repeat(np.asarray(at, np.float64), self.group_size)
         await self.queue.put(
-            partition, self._rows(groups), self._columns(groups, problems) | {"admitted_at": admitted_at}
+            partition, self.rows(groups), self._columns(groups, problems) | {"admitted_at": admitted_at}
         )
 
     def first_sample(self, group: int) -> int:
         """The id of the first of the samples that this group's rows hold now; the others follow."""
-        return group * self.group_size
+        return (group + self._dealt(group) * DEALT_AGAIN) * self.group_size
 
     def _problem(self, group: int) -> Problem:
-        return self.dealer.problem(group, self.first_sample(group))
+        """The problem of a group; those that are dealt later come after all that are planned."""
+        return self.dealer.problem(group + self._dealt(group) * self.planned, self.first_sample(group))
+
+    def _dealt(self, place: int) -> int:
+        """Number of prompts besides its first that a place was dealt."""
+        return 0 if self._places is None else self._places.dealt.get(place, 0)
 
     def _columns(self, groups: Sequence[int], problems: Sequence[Problem]) -> dict[str, Column]:
         """Columns of the rows of these groups, a problem for each group."""
         n = self.group_size
-        return {
+        columns: dict[str, Column] = {
             "prompt": Ragged.from_rows([problem.prompt for problem in problems for _ in range(n)]),
             "answer": text_column([problem.answer for problem in problems for _ in range(n)]),
         }
+        if self._places is not None:
+            columns["sample"] = np.concatenate([np.arange(n) + self.first_sample(group) for group in groups])
+        return columns
 
-    def _rows(self, groups: Sequence[int]) -> list[int]:
+    def rows(self, groups: Sequence[int]) -> list[int]:
         return [group * self.group_size + k for group in groups for k in range(self.group_size)]
-
-    def _now_stale(self, groups: Sequence[int]) -> None:
-        """Note that these groups will not be trained."""
-
-    def _new_partition(self, name: str, groups: int) -> None:
-        """One is made, of so many groups."""

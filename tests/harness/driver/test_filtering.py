@@ -13,8 +13,9 @@ from harness.acceptance.chaos.jobs import base
 from harness.cli.main import main
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import compose_job
-from harness.driver import filtering
-from harness.driver.candidates import Candidates, Decision
+from harness.driver import places
+from harness.driver.checkpoint_files import Decision
+from harness.driver.places import Candidates
 from harness.driver.session import simulate
 from harness.metrics.samples import DEALT_AGAIN
 from harness.runtime.runtime import parts_of
@@ -136,7 +137,7 @@ def test_a_batch_that_is_refused_again_and_again_ends_the_run_in_one_line() -> N
 def test_where_ids_have_no_room_for_more_no_setting_is_advised_that_does_not_help(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(filtering, "_MOST_DEALS", 4)
+    monkeypatch.setattr(places, "_MOST_DEALS", 4)
     with pytest.raises(ExceptionGroup) as failure:
         simulate(filtered("colocate_sync", 1.0), 0)
     (told,) = {str(part) for part in parts_of(failure.value) if isinstance(part, ConfigError)}

@@ -9,9 +9,10 @@ import numpy as np
 
 from harness.config.registries import find
 from harness.driver.prompts import PromptSource
+from harness.tasks import Dealer
 from harness.transfer_queue import Ragged
 from harness.transfer_queue.local import LocalQueue
-from harness.workers.dataflow import JobShape, queue_spec
+from harness.workers.dataflow import JobShape, Numbering, queue_spec
 from tests.support.unnoticed import none_unnoticed
 
 SEED, BATCH, N = 5, 4, 2
@@ -48,12 +49,11 @@ def source(*, iterations: int = 3, batches_in_queue: int = 3) -> tuple[PromptSou
     queue = LocalQueue(queue_spec(JobShape([], training_ranks=1, capacity_rows=BATCH * N * batches_in_queue)))
     heard = Heard()
     prompts = PromptSource(
-        find("task", "reverse")(),
+        Dealer(find("task", "reverse")(), SEED),
         queue,
         StandingClock(),
         heard,  # type: ignore[arg-type]
-        seed=SEED,
-        batch=BATCH,
+        numbering=Numbering(BATCH),
         group_size=N,
         iterations=iterations,
     )
