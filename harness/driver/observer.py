@@ -1,15 +1,19 @@
-"""Observers, which hear what happens in a job."""
+"""Observers, which hear what happens in a job, and listeners, which hear what is known of a run."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from typing import Literal, Protocol
+from contextlib import AbstractContextManager, nullcontext
+from typing import TYPE_CHECKING, Literal, Protocol
 
-from harness.driver.evaluation import Evaluated
+from harness.metrics.arrivals import Arrivals
 from harness.metrics.ledger import DropReason
 from harness.metrics.schemas import Restart
 from harness.protocols import Span
-from harness.workers.training import TrainReport
+
+if TYPE_CHECKING:
+    from harness.driver.evaluation import Evaluated
+    from harness.workers.training import TrainReport
 
 EngineEvent = Literal["lost", "leaves", "left", "joins", "works"]
 
@@ -44,3 +48,40 @@ class Observer(Protocol):
     def published(self, version: int) -> Callable[[Mapping[str, float]], None]:
         """Ends an iteration now. What is left to do, which may take milliseconds and is called with the metrics of the
         queue, as `queue_metrics` names them."""
+
+
+class RunListener:
+    """Hears what is known of a run: its folder, the mirror, a display. What a listener does not override is no news to
+    it."""
+
+    def begun(self) -> None:
+        """Hear that the schedule begins."""
+
+    def doing(self, role: str, what: str) -> None:
+        """Hear what a role is doing from now on."""
+
+    def iteration(self, metrics: Mapping[str, float]) -> None:
+        """Hear the metrics of an iteration that was closed."""
+
+    def arrivals(self, found: Arrivals) -> None:
+        """Hear what of an iteration depended on timing."""
+
+    def evaluated(self, found: Evaluated) -> None:
+        """Hear a version's held-out accuracy."""
+
+    def restarted(self, restart: Restart) -> None:
+        """Hear that roles died, and are at work again."""
+
+    def served(self, url: str, token: str) -> AbstractContextManager[None]:
+        """Wrap the time in which the engines are served at this address, to who has the token."""
+        return nullcontext()
+
+
+class IterationListener(RunListener):
+    """Calls a function with the metrics of every iteration."""
+
+    def __init__(self, hear: Callable[[Mapping[str, float]], None]) -> None:
+        self._hear = hear
+
+    def iteration(self, metrics: Mapping[str, float]) -> None:
+        self._hear(metrics)

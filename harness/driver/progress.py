@@ -16,6 +16,8 @@ from rich.table import Table
 from rich.text import Text
 
 from harness.checks.job import JobPlan
+from harness.driver.observer import RunListener
+from harness.metrics.schemas import Restart
 
 _RECENT = 10  # iterations that the displayed rates are taken over
 
@@ -60,7 +62,7 @@ def waiting_for(console: Console, what: str, every_s: float = 30.0) -> Iterator[
         thread.join()
 
 
-class ProgressDisplay:
+class ProgressDisplay(RunListener):
     """A live panel on a terminal; where there is none (a pipe, CI), a plain line every `every_s` seconds."""
 
     def __init__(self, console: Console, title: str, iterations: int, every_s: float = 10.0) -> None:
@@ -102,6 +104,10 @@ class ProgressDisplay:
         if not self._console.is_terminal and now - self._said_at >= self._every_s:
             self._said_at = now
             self._console.print(f"iteration {int(metrics['iteration']) + 1}/{self._iterations}  {self._figures()}")
+
+    def restarted(self, restart: Restart) -> None:
+        """Roles died, and are at work again."""
+        self._console.print(restart.line, style="yellow", highlight=False, soft_wrap=True, markup=False)
 
     def _figures(self) -> str:
         if not self._recent:

@@ -14,7 +14,7 @@ from harness.config import ModelConfig
 from harness.cost_model.shape import sample_flops
 from harness.driver.checkpoint_files import AdmittedGroup, Checkpoint, RecorderState
 from harness.driver.evaluation import Evaluated
-from harness.driver.observer import EngineEvent
+from harness.driver.observer import EngineEvent, RunListener
 from harness.driver.sample_decoders import SampleDecoder
 from harness.metrics.arrivals import Arrivals, RunOf, Sampled, digest_of
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
@@ -88,25 +88,17 @@ class Recorder:
         """Whether some groups may be refused, and whether samples may take as long as they like."""
         self.events = 0
         """Grows whenever anything happened: what a watch for a stall looks at."""
-        self.listeners: list[Callable[[Mapping[str, float]], None]] = []
-        """Hear the metrics of every iteration."""
+        self.listeners: list[RunListener] = []
         self.work: Work | None = None
         """What samples need to be computed, where it is known what a device can do."""
-        self.on_evaluated: Callable[[Evaluated], None] = lambda found: None
-        """Hears what was found of every version that was evaluated."""
         self.version = 0
         """The newest that was made known."""
         self.roles: dict[str, str] = {}
         """What each is doing."""
-        self.on_doing: Callable[[str, str], None] = lambda role, what: None
-        self.on_arrivals: Callable[[Arrivals], None] = lambda told: None
-        """Hears of every iteration what depended on timing."""
         self.engines: list[dict[str, Any]] = []
         """What happened to rollout engines: which, what, when (seconds), why."""
         self.restarts: list[Restart] = []
         """Of roles that died."""
-        self.on_restarted: Callable[[Restart], None] = lambda restart: None
-        """Hears of each."""
         self._admitted: dict[int, _Admitted] = {}  # in flight
         self._trained_samples = 0
         self._records: list[SampleRecord] = []  # trained or dropped, and not in the parts
@@ -127,6 +119,10 @@ class Recorder:
         extra_names = self.decoder.extra_names
         self._parts = run.open_parts(self.timeline, extra_names)
 
+    def growing_files(self) -> tuple[dict[str, int], dict[str, str]]:
+        """Bytes and SHA-256 of the files that grow iteration by iteration, by name; of a run without files nothing."""
+        return ({}, {}) if self._parts is None else (self._run.file_sizes(), self._run.file_digests())
+
     def admitted(self, rows: Sequence[int], prompt_tokens: int, at: float) -> None:
         self.events += 1
         self.ledger.admit(rows)
@@ -145,7 +141,8 @@ class Recorder:
     def doing(self, role: str, what: str) -> None:
         self.events += 1
         self.roles[role] = what
-        self.on_doing(role, what)
+        for listener in self.listeners:
+            listener.doing(role, what)
 
     def engine(self, name: str, what: EngineEvent, why: str = "") -> None:
         at = round(self.clock.now(), 3)
@@ -157,7 +154,8 @@ class Recorder:
         self.restarts.append(restart)
         if self._parts is not None:
             self._run.append_restart(msgspec.to_builtins(restart))
-        self.on_restarted(restart)
+        for listener in self.listeners:
+            listener.restarted(restart)
 
     def spans(self, spans: Iterable[Span]) -> None:
         spans = list(spans)
@@ -167,7 +165,8 @@ class Recorder:
 
     def evaluated(self, found: Evaluated) -> None:
         self._evaluated = found
-        self.on_evaluated(found)
+        for listener in self.listeners:
+            listener.evaluated(found)
 
     def trained(self, iteration: int, reports: Sequence[TrainReport], of_values: Sequence[TrainReport] = ()) -> None:
         for report in (*reports, *of_values):
@@ -234,7 +233,7 @@ class Recorder:
             counts,
         )
         for listener in self.listeners:
-            listener(metrics)
+            listener.iteration(metrics)
         settled += records
         for record in records:
             del self._admitted[record.sample_id]
@@ -244,7 +243,8 @@ class Recorder:
             if self.run_of is not None:
                 arrivals = self._arrivals(iteration, reports, drops)
                 self._run.append_arrivals(arrivals)
-                self.on_arrivals(arrivals)
+                for listener in self.listeners:
+                    listener.arrivals(arrivals)
             self._parts.responses([response for rows in trained for response in self.decoder.responses(rows)])
             self._write_parts(self._parts, settled, {iteration: at})
             self.timeline.forget(iteration)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from harness.config import ConfigError, JobConfig
 from harness.config.placement import Placement
+from harness.driver.observer import RunListener
 from harness.metrics.arrivals import (
     ARRIVALS,
     FORMAT,
@@ -24,7 +25,7 @@ from harness.workers.replaying import RecordedRollout
 
 
 @dataclass(frozen=True)
-class Replay:
+class Replay(RunListener):
     """A recorded run. where: its folder, for messages; engines: of rollout; picklable."""
 
     recording: Recording
@@ -72,7 +73,7 @@ class Replay:
             for told in self.recording.iterations
         ]
 
-    def check(self, found: Arrivals) -> None:
+    def arrivals(self, found: Arrivals) -> None:
         """Raises ConfigError where an iteration came out otherwise."""
         if what := differences(self.recording.iterations[found.iteration], found):
             raise ConfigError(

@@ -27,8 +27,10 @@ from harness.driver.backends import RunSpec, clock_of, event_loop
 from harness.driver.checkpoint_files import CHECKPOINTS
 from harness.driver.checkpointing import Left
 from harness.driver.earlier import EarlierAttempt, NothingToGoBackTo
+from harness.driver.evaluation import Evaluated
 from harness.driver.final_model import model_card, write_critic_files, write_model_files
 from harness.driver.initial_weights import initial_model
+from harness.driver.observer import IterationListener, RunListener
 from harness.driver.progress import ProgressDisplay, waiting_for
 from harness.driver.replay import Replay
 from harness.driver.restarts import GivenUp, Restarts, how, roles_in
@@ -168,24 +170,19 @@ def _attempt(
         )
         runner = stack.enter_context(event_loop(plan))
         session = Session(spec, clock_of(plan, runner.get_loop()))
-        session.recorder.listeners.append(folder.append_metrics)
+        session.recorder.listeners.append(FolderListener(folder))
         session.recorder.write_into(folder)
-        session.file_sizes, session.file_digests = folder.file_sizes, folder.file_digests
-        session.recorder.on_evaluated = lambda found: folder.append_evaluation(dataclasses.asdict(found))
-        session.recorder.on_restarted = partial(_say_restarted, console)
         if loss is not None and earlier.checkpoint is not None:
-            session.at_work = partial(_went_back, session, loss, earlier.checkpoint.version)
-        session.publish_address = partial(_written_address, folder)
+            session.recorder.listeners.append(_WentBack(session, loss, earlier.checkpoint.version))
         open_mirror = partial(_mirror, folder, results, identity, config, manifest, console)
         mirror = _start(stack, runner, session, open_mirror, console)
         for before in load_metrics(folder.path):
-            mirror.log(before)  # MLflow has a run for each attempt, the last one whole
-        session.recorder.listeners.append(mirror.log)
+            mirror.iteration(before)  # MLflow has a run for each attempt, the last one whole
+        session.recorder.listeners.append(mirror)
         with ProgressDisplay(console, _title(identity, config), config.iterations) as display:
-            session.recorder.listeners.append(display.iteration)
-            session.recorder.on_doing = display.doing
+            session.recorder.listeners.append(display)
             if (buffer := session.assembly.job.prompts.dealer.buffer) is not None:
-                session.recorder.listeners.append(lambda metrics: folder.write_buffer(buffer.state()))
+                session.recorder.listeners.append(IterationListener(lambda _: folder.write_buffer(buffer.state())))
             run_in(runner, session.measure())
         folder.write_manifest(manifest | {"load": load.so_far()})
         with console.status("writing results"):
@@ -215,27 +212,41 @@ def _manifest(
     return manifest
 
 
-def _went_back(session: Session, loss: WorkerLoss, version: int) -> None:
-    """Note that all went back, in the time of the run, which goes on where the checkpoint was made."""
-    at, took = round(session.clock.now(), 3), round(time.monotonic() - loss.noticed, 3)
-    session.recorder.restarted(Restart(loss.roles, loss.why, f"all went back to version {version}", at, took))
+class FolderListener(RunListener):
+    """Writes iterations and evaluations into the run's folder, and, as long as engines are served, their address and
+    token, in a file that only its owner can read."""
+
+    def __init__(self, folder: RunDirectory) -> None:
+        self._folder = folder
+
+    def iteration(self, metrics: Mapping[str, float]) -> None:
+        self._folder.append_metrics(metrics)
+
+    def evaluated(self, found: Evaluated) -> None:
+        self._folder.append_evaluation(dataclasses.asdict(found))
+
+    @contextmanager
+    def served(self, url: str, token: str) -> Iterator[None]:
+        path = self._folder.path / MEMBERSHIP
+        try:
+            path.touch(mode=0o600)
+            path.write_text(json.dumps({"url": url, "token": token}))
+            yield
+        finally:
+            path.unlink()
 
 
-def _say_restarted(console: Console, restart: Restart) -> None:
-    console.print(restart.line, style="yellow", highlight=False, soft_wrap=True, markup=False)
+class _WentBack(RunListener):
+    """Notes that all roles went back to a version, in the time of the run, which goes on where the checkpoint was
+    made."""
 
+    def __init__(self, session: Session, loss: WorkerLoss, version: int) -> None:
+        self._session, self._loss, self._version = session, loss, version
 
-@contextmanager
-def _written_address(folder: RunDirectory, url: str, token: str) -> Iterator[None]:
-    """The address and token of the served engines, in a file that only its owner can read, as long as they are
-    served."""
-    path = folder.path / MEMBERSHIP
-    try:
-        path.touch(mode=0o600)
-        path.write_text(json.dumps({"url": url, "token": token}))
-        yield
-    finally:
-        path.unlink()
+    def begun(self) -> None:
+        loss, at = self._loss, round(self._session.clock.now(), 3)
+        took, what = round(time.monotonic() - loss.noticed, 3), f"all went back to version {self._version}"
+        self._session.recorder.restarted(Restart(loss.roles, loss.why, what, at, took))
 
 
 def _title(identity: RunIdentity, config: JobConfig) -> str:
@@ -318,7 +329,7 @@ def _draw(folder: RunDirectory) -> None:
     draw_run(folder.path)
 
 
-class Mirror:
+class Mirror(RunListener):
     """Mirrors a run to MLflow. As a context manager it samples the machine until `finish`, or until the run fails.
 
     The loss of the mirror is reported once, on the console and in the run's folder, and the run goes on.
@@ -340,7 +351,9 @@ class Mirror:
         self._folder, self._console = folder, console
         self._tracker = Tracker(results, identity, config, manifest, on_lost=self._report_loss)
         self._sampler = SystemSampler([folder.append_system, self._tracker.log_system])
-        self.log = self._tracker.log
+
+    def iteration(self, metrics: Mapping[str, float]) -> None:
+        self._tracker.log(metrics)
 
     def finish(self) -> None:
         """Every other file is there: store them, and end the run in MLflow."""

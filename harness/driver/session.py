@@ -6,7 +6,7 @@ import asyncio
 import secrets
 from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, asynccontextmanager, closing, nullcontext
+from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import replace
 from typing import Any
 
@@ -19,6 +19,7 @@ from harness.driver.assemble import Assembly, assemble
 from harness.driver.backends import Backend, RunSpec, clock_of, event_loop, open_backend
 from harness.driver.checkpoint_files import QUEUE, Checkpoint, Cut
 from harness.driver.finished_rows import Finished, finished_rows
+from harness.driver.observer import IterationListener
 from harness.driver.recorder import Recorder, Work
 from harness.driver.restarts import GivenUp, Restarts
 from harness.driver.sample_decoders import RunLengthDecoder, SampleDecoder, TokenDecoder
@@ -116,14 +117,7 @@ class Session:
         )
         self.recorder.work = _work(run)
         if run.replay is not None:
-            self.recorder.on_arrivals = run.replay.check
-        self.publish_address: Callable[[str, str], AbstractContextManager[None]] = lambda url, token: nullcontext()
-        """Around the time in which the engines are served: their address, and the token for it."""
-        self.file_sizes: Callable[[], dict[str, int]] = dict
-        """Of the growing files of the run's folder."""
-        self.file_digests: Callable[[], dict[str, str]] = dict
-        self.at_work: Callable[[], None] = lambda: None
-        """Called as the schedule begins."""
+            self.recorder.listeners.append(run.replay)
         if run.resumed is not None:
             self.recorder.go_on_from(run.resumed)
         self._assembly: Assembly | None = None
@@ -179,7 +173,8 @@ class Session:
             async with self._served():
                 if resumed is not None:
                     await self._watched(go_on_from(resumed, self.run, self.assembly, self._start_clocks))
-                self.at_work()
+                for listener in self.recorder.listeners:
+                    listener.begun()
                 await self._watched(self.assembly.run(self.run.schedule))
                 await weights.recorded()
                 if weights.checkpoints is not None:
@@ -218,16 +213,12 @@ class Session:
         recorder, ledger = self.recorder, self.recorder.ledger.state()
         admitted = recorder.admitted_groups()
         prompts = self.assembly.job.prompts.state({one.group for one in admitted})
-        return lambda: Cut(
-            version,
-            self.clock.now(),
-            ledger,
-            admitted,
-            prompts,
-            recorder.state(),
-            self.file_sizes(),
-            digests=self.file_digests(),
-        )
+
+        def cut() -> Cut:
+            at, state, (sizes, digests) = self.clock.now(), recorder.state(), recorder.growing_files()
+            return Cut(version, at, ledger, admitted, prompts, state, sizes, digests=digests)
+
+        return cut
 
     async def _end_of_queue(self) -> str | None:
         """Why it does not answer any more."""
@@ -259,7 +250,7 @@ class Session:
         from harness.service.fleet_app import fleet_app
 
         token, newest = secrets.token_urlsafe(32), dict[str, float]()
-        self.recorder.listeners.append(newest.update)
+        self.recorder.listeners.append(IterationListener(newest.update))
         app = fleet_app(
             self.assembly.coordinator.fleet,
             token,
@@ -268,7 +259,9 @@ class Session:
             metrics=lambda: run_text(self._health(), newest),
         )
         async with serving(app) as url:
-            with self.publish_address(url, token):
+            with ExitStack() as stack:
+                for listener in self.recorder.listeners:
+                    stack.enter_context(listener.served(url, token))
                 yield
 
     async def _watched(self, work: Coroutine[Any, Any, None]) -> None:

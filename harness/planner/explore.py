@@ -18,6 +18,7 @@ from harness.config.placement import resolve_split
 from harness.cost_model.job_cost import check_memory, simulated_cost
 from harness.cost_model.transfer import sender_links
 from harness.driver.build import fair_share
+from harness.driver.observer import IterationListener
 from harness.driver.recorder import Recorder
 from harness.driver.session import simulate
 from harness.planner.candidates import Candidate, grid
@@ -211,7 +212,9 @@ def trial(config: JobConfig, window: Window, seed: int, *, bound: float) -> Tria
     in the long run nothing is made before."""
     every: list[Mapping[str, float]] = []
     config = replace(config, iterations=window.iterations, warmup_iterations=window.warmup)
-    recorder = simulate(config, seed, started=lambda session: session.recorder.listeners.append(every.append))
+    recorder = simulate(
+        config, seed, started=lambda session: session.recorder.listeners.append(IterationListener(every.append))
+    )
     timeline, end = recorder.timeline, window.warmup + window.measured
     span = (timeline.iteration_ends[window.warmup - 1], timeline.iteration_ends[end - 1])
     iteration_s = (span[1] - span[0]) / window.measured

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import math
 from contextlib import ExitStack
-from dataclasses import asdict
 from pathlib import Path
 
 from rich.console import Console
@@ -18,7 +17,9 @@ from harness.driver.backends import RunSpec, clock_of, event_loop
 from harness.driver.checkpoint_files import CHECKPOINTS
 from harness.driver.earlier import EarlierAttempt
 from harness.driver.evaluation import Evaluated, Evaluation
+from harness.driver.observer import IterationListener
 from harness.driver.replay import Replay
+from harness.driver.run import FolderListener
 from harness.driver.session import Session
 from harness.metrics.run_files import RunDirectory, last_evaluated
 from harness.runtime.interrupts import run_in
@@ -74,12 +75,10 @@ def attempt(
         session.start(stack)
         if config.eval.every:
             session.assembly.job.weights.evaluation = PlayedEvaluation(session)
-            session.recorder.on_evaluated = lambda found: folder.append_evaluation(asdict(found))
-        session.recorder.listeners.append(folder.append_metrics)
+        session.recorder.listeners.append(FolderListener(folder))
         session.recorder.write_into(folder)
-        session.file_sizes, session.file_digests = folder.file_sizes, folder.file_digests
         if (buffer := session.assembly.job.prompts.dealer.buffer) is not None:
-            session.recorder.listeners.append(lambda metrics: folder.write_buffer(buffer.state()))
+            session.recorder.listeners.append(IterationListener(lambda _: folder.write_buffer(buffer.state())))
 
         async def measure() -> None:
             async with asyncio.timeout(seconds):

@@ -10,6 +10,7 @@ from hypothesis import strategies as st
 from harness.acceptance.chaos.jobs import random_job, random_options
 from harness.comparison.promises import FinishedRun
 from harness.config import JobConfig
+from harness.driver.observer import IterationListener
 from harness.driver.session import Session, simulate
 from schedules import Schedule
 
@@ -29,7 +30,7 @@ def play(config: JobConfig, seed: int = 0) -> Run:
     metrics: list[dict[str, float]] = []
 
     def watch(session: Session) -> None:
-        session.recorder.listeners.append(lambda of_iteration: metrics.append(dict(of_iteration)))
+        session.recorder.listeners.append(IterationListener(lambda found: metrics.append(dict(found))))
         queue: Any = session.assembly.queue
         controller = queue._service._controller
         create = controller.create

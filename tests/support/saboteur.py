@@ -12,8 +12,8 @@ import json
 import os
 import signal
 import sys
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, closing
 from typing import Any
 
 from rich.console import Console
@@ -22,6 +22,7 @@ import harness.driver.run
 from harness.cli import bench
 from harness.cli.main import RESULTS
 from harness.driver import PRELOAD
+from harness.driver.observer import RunListener
 from harness.driver.session import Session
 from harness.runtime.local_runtime import launch_server
 from harness.service.fleet_app import ServiceClient
@@ -31,32 +32,28 @@ Moments = Sequence[tuple[str, str, int]]
 
 
 def sabotaged(moments: Moments) -> type[Session]:
-    class Sabotaged(Session):
+    class Sabotaged(Session, RunListener):
         service: tuple[str, str]
         asking: set[asyncio.Task[None]]
         processes: dict[str, int]
+        left: list[tuple[str, str, int]]
 
         async def connect(self, say: Callable[[str], None] = lambda line: None) -> None:
             await super().connect(say)
             engines: Any = self.assembly.coordinator.fleet.working
             self.asking = set()
             self.processes = {engine.name: await engine.connected() for engine in engines}
-            left, doing, publish_address = list(moments), self.recorder.doing, self.publish_address
+            self.left = list(moments)
+            self.recorder.listeners.append(self)
 
-            def heard(role: str, what: str) -> None:
-                doing(role, what)
-                for moment in [moment for moment in left if moment[0] == f"{role}: {what}"]:
-                    left.remove(moment)
-                    self.happen(moment[1], f"rollout[{moment[2]}]")
+        def doing(self, role: str, what: str) -> None:
+            for moment in [moment for moment in self.left if moment[0] == f"{role}: {what}"]:
+                self.left.remove(moment)
+                self.happen(moment[1], f"rollout[{moment[2]}]")
 
-            @contextmanager
-            def served(url: str, token: str) -> Iterator[None]:
-                self.service = url, token
-                with publish_address(url, token):
-                    yield
-
-            self.recorder.doing = heard  # type: ignore[method-assign]
-            self.publish_address = served
+        def served(self, url: str, token: str) -> AbstractContextManager[None]:
+            self.service = url, token
+            return super().served(url, token)
 
         def happen(self, what: str, engine: str) -> None:
             if what == "dies":

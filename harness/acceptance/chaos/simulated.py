@@ -34,6 +34,7 @@ from harness.driver.backends import RunSpec, clock_of, open_backend
 from harness.driver.checkpoint_files import CHECKPOINTS
 from harness.driver.earlier import EarlierAttempt
 from harness.driver.endings import left_in, losses_in
+from harness.driver.observer import IterationListener
 from harness.driver.restarts import Restarts
 from harness.driver.session import Session
 from harness.metrics.run_files import RunDirectory, load_metrics, load_samples
@@ -176,9 +177,8 @@ class _Attempt:
             session = self._session = _FaultySession(spec, clock)
             session.runtime = FaultyRuntime(self.random)
             session.start(stack)
-            session.recorder.listeners.append(folder.append_metrics)
+            session.recorder.listeners.append(IterationListener(folder.append_metrics))
             session.recorder.write_into(folder)
-            session.file_sizes, session.file_digests = folder.file_sizes, folder.file_digests
             loop.planned = [(fault.turn, lambda fault=fault: self._strike(fault)) for fault in self.faults]
             try:
                 run_in(runner, session.connect())

@@ -18,6 +18,7 @@ from rich.console import Console
 
 from harness.cli import main as cli
 from harness.config.compose import compose_job
+from harness.driver.observer import IterationListener
 from harness.driver.session import Session, simulate
 from harness.metrics.run_files import RunDirectory, load_samples
 from harness.runtime.interrupts import Terminated, leaving_when_asked
@@ -60,8 +61,8 @@ def written_run(results: Path, broken: Callable[[int], None]) -> RunDirectory:
 
     def writes(session: Session) -> None:
         session.recorder.write_into(folder)
-        session.recorder.listeners.append(lambda metrics: broken(int(metrics["iteration"])))
-        session.recorder.listeners.append(folder.append_metrics)
+        session.recorder.listeners.append(IterationListener(lambda metrics: broken(int(metrics["iteration"]))))
+        session.recorder.listeners.append(IterationListener(folder.append_metrics))
 
     with folder:
         recorder = simulate(config, 0, started=writes)

@@ -15,6 +15,7 @@ from harness.comparison.fairness import fairness_key, refuse_unfair
 from harness.comparison.runs import Run, read_run
 from harness.config import ConfigError
 from harness.config.compose import compose_job, plain
+from harness.driver.observer import IterationListener
 from harness.driver.session import simulate
 from harness.metrics.manifest import RunIdentity, build_manifest
 from harness.metrics.run_files import RunDirectory
@@ -116,7 +117,9 @@ def finished(tmp_path_factory: pytest.TempPathFactory) -> Run:
     """A simulated run that ends with samples in flight and has dropped some."""
     job = compose_job([*SMALL, *SMALLER, "schedule=fully_async", "schedule.order=completion", "schedule.on_stale=drop"])
     recorder_metrics: list[dict[str, float]] = []
-    recorder = simulate(job, 0, lambda session: session.recorder.listeners.append(recorder_metrics.append))
+    recorder = simulate(
+        job, 0, lambda session: session.recorder.listeners.append(IterationListener(recorder_metrics.append))
+    )
     with RunDirectory(tmp_path_factory.mktemp("results"), "e", "c", 0) as folder:
         identity = RunIdentity("e", "c", 0, "fully_async", "tiny", "torch", "virtual")
         folder.write_config(plain(job))

@@ -15,6 +15,7 @@ from harness.config import ConfigError, JobConfig
 from harness.config.compose import compose_job
 from harness.driver import places
 from harness.driver.checkpoint_files import Decision
+from harness.driver.observer import IterationListener
 from harness.driver.places import Candidates
 from harness.driver.session import simulate
 from harness.metrics.samples import DEALT_AGAIN
@@ -119,7 +120,11 @@ def test_a_place_is_dealt_another_problem_each_time_that_none_is_planned_for_a_b
 
 def test_the_metrics_say_how_many_groups_were_refused_and_how_often_a_place_was_dealt() -> None:
     found: list[Any] = []
-    recorder = simulate(filtered("separated_sync", 0.5), 0, started=lambda s: s.recorder.listeners.append(found.append))
+    recorder = simulate(
+        filtered("separated_sync", 0.5),
+        0,
+        started=lambda s: s.recorder.listeners.append(IterationListener(found.append)),
+    )
     refused = sum(row["filter/refused"] for row in found)
     assert refused * recorder.group_size == recorder.ledger.counts()["dropped_filtered"]
     assert all(row["filter/share"] == row["filter/refused"] / (row["filter/refused"] + 8) for row in found)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import math
 import pickle
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
@@ -18,6 +18,7 @@ from rich.console import Console
 from harness.config.placement import Placement
 from harness.cost_model.shape import sample_flops
 from harness.driver.evaluation import Evaluated
+from harness.driver.observer import IterationListener, RunListener
 from harness.driver.progress import ProgressDisplay
 from harness.driver.recorder import Recorder, Work
 from harness.driver.sample_decoders import RunLengthDecoder, TokenDecoder
@@ -66,7 +67,7 @@ def recorder(run: RunDirectory) -> Recorder:
         group_size=N,
         devices=2,
     )
-    recorder.listeners.append(run.append_metrics)
+    recorder.listeners.append(IterationListener(run.append_metrics))
     return recorder
 
 
@@ -173,7 +174,12 @@ def test_held_out_accuracy_is_in_the_line_of_its_version_and_the_initial_one_in_
 ) -> None:
     first = Evaluated(0, 0.0, 4, 0, 0.5, 0.6, None, None, 0.0, 20, 1.5, 3.0)
     heard: list[Evaluated] = []
-    recorder.on_evaluated = heard.append
+
+    class Hears(RunListener):
+        def evaluated(self, found: Evaluated) -> None:
+            heard.append(found)
+
+    recorder.listeners.append(Hears())
     admit(recorder, range(2 * BATCH))
     recorder.evaluated(first)
     play(recorder, 0, version=0)
@@ -280,7 +286,7 @@ def test_what_others_were_compared_with_has_a_fate_of_its_own(recorder: Recorder
 def test_a_simulated_sample_is_read_as_runs_of_tokens_and_has_no_reward(run: RunDirectory) -> None:
     timeline = Timeline(worker_places(PLACEMENT, pooled=True, host=HOST), warmup=0)
     recorder = Recorder(timeline, SetClock(), RunLengthDecoder(prompt=100), group_size=N, devices=2)
-    recorder.listeners.append(run.append_metrics)
+    recorder.listeners.append(IterationListener(run.append_metrics))
     admit(recorder, range(3 * BATCH))
     for iteration in range(3):
         rows = list(range(iteration * BATCH * N, (iteration + 1) * BATCH * N))
@@ -313,8 +319,15 @@ def test_a_sample_that_nobody_admitted_or_that_is_trained_twice_is_an_error(reco
 def test_listeners_hear_what_is_written(recorder: Recorder, run: RunDirectory) -> None:
     heard: list[dict[str, float]] = []
     doing: list[tuple[str, str]] = []
-    recorder.listeners.append(lambda metrics: heard.append(dict(metrics)))
-    recorder.on_doing = lambda role, what: doing.append((role, what))
+
+    class Hears(RunListener):
+        def iteration(self, metrics: Mapping[str, float]) -> None:
+            heard.append(dict(metrics))
+
+        def doing(self, role: str, what: str) -> None:
+            doing.append((role, what))
+
+    recorder.listeners.append(Hears())
     admit(recorder, range(BATCH))
     recorder.doing("actor", "batch 0")
     play(recorder, 0, version=0)
