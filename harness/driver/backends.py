@@ -30,7 +30,8 @@ from schedules import Schedule
 
 @dataclass(frozen=True)
 class RunSpec:
-    """One seed of a job. model: with the checkpoint to start from, where there is one."""
+    """One seed of a job, and what its parts are told of it, a field for each. model: with the checkpoint to start from,
+    where there is one."""
 
     config: JobConfig
     schedule: Schedule

@@ -56,11 +56,13 @@ from schedules import Order
 
 @dataclass(frozen=True)
 class WorkerSpec:
-    """All that a worker needs to make its roles; picklable. engine_count: of rollout; colocated: rollout shares devices
-    with the roles that work in turn, and takes its weights from the trainer beside it; scores_beside_actor: actor_fwd
-    scores by the trainer's weights; turns_of: by role and number, on its devices, shared by the roles of a process;
-    loads_after_each_batch: as the schedule says; started: engines that are there before the roles, by number, and
-    sleep; replay: of a recorded run, what is to be done again."""
+    """All that a worker needs to make its roles, a field for each; picklable.
+
+    engine_count: of rollout; colocated: rollout shares devices with the roles that work in turn, and takes its weights
+    from the trainer beside it; scores_beside_actor: actor_fwd scores by the trainer's weights; turns_of: by role and
+    number, on its devices, shared by the roles of a process; loads_after_each_batch: as the schedule says; started:
+    engines that are there before the roles, by number, and sleep; replay: of a recorded run, what is to be done again.
+    """
 
     config: JobConfig
     order: Order

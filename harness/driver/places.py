@@ -118,6 +118,7 @@ class Places:
     _judged: dict[int, Verdict] = field(default_factory=dict)  # groups of which nothing is decided yet
     _unneeded: set[int] = field(default_factory=set)  # groups that were given up before they were judged
     _stale: set[int] = field(default_factory=set)  # places whose groups will not be trained anyway
+    _since: list[Refusal] | None = None  # a checkpoint was begun whose queue is not saved
 
     def made(self, partition: int, first: int, groups: int) -> None:
         """Note that a partition has so many groups, spares included, from this one on."""
@@ -185,11 +186,22 @@ class Places:
         self.dealt[place] = self.dealt.get(place, 0) + 1
 
     def state(self, in_flight: Collection[int], partitions: Iterable[int]) -> RefilledState:
-        """State of these places and partitions, for a checkpoint."""
+        """State of these places and partitions, for a checkpoint; from now on refusals are remembered for it."""
+        self._since = []
         return RefilledState(
             [(place, self.dealt[place]) for place in sorted(in_flight & self.dealt.keys())],
             [self._state_of(number, self._partitions[number]) for number in partitions],
         )
+
+    def note(self, refusal: Refusal) -> None:
+        """Remember a refusal where a checkpoint is to have it."""
+        if self._since is not None:
+            self._since.append(refusal)
+
+    def noted_since(self) -> list[Refusal]:
+        """Refusals since `state` was asked for."""
+        since, self._since = self._since, None
+        return since or []
 
     def _state_of(self, number: int, partition: _Partition) -> RefilledPartition:
         decided = partition.candidates.decided

@@ -58,7 +58,8 @@ class PromptSource:
     """Numbers the groups and brings their prompts into the queue, batch `i` into partition `train_<i>`.
 
     What is admitted in place of dropped groups gets partitions of its own after those of the batches. Where groups may
-    be refused, `places` knows how often a place was dealt another prompt (harness/driver/filtering.py).
+    be refused, `places` knows how often a place was dealt another prompt (harness/driver/filtering.py). Fifteen
+    attributes: six parts that it works with, and the numbers that a checkpoint brings back in one step.
     """
 
     def __init__(
@@ -77,7 +78,6 @@ class PromptSource:
         """drops: of a recorded run; here they are dropped as well."""
         self.dealer, self.queue, self.clock, self.observer = dealer, queue, clock, observer
         self.numbering, self.group_size = numbering, group_size
-        self.batch = numbering.batch + numbering.spares
         self.planned = self.groups = iterations * self.batch
         self.next = 0
         self.deciding = asyncio.Lock()
@@ -86,7 +86,6 @@ class PromptSource:
         self._ranges: list[tuple[int, int]] = []  # of each partition: its first group, and the next one's
         self._drops: list[int] = []  # what each call of `drop` returned
         self._again: deque[int] = deque()  # of those the ones that are to be returned again
-        self._since: list[Refusal] | None = None  # a checkpoint was begun whose queue is not saved
 
     async def admit(self, below: int) -> None:
         below = min(self.numbering.of(below), self.groups)
@@ -151,17 +150,17 @@ class PromptSource:
 
     def refuse(self, refusal: Refusal) -> None:
         """Tell whoever observes and deals of a group that is refused."""
+        assert self._places is not None, "only places are refused"
         first = self.first_sample(refusal.place)
         self.dealer.record_rewards(first, [math.nan if reward is None else reward for reward in refusal.rewards])
         self.observer.dropped(range(first, first + self.group_size), refusal.reason)
-        if self._since is not None:
-            self._since.append(refusal)
+        self._places.note(refusal)
 
     def deal_again(self, refusal: Refusal) -> Problem:
         """Refuse a group, and give its place the next problem. In one step, so that a place in flight is always in the
         ledger."""
-        assert self._places is not None, "only places are refused"
         self.refuse(refusal)
+        assert self._places is not None
         self._places.deal_again(refusal.place)
         problem = self._problem(refusal.place)
         self._tell_admitted(refusal.place, problem, refusal.at)
@@ -182,17 +181,14 @@ class PromptSource:
             for number, (first, end) in enumerate(self._ranges)
             if end > self.next or any(group in places for group in range(first, end))
         ]
-        refilled = None
-        if self._places is not None:
-            self._since = []
-            refilled = self._places.state(places, [part.number for part in live])
+        numbers = [part.number for part in live]
+        refilled = None if self._places is None else self._places.state(places, numbers)
         made, dealer = len(self._ranges), self.dealer.state()
         return PromptState(self.next, self.groups, list(self._drops), made, self._end, live, refilled, dealer)
 
     def refused_since(self) -> list[Refusal]:
         """Refusals by a filter since `state` was asked for."""
-        since, self._since = self._since, None
-        return since or []
+        return [] if self._places is None else self._places.noted_since()
 
     def recall(
         self, state: PromptState, admitted: Mapping[int, float], refused: Sequence[Refusal]
@@ -240,6 +236,11 @@ class PromptSource:
                 await self.write(name, there, problems, [admitted[group] for group in there])
             if name in finished:
                 await put_finished(self.queue, name, len(there) * self.group_size, finished[name])
+
+    @property
+    def batch(self) -> int:
+        """Groups that are admitted with each batch, spares included."""
+        return self.numbering.batch + self.numbering.spares
 
     @property
     def _end(self) -> int:

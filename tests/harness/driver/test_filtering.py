@@ -14,9 +14,9 @@ from harness.cli.main import main
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import compose_job
 from harness.driver import places
-from harness.driver.checkpoint_files import Decision
+from harness.driver.checkpoint_files import Decision, Refusal
 from harness.driver.observer import IterationListener
-from harness.driver.places import Candidates
+from harness.driver.places import Candidates, Places, Verdict
 from harness.driver.session import simulate
 from harness.metrics.samples import DEALT_AGAIN
 from harness.runtime.runtime import parts_of
@@ -163,3 +163,23 @@ def test_a_simulation_has_to_be_told_which_share_is_refused() -> None:
     config = compose_job(["backend=virtual", "algorithm.filter=zero_variance"])
     with pytest.raises(ConfigError, match="algorithm.filter=zero_variance has no rewards to read on a simulated clock"):
         simulate(config, 0)
+
+
+def test_what_was_given_up_is_done_with_once_it_is_judged_and_a_resumed_run_knows_what_was_decided() -> None:
+    """Two places and a spare."""
+    places = Places(spares=1, rounds=9, who="a filter", fix="another")
+    places.made(0, first=10, groups=3)
+    passed, failed = Verdict(None, [1.0]), Verdict("filtered", [0.0])
+    found = places.judge(0, {10: passed, 11: passed})
+    assert (found.kept, found.spare, found.given_up) == ([10, 11], [12], []), "the spare still runs"
+    assert places.judge(0, {12: failed}).given_up == [12]
+    places.made(1, first=13, groups=3)
+    found = places.judge(1, {13: failed, 14: failed, 15: passed})
+    assert (found.refused, found.again, found.kept) == ([13], [14], [15])
+    state = places.state({14, 15}, [1])
+    for place, replaced in ((13, True), (14, False)):
+        places.note(Refusal(1, place, 0.0, [0.0], replaced=replaced))
+    resumed = Places(spares=1, rounds=9, who="a filter", fix="another")
+    resumed.load(state, {1: 13})
+    resumed.deal_again(14)
+    assert resumed.judge(1, {14: passed, 15: passed}).kept == [14, 15] and len(places.noted_since()) == 2
