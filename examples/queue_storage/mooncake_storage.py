@@ -21,8 +21,8 @@ from mooncake.store import MooncakeDistributedStore, ReplicateConfig
 
 from harness.transfer_queue.rows.frames import Buffer
 from harness.transfer_queue.storage.inline import SMALL
-from harness.transfer_queue.storage.protocol import Session
-from harness.transfer_queue.storage.units import Cell, UnitStorage, UnitStore
+from harness.transfer_queue.storage.protocol import QueueSession
+from harness.transfer_queue.storage.units import FrameColumn, UnitStorage, UnitStore
 
 _ABSENT = -704
 _MEANING = {
@@ -45,7 +45,7 @@ class MooncakeBackend:
     connect_s: float = 10.0
     inline_bytes: int = SMALL
 
-    def storage(self, session: Session) -> UnitStorage:
+    def storage(self, session: QueueSession) -> UnitStorage:
         """Connects: ConnectionError without a master."""
         return UnitStorage([MooncakeStore(self, session.queue, 0)], session.writer, self.inline_bytes)
 
@@ -82,7 +82,7 @@ class MooncakeStore:
             done = self._store.put_batch(list(some), list(some.values()), self._pinned)
             self._check(done, f"write to partition {partition!r}")
 
-    def load(self, partition: str, cells: Sequence[Cell]) -> list[Buffer | None]:
+    def load(self, partition: str, cells: Sequence[FrameColumn]) -> list[Buffer | None]:
         """What is not there comes as nothing, which is right of an empty column."""
         keys = [self._key(partition, cell.number, cell.column) for cell in cells if cell.size]
         found = iter(self._store.get_batch(keys) if keys else ())

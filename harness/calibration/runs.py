@@ -17,7 +17,7 @@ from harness.config import ConfigError, CostConfig, JobConfig, LengthsConfig, Mo
 from harness.config.compose import compose_job
 from harness.config.fields import checked_name
 from harness.cost_model import shape
-from harness.cost_model.memory import Layout
+from harness.cost_model.memory import JobLayout
 from harness.cost_model.roofline import roofline
 from harness.metrics.done import check_files, is_done
 from harness.metrics.run_files import load_config, load_manifest, load_samples, load_timeline
@@ -41,7 +41,7 @@ _WHEN_GIVEN = (
 
 
 @dataclass(frozen=True)
-class Recorded:
+class RecordedRun:
     """A finished run: what it did, with which model."""
 
     measured: WorkTimes
@@ -49,7 +49,7 @@ class Recorded:
     cell: str
 
 
-def read_run(folder: Path) -> Recorded:
+def read_run(folder: Path) -> RecordedRun:
     """Raises ConfigError for a folder that is no finished real run of a synchronous schedule."""
     if not is_done(folder):
         raise ConfigError(f"run={folder} is no finished run; give a folder such as results/bench/<cell>/seed=0")
@@ -79,7 +79,7 @@ def read_run(folder: Path) -> Recorded:
         )
     except ValueError as error:
         raise ConfigError(f"run={folder}: {error}") from error
-    return Recorded(found, model, manifest["cell"])
+    return RecordedRun(found, model, manifest["cell"])
 
 
 def calibrate_runs(folders: Sequence[Path], base: JobConfig, name: str | None = None) -> FittedCosts:
@@ -100,7 +100,7 @@ def calibrate_runs(folders: Sequence[Path], base: JobConfig, name: str | None = 
 
 def base_costs(job: JobConfig, model: ModelConfig) -> CostConfig:
     """The costs of one device that holds all of `model`, as `job` has them or its roofline gives them."""
-    cost = job.cost if isinstance(job.cost, CostConfig) else roofline(model, job.device, job.cost, Layout())
+    cost = job.cost if isinstance(job.cost, CostConfig) else roofline(model, job.device, job.cost, JobLayout())
     return replace(cost, weight_bytes=shape.weight_bytes(model))
 
 

@@ -4,16 +4,16 @@ from __future__ import annotations
 
 from harness.config import ConfigError, CostConfig, JobConfig, RooflineConfig
 from harness.config.placement import Placement
-from harness.cost_model.memory import Layout, advice, kv_tokens
+from harness.cost_model.memory import JobLayout, advice, kv_tokens
 from harness.cost_model.memory_plan import GIB, Lengths, MemoryPlan, PlanSetting, PoolMemory, plan_memory
 from harness.cost_model.roofline import roofline
 
 
-def layout_of(config: JobConfig, placement: Placement, trained: str = "actor") -> Layout:
+def layout_of(config: JobConfig, placement: Placement, trained: str = "actor") -> JobLayout:
     """How the job's work lies on its devices; trained: the role that trains on them."""
     training, algorithm = config.training, config.algorithm
     train_devices = training.tensor_parallel * training.pipeline_parallel
-    return Layout(
+    return JobLayout(
         engine_devices=config.engine.tensor_parallel,
         train_devices=train_devices,
         train_ranks=len(placement.devices[trained]) // train_devices,
@@ -100,7 +100,7 @@ def _longest(cost: RooflineConfig) -> int:
     return cost.prompt_tokens + turns * cost.lengths.cap + (turns - 1) * cost.observation_tokens.cap
 
 
-def _check_engine(config: JobConfig, cost: RooflineConfig, layout: Layout) -> None:
+def _check_engine(config: JobConfig, cost: RooflineConfig, layout: JobLayout) -> None:
     longest, room = _longest(cost), kv_tokens(config.model, config.device, cost, layout)
     if room < longest:
         raise ConfigError(

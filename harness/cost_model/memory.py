@@ -24,7 +24,7 @@ STATE_BYTES = 16
 
 
 @dataclass(frozen=True)
-class Layout:
+class JobLayout:
     """Devices of a rollout engine, and of the training world. Scoring is laid out as training is."""
 
     engine_devices: int = 1  # of one rollout engine: its tensor parallelism
@@ -48,7 +48,7 @@ class Layout:
         return self.train_ranks * self.train_devices
 
 
-def state_bytes(model: ModelConfig, layout: Layout) -> float:
+def state_bytes(model: ModelConfig, layout: JobLayout) -> float:
     """Training state of one device: 16 bytes per parameter over all devices (ZeRO-3: Rajbhandari et al., arXiv
     1910.02054, section 5.3; they count weights and gradients in half precision and a third copy in float32: 16 too)."""
     return STATE_BYTES * parameters(model) / layout.shards
@@ -59,18 +59,18 @@ def typical_tokens(factors: RooflineConfig) -> float:
     return factors.prompt_tokens + (factors.lengths.mean or factors.lengths.cap)
 
 
-def kv_bytes_per_device(model: ModelConfig, layout: Layout, length: float = 0.0) -> float:
+def kv_bytes_per_device(model: ModelConfig, layout: JobLayout, length: float = 0.0) -> float:
     """Bytes of one token's keys and values on each device. Heads are divided over an engine's devices; more devices
     than heads hold some of them twice. length: of a typical sample, where layers have sliding windows."""
     return kv_bytes_per_token(model, length) / min(layout.engine_devices, model.kv_heads)
 
 
-def engine_memory(device: DeviceConfig, factors: RooflineConfig, layout: Layout) -> float:
+def engine_memory(device: DeviceConfig, factors: RooflineConfig, layout: JobLayout) -> float:
     """Bytes that a rollout engine may use on each of its devices."""
     return device.memory_bytes * (factors.kv_share_colocated if layout.colocated else factors.kv_share)
 
 
-def kv_tokens(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: Layout) -> int:
+def kv_tokens(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: JobLayout) -> int:
     """Tokens that the KV cache of one engine holds: what its memory has beside the weights.
 
     Raises ConfigError where the weights leave no room.
@@ -86,7 +86,7 @@ def kv_tokens(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig,
     return tokens
 
 
-def advice(layout: Layout) -> str:
+def advice(layout: JobLayout) -> str:
     """The end of a sentence: settings that make an engine smaller on each device."""
     wider = 2 * layout.engine_devices
     return f'set ARGS="engine.tensor_parallel={wider}" or a device with more memory, as in DEVICE=h200'

@@ -12,13 +12,13 @@ from dataclasses import dataclass
 
 from harness.config import CostConfig, DeviceConfig, ModelConfig, RooflineConfig
 from harness.cost_model import shape
-from harness.cost_model.memory import Layout, kv_bytes_per_device, kv_tokens, state_bytes, typical_tokens
+from harness.cost_model.memory import JobLayout, kv_bytes_per_device, kv_tokens, state_bytes, typical_tokens
 
 OPTIMIZER_BYTES = 28
 """AdamW, per parameter, in float32: weight, gradient and two moments are read, weight and moments written."""
 
 
-def roofline(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: Layout) -> CostConfig:
+def roofline(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: JobLayout) -> CostConfig:
     """Costs of a worker's work: an engine of `engine_devices`, or a rank of `train_devices`.
 
     Raises ConfigError where an engine's memory cannot hold the weights.
@@ -63,7 +63,7 @@ class _Phases:
     model: ModelConfig
     device: DeviceConfig
     factors: RooflineConfig
-    layout: Layout
+    layout: JobLayout
 
     @property
     def _typical(self) -> float:

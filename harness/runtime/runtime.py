@@ -19,7 +19,7 @@ from harness.protocols import Clock, EngineDied
 
 if TYPE_CHECKING:
     from harness.transfer_queue import QueueSpec, TransferQueue
-from harness.transfer_queue.storage.protocol import Backend as QueueBackend
+from harness.transfer_queue.storage.protocol import QueueBackend
 
 Role = TypeVar("Role")
 Role_co = TypeVar("Role_co", covariant=True)

@@ -19,13 +19,13 @@ from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.remote.process import HostedQueue
 from harness.transfer_queue.remote.server import QueueServer
 from harness.transfer_queue.storage.inline import InlineBackend
-from harness.transfer_queue.storage.protocol import Backend
+from harness.transfer_queue.storage.protocol import QueueBackend
 
 
 class QueueHost:
     """The actor. The server lives in its event loop, and ends with it."""
 
-    async def serve(self, spec: QueueSpec, backend: Backend, token: bytes, saves: str | None, run: str) -> Address:
+    async def serve(self, spec: QueueSpec, backend: QueueBackend, token: bytes, saves: str | None, run: str) -> Address:
         """Listens on the address that this node has in the cluster, on a free port."""
         os.environ[RUN] = run
         log_as_lines("queue", lambda: None)
@@ -46,7 +46,7 @@ class QueueActor(HostedQueue):
     def start(
         cls,
         spec: QueueSpec,
-        backend: Backend | None = None,
+        backend: QueueBackend | None = None,
         *,
         timeout_s: float = 60.0,
         call_timeout_s: float = 60.0,

@@ -19,7 +19,7 @@ from harness.config import CostConfig, RooflineConfig
 from harness.config.compose import compose_job
 from harness.cost_model.cost import transfer_times
 from harness.cost_model.lengths import ResponseLengths
-from harness.cost_model.memory import Layout
+from harness.cost_model.memory import JobLayout
 from harness.cost_model.roofline import roofline
 from harness.protocols import Completion, PauseMode, Request
 from harness.runtime.virtual_runtime import VirtualClock, run_virtual
@@ -110,7 +110,7 @@ async def _keep_full(engine: SimulatedRollout) -> int:
 def costs() -> CostConfig:
     config = compose_job(["model=qwen7b"])
     assert isinstance(config.cost, RooflineConfig)
-    return roofline(config.model, config.device, config.cost, Layout())
+    return roofline(config.model, config.device, config.cost, JobLayout())
 
 
 def cases() -> dict[str, tuple[float, Update]]:

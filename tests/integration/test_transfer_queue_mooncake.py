@@ -18,7 +18,7 @@ import pytest
 
 from harness.transfer_queue.control.spec import QueueSpec, TaskSpec
 from harness.transfer_queue.remote.process import QueueProcess
-from harness.transfer_queue.storage.protocol import Session
+from harness.transfer_queue.storage.protocol import QueueSession
 from tests.support.storages import SPECS, assert_read, assignment, columns, tokens
 
 pytest.importorskip("mooncake.store", reason="needs mooncake-transfer-engine-non-cuda", exc_type=ImportError)
@@ -61,7 +61,7 @@ def backend(master: str) -> MooncakeBackend:
 
 async def test_frames_are_read_by_another_and_dropped(backend: MooncakeBackend) -> None:
     store = backend.store("queue")
-    writer, reader = backend.storage(Session("queue", 1)), backend.storage(Session("queue", 2))
+    writer, reader = backend.storage(QueueSession("queue", 1)), backend.storage(QueueSession("queue", 2))
     first, second = writer.write("train_0", columns(range(8))), writer.write("train_0", columns(range(8, 12)))
     assert_read(reader.read(assignment((first, 2, 5), (second, 0, 4)), SPECS), [2, 3, 4, 8, 9, 10, 11])
     assert list(reader.read(assignment((first, 0, 8), names=("reward",)), SPECS)) == ["reward"]
@@ -79,7 +79,7 @@ async def test_frames_are_read_by_another_and_dropped(backend: MooncakeBackend) 
 
 
 def test_a_full_store_refuses_the_put_and_evicts_nothing(backend: MooncakeBackend) -> None:
-    store, storage = backend.store("queue"), backend.storage(Session("queue", 1))
+    store, storage = backend.store("queue"), backend.storage(QueueSession("queue", 1))
     first = storage.write("train_0", columns(range(4)))
     with pytest.raises(RuntimeError, match="could not write to partition 'train_0'.*no memory is left in the store"):
         for _ in range(40):

@@ -17,7 +17,7 @@ from harness.transfer_queue import ColumnSpec, GetRequest, LeaseExpired, QueueCl
 from harness.transfer_queue.loader import StreamingDataLoader
 from harness.transfer_queue.ray_host import QueueActor
 from harness.transfer_queue.remote.client import RemoteQueue
-from harness.transfer_queue.storage.protocol import Session
+from harness.transfer_queue.storage.protocol import QueueSession
 from harness.transfer_queue.storage.ray_objects import RayBackend
 from tests.support.ray_leftovers import IGNORED
 
@@ -291,7 +291,7 @@ async def test_a_dead_queue_is_named() -> None:
 
 async def test_a_unit_that_hangs_is_named_with_what_was_asked_of_it() -> None:
     hanging = ray.remote(num_cpus=0)(Hanging).remote()
-    storage = RayBackend((hanging,), timeout_s=0.1, inline_bytes=0).storage(Session("queue", 1))
+    storage = RayBackend((hanging,), timeout_s=0.1, inline_bytes=0).storage(QueueSession("queue", 1))
     with pytest.raises(TimeoutError, match="ray storage unit 0 took more than 0.1 s to write to partition 'train_0'"):
         storage.write("train_0", {"tokens": tokens(range(4))})
     ray.kill(hanging)

@@ -13,7 +13,7 @@ import pytest
 from harness.transfer_queue.control.spec import QueueSpec, TaskSpec
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.rows.frames import assemble
-from harness.transfer_queue.storage.protocol import Session
+from harness.transfer_queue.storage.protocol import QueueSession
 from tests.support.redis_servers import Server, keys, redis_server
 from tests.support.storages import SPECS, assert_read, assignment, columns, tokens
 
@@ -40,7 +40,7 @@ def backend(servers: tuple[Server, Server]) -> RedisBackend:
 def test_a_partition_spreads_over_the_servers_and_is_read_by_another(
     backend: RedisBackend, servers: tuple[Server, Server]
 ) -> None:
-    writer, reader = backend.storage(Session("queue", 1)), backend.storage(Session("queue", 2))
+    writer, reader = backend.storage(QueueSession("queue", 1)), backend.storage(QueueSession("queue", 2))
     first, second = writer.write("train_0", columns(range(8))), writer.write("train_0", columns(range(8, 12)))
     assert {first.place[0], second.place[0]} == {0, 1}  # type: ignore[index]
     assert_read(reader.read(assignment((first, 2, 5), (second, 0, 4)), SPECS), [2, 3, 4, 8, 9, 10, 11])
@@ -60,7 +60,7 @@ def test_a_partition_spreads_over_the_servers_and_is_read_by_another(
 
 def test_a_reader_asks_for_its_columns_only_in_one_round_trip_a_server(servers: tuple[Server, Server]) -> None:
     backend = RedisBackend((servers[0].url,), inline_bytes=0)
-    storage = backend.storage(Session("queue", 1))
+    storage = backend.storage(QueueSession("queue", 1))
     frames = [storage.write("train_0", columns(range(4))) for _ in range(3)]
     with servers[0].client() as client:
         client.config_resetstat()
@@ -76,7 +76,7 @@ def test_a_reader_asks_for_its_columns_only_in_one_round_trip_a_server(servers: 
 
 
 def test_a_small_frame_travels_in_its_message(backend: RedisBackend, servers: tuple[Server, Server]) -> None:
-    storage = replace(backend, inline_bytes=4096).storage(Session("queue", 1))
+    storage = replace(backend, inline_bytes=4096).storage(QueueSession("queue", 1))
     frame = storage.write("train_0", columns(range(4)))
     assert isinstance(frame.place, bytes)
     assert keys(servers) == []
@@ -86,7 +86,7 @@ def test_a_small_frame_travels_in_its_message(backend: RedisBackend, servers: tu
 
 
 def test_what_the_queue_refused_is_gone(backend: RedisBackend, servers: tuple[Server, Server]) -> None:
-    storage = backend.storage(Session("queue", 1))
+    storage = backend.storage(QueueSession("queue", 1))
     storage.discard("train_0", storage.write("train_0", columns(range(4))))
     assert keys(servers) == []
     storage.close()
@@ -95,7 +95,7 @@ def test_what_the_queue_refused_is_gone(backend: RedisBackend, servers: tuple[Se
 def test_a_drop_takes_what_a_dead_writer_left_and_nothing_of_other_partitions_or_queues(
     backend: RedisBackend, servers: tuple[Server, Server]
 ) -> None:
-    writer, other = backend.storage(Session("queue", 1)), backend.storage(Session("queue*", 1))
+    writer, other = backend.storage(QueueSession("queue", 1)), backend.storage(QueueSession("queue*", 1))
     for partition in ("train_0", "train_0", "train_1", "train_1"):
         writer.write(partition, columns(range(4)))  # it was not announced
     other.write("train_0", columns(range(4)))
@@ -113,8 +113,8 @@ def test_a_drop_takes_what_a_dead_writer_left_and_nothing_of_other_partitions_or
 
 
 async def test_a_snapshot_gets_the_buffers_of_a_frame(backend: RedisBackend) -> None:
-    storage, store = backend.storage(Session("queue", 1)), backend.store("queue")
-    inline = replace(backend, inline_bytes=4096).storage(Session("queue", 2))
+    storage, store = backend.storage(QueueSession("queue", 1)), backend.store("queue")
+    inline = replace(backend, inline_bytes=4096).storage(QueueSession("queue", 2))
     for writer in (storage, inline):
         frame = writer.write("train_0", columns(range(4)))
         buffers = await store.fetch("train_0", frame)
@@ -126,7 +126,7 @@ async def test_a_snapshot_gets_the_buffers_of_a_frame(backend: RedisBackend) -> 
 
 
 def test_rows_that_a_server_lost_are_named(backend: RedisBackend, servers: tuple[Server, Server]) -> None:
-    storage = backend.storage(Session("queue", 1))
+    storage = backend.storage(QueueSession("queue", 1))
     frame = storage.write("train_0", columns(range(4)))
     for server in servers:
         with server.client() as client:
@@ -160,7 +160,7 @@ def test_a_server_that_may_evict_rows_is_refused() -> None:
 
 def test_a_full_server_refuses_the_put(servers: tuple[Server, Server]) -> None:
     with redis_server("maxmemory 3mb") as server:
-        storage = RedisBackend((server.url,)).storage(Session("queue", 1))
+        storage = RedisBackend((server.url,)).storage(QueueSession("queue", 1))
         with pytest.raises(RuntimeError, match="could not write to partition 'train_0': .*maxmemory"):
             for _ in range(100):
                 storage.write("train_0", {"reward": np.zeros(100_000, np.float32)})
@@ -171,8 +171,8 @@ def test_a_server_that_hangs_or_is_gone_is_named() -> None:
     with redis_server() as server:
         backend = RedisBackend((server.url,), timeout_s=0.2, inline_bytes=0)
         patient = replace(backend, timeout_s=60)
-        storage, store = backend.storage(Session("queue", 1)), patient.store("queue")
-        frame = patient.storage(Session("queue", 2)).write("train_0", columns(range(4)))
+        storage, store = backend.storage(QueueSession("queue", 1)), patient.store("queue")
+        frame = patient.storage(QueueSession("queue", 2)).write("train_0", columns(range(4)))
         server.process.send_signal(signal.SIGSTOP)
         with pytest.raises(TimeoutError, match=f"redis at unix://{server.path} took more than 0.2 s to write to"):
             storage.write("train_0", columns(range(4)))
@@ -190,7 +190,7 @@ def test_a_server_that_hangs_or_is_gone_is_named() -> None:
 def test_what_a_server_could_not_drop_goes_with_the_next_drop() -> None:
     with redis_server() as server, server.client() as client:
         backend = RedisBackend((server.url,), inline_bytes=0)
-        storage, store = backend.storage(Session("queue", 1)), backend.store("queue")
+        storage, store = backend.storage(QueueSession("queue", 1)), backend.store("queue")
         for partition in ("train_0", "train_1"):
             storage.write(partition, columns(range(4)))
         client.acl_setuser("default", enabled=True, commands=["-unlink"], keys=["*"])

@@ -15,7 +15,7 @@ from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.remote.server import QueueServer
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.snapshots.snapshot import save
-from harness.transfer_queue.storage.protocol import Backend
+from harness.transfer_queue.storage.protocol import QueueBackend
 
 START_S = 60.0
 T = TypeVar("T")
@@ -105,7 +105,7 @@ class SavedSide(LocalSide):
 class ServerThread:
     """A queue's server in a thread of this process: as good as one of its own, and there at once."""
 
-    def __init__(self, spec: QueueSpec, backend: Backend, address: str | None = None, **options: Any) -> None:
+    def __init__(self, spec: QueueSpec, backend: QueueBackend, address: str | None = None, **options: Any) -> None:
         self._make = lambda: QueueServer(spec, backend, address=address, **options)
         self._started = threading.Event()
         self._thread = threading.Thread(target=lambda: asyncio.run(self._serve()), name="transfer queue")
@@ -169,7 +169,7 @@ class SocketSide:
 
     restarts = False
 
-    def __init__(self, spec: QueueSpec, backend: Backend, address: str | None = None) -> None:
+    def __init__(self, spec: QueueSpec, backend: QueueBackend, address: str | None = None) -> None:
         self.spec, self._backend, self._address = spec, backend, address
         self.server = ServerThread(spec, backend, address)
         self.connections: dict[str, AsyncConnection | SyncConnection] = {}

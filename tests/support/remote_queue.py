@@ -20,7 +20,7 @@ from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.remote.server import QueueServer
-from harness.transfer_queue.storage.protocol import Backend
+from harness.transfer_queue.storage.protocol import QueueBackend
 from harness.transfer_queue.storage.shm import ShmBackend
 
 COLUMNS = {"tokens": ColumnSpec("int64", ragged=True), "reward": ColumnSpec("float32")}
@@ -32,7 +32,7 @@ SPEC = QueueSpec(
 
 @asynccontextmanager
 async def serving(
-    backend: Backend | None = None, address: str | None = None, spec: QueueSpec = SPEC, **options: Any
+    backend: QueueBackend | None = None, address: str | None = None, spec: QueueSpec = SPEC, **options: Any
 ) -> AsyncIterator[tuple[QueueServer, RemoteQueue]]:
     backend = ShmBackend() if backend is None else backend
     async with QueueServer(spec, backend, address=address, **options) as server:

@@ -13,7 +13,7 @@ from pydantic.dataclasses import dataclass
 from harness.config import STRICT, ConfigError, CostConfig, JobConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.config.fields import Count
-from harness.cost_model.memory import Layout
+from harness.cost_model.memory import JobLayout
 from harness.cost_model.roofline import roofline
 from harness.driver.recorder import Recorder
 from harness.driver.session import simulate
@@ -113,7 +113,7 @@ def pooled(config: JobConfig, devices: Mapping[str, int]) -> JobConfig:
 
 def _cost(config: JobConfig, devices: Mapping[str, int], ranks: int, scorers: int) -> CostConfig:
     training, algorithm = config.training, config.algorithm
-    layout = Layout(
+    layout = JobLayout(
         engine_devices=config.engine.tensor_parallel,
         train_devices=training.tensor_parallel * training.pipeline_parallel,
         train_ranks=ranks,

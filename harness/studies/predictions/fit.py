@@ -15,7 +15,7 @@ from engines.simulated.decoding import decoded_s
 from harness.config import ConfigError, CostConfig, JobConfig, LengthsConfig
 from harness.cost_model.cost import DecodeCost
 from harness.cost_model.lengths import ResponseLengths
-from harness.cost_model.memory import Layout
+from harness.cost_model.memory import JobLayout
 from harness.cost_model.roofline import roofline
 from harness.cost_model.shape import forward_flops_per_token
 from harness.studies.predictions.phases import UPDATE, PhaseScaling
@@ -98,7 +98,7 @@ def fit(rows: Sequence[Row], config: JobConfig, sync: Mapping[str, PhaseScaling]
 
 def engine_cost(config: JobConfig, *, colocated: bool) -> CostConfig:
     """Costs of one rollout engine of the job, by the roofline."""
-    layout = Layout(engine_devices=config.engine.tensor_parallel, colocated=colocated)
+    layout = JobLayout(engine_devices=config.engine.tensor_parallel, colocated=colocated)
     return roofline(config.model, config.device, factors_of(config), layout)
 
 

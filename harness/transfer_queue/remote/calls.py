@@ -16,7 +16,7 @@ from harness.transfer_queue.queue import TransferQueue
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.rows.columns import Batch, Column, as_integers
 from harness.transfer_queue.rows.frames import Frame
-from harness.transfer_queue.storage.protocol import Backend, Storage
+from harness.transfer_queue.storage.protocol import QueueBackend, Storage
 from harness.transfer_queue.storage.shm import Segment, ShmStorage
 
 
@@ -27,7 +27,7 @@ class Endpoint:
 
     address: Address
     token: bytes = field(repr=False)
-    backend: Backend
+    backend: QueueBackend
     spec: QueueSpec
     call_timeout_s: float = 60.0
 

@@ -18,7 +18,7 @@ from harness.rpc.stream import FramedStream, PendingCalls
 from harness.transfer_queue.queue import Portal
 from harness.transfer_queue.remote import calls
 from harness.transfer_queue.remote import messages as m
-from harness.transfer_queue.storage.protocol import Session, Storage
+from harness.transfer_queue.storage.protocol import QueueSession, Storage
 
 
 class Connection:
@@ -75,7 +75,7 @@ class Connection:
         answer = self._decoded(welcome)
         if not isinstance(answer, m.Welcome):
             raise ConnectionError(f"what listens on {endpoint.address} is no transfer queue")
-        self.storage = endpoint.backend.storage(Session(answer.queue, answer.writer))
+        self.storage = endpoint.backend.storage(QueueSession(answer.queue, answer.writer))
 
     async def _guard(self) -> AsyncGenerator[None, None]:
         """An event loop that shuts down ends its generators, and with this one the connection."""

@@ -174,7 +174,7 @@ class Describe(Request):
 
 
 class Welcome(Message):
-    """queue, writer: the `Session`."""
+    """queue, writer: the `QueueSession`."""
 
     queue: str
     writer: int

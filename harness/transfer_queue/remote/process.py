@@ -23,7 +23,7 @@ from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.remote.server import QueueServer
 from harness.transfer_queue.remote.sync_client import SyncQueue
-from harness.transfer_queue.storage.protocol import Backend
+from harness.transfer_queue.storage.protocol import QueueBackend
 from harness.transfer_queue.storage.shm import ShmBackend
 
 _STOP_S = 10.0
@@ -80,7 +80,7 @@ class QueueProcess(HostedQueue):
     def start(
         cls,
         spec: QueueSpec,
-        backend: Backend | None = None,
+        backend: QueueBackend | None = None,
         *,
         address: Address | None = None,
         timeout_s: float = 60.0,
@@ -154,7 +154,7 @@ def _ready(process: subprocess.Popen[bytes], options: bytes, timeout_s: float) -
     return said.decode().strip()
 
 
-def _backend(options: LaunchOptions) -> Backend:
+def _backend(options: LaunchOptions) -> QueueBackend:
     module, _, name = options.backend.partition(":")
     return msgspec.convert(options.fields, getattr(importlib.import_module(module), name))
 

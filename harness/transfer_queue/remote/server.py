@@ -17,7 +17,7 @@ from harness.transfer_queue.remote.messages import Cleared, Welcome
 from harness.transfer_queue.remote.requests import Requests
 from harness.transfer_queue.service.service import QueueService
 from harness.transfer_queue.snapshots.snapshot import load
-from harness.transfer_queue.storage.protocol import Backend, Session
+from harness.transfer_queue.storage.protocol import QueueBackend, QueueSession
 from harness.transfer_queue.storage.shm import ShmStorage, ShmStore
 
 _NO_CLIENT = 0  # clients are numbered from 1
@@ -34,7 +34,7 @@ class QueueServer:
     def __init__(
         self,
         spec: QueueSpec,
-        backend: Backend,
+        backend: QueueBackend,
         *,
         token: bytes | None = None,
         address: Address | None = None,
@@ -65,7 +65,7 @@ class QueueServer:
         """Start the service in the event loop that runs. Payload that it brings is from then on the store's."""
         if resume is None:
             return QueueService(self.spec, self.store)
-        storage = self.backend.storage(Session(self.name, _NO_CLIENT))
+        storage = self.backend.storage(QueueSession(self.name, _NO_CLIENT))
         try:
             service = load(self.spec, self.store, resume, storage=storage)
             if isinstance(storage, ShmStorage) and self.segments is not None:

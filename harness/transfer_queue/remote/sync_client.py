@@ -27,7 +27,7 @@ from harness.transfer_queue.control.spec import GetRequest, QueueSpec, with_get_
 from harness.transfer_queue.remote import calls
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.rows.columns import Batch
-from harness.transfer_queue.storage.protocol import Session, Storage
+from harness.transfer_queue.storage.protocol import QueueSession, Storage
 
 Arguments = ParamSpec("Arguments")
 Returned = TypeVar("Returned")
@@ -65,7 +65,7 @@ class SyncConnection:
         answer, _ = self._reply(0)
         if not isinstance(answer, m.Welcome):
             raise ConnectionError(f"what listens on {self._endpoint.address} is no transfer queue")
-        self.storage = self._endpoint.backend.storage(Session(answer.queue, answer.writer))
+        self.storage = self._endpoint.backend.storage(QueueSession(answer.queue, answer.writer))
 
     def run(self, call: calls.Call) -> Any:
         """The call's result; raises what it raises. RuntimeError if another thread is in the middle of one."""

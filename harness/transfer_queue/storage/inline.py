@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.transfer_queue.rows.columns import Column, ColumnSpec
 from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame, assemble, cut, in_one_piece, joined, pack
-from harness.transfer_queue.storage.protocol import Session
+from harness.transfer_queue.storage.protocol import QueueSession
 
 SMALL = 4096
 """Bytes of a put up to which a copy more costs less than a place of its own."""
@@ -99,7 +99,7 @@ def _columns(frame: Frame) -> Mapping[str, Column]:
 class InlineBackend:
     """Every frame travels in its message and lies in the memory of the queue's process: also over TCP."""
 
-    def storage(self, session: Session) -> InlineStorage:
+    def storage(self, session: QueueSession) -> InlineStorage:
         return InlineStorage()
 
     def store(self, queue: str) -> InlineStorage:

@@ -49,7 +49,7 @@ class PayloadStore(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class Session:
+class QueueSession:
     """The facts that the control plane tells a client that connects. queue: a name that no other queue has; writer: a
     number that no other connection to this queue ever had, from which unique keys are made."""
 
@@ -57,10 +57,10 @@ class Session:
     writer: int
 
 
-class Backend(Protocol):
+class QueueBackend(Protocol):
     """A small description of the storage that a queue uses, which travels to every process that takes part."""
 
-    def storage(self, session: Session) -> Storage:
+    def storage(self, session: QueueSession) -> Storage:
         """The side of a writer or reader."""
 
     def store(self, queue: str) -> PayloadStore:

@@ -15,8 +15,8 @@ import ray
 from ray.exceptions import ActorDiedError, ActorUnavailableError, GetTimeoutError, RayError, RayTaskError
 
 from harness.transfer_queue.rows.frames import Buffer
-from harness.transfer_queue.storage.protocol import Session
-from harness.transfer_queue.storage.units import Cell, UnitStorage, UnitStore
+from harness.transfer_queue.storage.protocol import QueueSession
+from harness.transfer_queue.storage.units import FrameColumn, UnitStorage, UnitStore
 
 INLINE_BYTES = 256 << 10
 """Up to so many, a put goes in its message and lies in the queue's own process: 150 KB cost 0.5 ms of CPU there and
@@ -34,7 +34,7 @@ class FrameHost:
         kept = {column: buffer.copy() for column, buffer in buffers.items()}
         self._partitions.setdefault(partition, {})[number] = kept
 
-    def load(self, partition: str, cells: Sequence[Cell]) -> list[Buffer | None]:
+    def load(self, partition: str, cells: Sequence[FrameColumn]) -> list[Buffer | None]:
         """Buffers of these cells; None for what is not there."""
         frames = self._partitions.get(partition, {})
         return [frames.get(number, {}).get(column) for number, column, _ in cells]
@@ -91,7 +91,7 @@ class RayBackend:
         for unit in self.units:
             ray.kill(unit)
 
-    def storage(self, session: Session) -> UnitStorage:
+    def storage(self, session: QueueSession) -> UnitStorage:
         return UnitStorage(self._units(), session.writer, self.inline_bytes)
 
     def store(self, queue: str) -> UnitStore:
@@ -126,7 +126,7 @@ class RayUnit:
     def store(self, partition: str, number: int, buffers: Mapping[str, Buffer]) -> None:
         self._ask(f"write to partition {partition!r}", self.actor.store, partition, number, buffers)
 
-    def load(self, partition: str, cells: Sequence[Cell]) -> list[Buffer | None]:
+    def load(self, partition: str, cells: Sequence[FrameColumn]) -> list[Buffer | None]:
         return self._ask(f"read partition {partition!r}", self.actor.load, partition, [tuple(cell) for cell in cells])
 
     def forget(self, partition: str, number: int, columns: Collection[str]) -> None:

@@ -23,8 +23,8 @@ from redis.retry import Retry
 
 from harness.transfer_queue.rows.frames import Buffer
 from harness.transfer_queue.storage.inline import SMALL
-from harness.transfer_queue.storage.protocol import Session
-from harness.transfer_queue.storage.units import Cell, UnitStorage, UnitStore
+from harness.transfer_queue.storage.protocol import QueueSession
+from harness.transfer_queue.storage.units import FrameColumn, UnitStorage, UnitStore
 
 DAY_S = 86_400
 SERVERS = "CADENCE_REDIS"
@@ -56,7 +56,7 @@ class RedisBackend:
             except ValueError:  # its text may hold the password
                 raise ValueError(f"urls[{i}] is not redis://, rediss:// or unix://, percent-encoded") from None
 
-    def storage(self, session: Session) -> UnitStorage:
+    def storage(self, session: QueueSession) -> UnitStorage:
         return UnitStorage(self._servers(session.queue), session.writer, self.inline_bytes)
 
     def store(self, queue: str) -> UnitStore:
@@ -126,7 +126,7 @@ class RedisServer:
         cells = chain.from_iterable((_field(number, column), buffer.data) for column, buffer in buffers.items())
         self._ask(f"write to partition {partition!r}", ("HSET", key, *cells), ("EXPIRE", key, self._expire_s))
 
-    def load(self, partition: str, cells: Sequence[Cell]) -> list[Buffer | None]:
+    def load(self, partition: str, cells: Sequence[FrameColumn]) -> list[Buffer | None]:
         key = self._key(partition)
         fields = [_field(cell.number, cell.column) for cell in cells]
         what = f"read partition {partition!r}"

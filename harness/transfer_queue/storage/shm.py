@@ -22,7 +22,7 @@ from harness.transfer_queue.rows.columns import Column, ColumnSpec
 from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame, Part, assemble, pack
 from harness.transfer_queue.storage.gather import ALIGNMENT, gathered, layout
 from harness.transfer_queue.storage.inline import SMALL, inline, inline_buffers
-from harness.transfer_queue.storage.protocol import Session
+from harness.transfer_queue.storage.protocol import QueueSession
 
 MAPPED = 4 << 20
 """Bytes of a stretch from which mapping it costs less than copying it: below, page faults cost more than the copy."""
@@ -42,7 +42,7 @@ class ShmBackend:
     inline_bytes: int = SMALL
     mapped_bytes: int = MAPPED
 
-    def storage(self, session: Session) -> ShmStorage:
+    def storage(self, session: QueueSession) -> ShmStorage:
         return ShmStorage(session.writer, self.inline_bytes, self.mapped_bytes)
 
     def store(self, queue: str) -> ShmStore:

@@ -16,7 +16,7 @@ from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame, a
 from harness.transfer_queue.storage.inline import inline, inline_buffers
 
 
-class Cell(NamedTuple):
+class FrameColumn(NamedTuple):
     """The buffer of one column of a frame; number: the frame's, size: in bytes."""
 
     number: int
@@ -35,7 +35,7 @@ class Unit(Protocol):
     def store(self, partition: str, number: int, buffers: Mapping[str, Buffer]) -> None:
         """Keep a frame's buffers by column."""
 
-    def load(self, partition: str, cells: Sequence[Cell]) -> Sequence[Buffer | None]:
+    def load(self, partition: str, cells: Sequence[FrameColumn]) -> Sequence[Buffer | None]:
         """Load cells in one call. None for what is not there."""
 
     def forget(self, partition: str, number: int, columns: Collection[str]) -> None:
@@ -145,12 +145,12 @@ def _needed(assignment: BatchAssignment) -> dict[int, list[str]]:
     return needed
 
 
-def _cell(frame: Frame, column: str) -> Cell:
+def _cell(frame: Frame, column: str) -> FrameColumn:
     assert isinstance(frame.place, tuple)
-    return Cell(frame.place[1], column, frame.sizes[column])
+    return FrameColumn(frame.place[1], column, frame.sizes[column])
 
 
-def _load(units: Sequence[Unit], unit: int, partition: str, cells: Sequence[Cell]) -> Iterable[Buffer]:
+def _load(units: Sequence[Unit], unit: int, partition: str, cells: Sequence[FrameColumn]) -> Iterable[Buffer]:
     """RuntimeError unless the unit has all of them, in their sizes."""
     if not 0 <= unit < len(units):
         raise ValueError(f"a frame of partition {partition!r} is said to lie in unit {unit} of {len(units)}")
@@ -158,7 +158,7 @@ def _load(units: Sequence[Unit], unit: int, partition: str, cells: Sequence[Cell
     return [_whole(buffer, cell, units[unit], partition) for buffer, cell in zip(found, cells, strict=True)]
 
 
-def _whole(buffer: Buffer | None, cell: Cell, unit: Unit, partition: str) -> Buffer:
+def _whole(buffer: Buffer | None, cell: FrameColumn, unit: Unit, partition: str) -> Buffer:
     if buffer is None or buffer.size != cell.size:
         has = "nothing" if buffer is None else f"{buffer.size} bytes"
         raise RuntimeError(

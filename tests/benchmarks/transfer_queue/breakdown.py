@@ -24,7 +24,7 @@ from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.rows.columns import Column, Ragged
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame
 from harness.transfer_queue.service.service import QueueService
-from harness.transfer_queue.storage.protocol import Session
+from harness.transfer_queue.storage.protocol import QueueSession
 from harness.transfer_queue.storage.shm import ShmBackend, ShmStorage, ShmStore
 from tests.benchmarks.transfer_queue.cadence import CadenceSide, spec_of
 from tests.benchmarks.transfer_queue.cases import MICRO_BATCH
@@ -81,7 +81,7 @@ async def pieces(watch: Stopwatch) -> None:
     """Everything that a put and a get consist of, but the way there and back."""
     spec, backend = spec_of(READING), ShmBackend()
     store = backend.store("breakdown")
-    storage, service = backend.storage(Session("breakdown", WRITER)), QueueService(spec, store)
+    storage, service = backend.storage(QueueSession("breakdown", WRITER)), QueueService(spec, store)
     todo = batches()
     await service.create_partition("p", range(len(todo) * MICRO_BATCH))
 

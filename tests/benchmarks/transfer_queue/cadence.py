@@ -18,13 +18,13 @@ from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.rows.columns import Batch, Column, ColumnSpec, Ragged
 from harness.transfer_queue.storage.inline import InlineBackend
-from harness.transfer_queue.storage.protocol import Backend
+from harness.transfer_queue.storage.protocol import QueueBackend
 from harness.transfer_queue.storage.shm import ShmBackend
 from tests.benchmarks.transfer_queue.contract import Taken
 from tests.benchmarks.transfer_queue.workload import DENSE, RAGGED, WRITTEN, Tasks
 
 START_S = 20.0
-Started = tuple[Backend, list[int]]
+Started = tuple[QueueBackend, list[int]]
 """A backend, and the processes that it needs besides the queue's."""
 
 

@@ -38,7 +38,7 @@ from harness.config import (
 from harness.config.compose import choices, compose_job
 from harness.cost_model import shape
 from harness.cost_model.cost import transfer_times
-from harness.cost_model.memory import Layout
+from harness.cost_model.memory import JobLayout
 from harness.cost_model.roofline import roofline
 
 JOB = compose_job(["model=qwen3-0.6b", "cost=roofline", "device=h100"])
@@ -46,7 +46,7 @@ MODEL = JOB.model
 BASE = compose_job(["cost=tiny_cpu"]).cost
 assert isinstance(JOB.cost, RooflineConfig) and isinstance(BASE, CostConfig)
 TRUTH = replace(
-    roofline(MODEL, JOB.device, JOB.cost, Layout()),
+    roofline(MODEL, JOB.device, JOB.cost, JobLayout()),
     decode_step_s=0.004,
     decode_weights_s=0.003,
     decode_step_s_per_sample=5e-5,
@@ -171,7 +171,7 @@ def test_implied_shares_are_those_that_a_roofline_was_made_with() -> None:
     factors = replace(JOB.cost, forward_share=0.31, train_share=0.27, decode_share=0.11, memory_share=0.71)
     assert isinstance(factors, RooflineConfig)
 
-    shares = implied_shares(roofline(MODEL, JOB.device, factors, Layout()), MODEL, JOB.device)
+    shares = implied_shares(roofline(MODEL, JOB.device, factors, JobLayout()), MODEL, JOB.device)
 
     for name in ("forward_share", "train_share", "decode_share", "host_share"):
         assert shares[name] == pytest.approx(getattr(factors, name)), name

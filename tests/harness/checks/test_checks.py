@@ -14,7 +14,7 @@ from harness.config import ConfigError
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.cost_model.job_cost import layout_of, simulated_cost
-from harness.cost_model.memory import Layout
+from harness.cost_model.memory import JobLayout
 from tests.support.losses import WHOLE_BATCH
 
 GIB = 1 << 30
@@ -481,12 +481,12 @@ def test_a_layout_is_read_off_the_settings_and_the_split() -> None:
     apart = compose_job(
         [*BIG, "engine.tensor_parallel=4", "training.tensor_parallel=2", "training.pipeline_parallel=2"]
     )
-    assert layout_of(apart, plan_job(apart, make_schedule(apart), Machine(1, 0, 0)).placement) == Layout(
+    assert layout_of(apart, plan_job(apart, make_schedule(apart), Machine(1, 0, 0)).placement) == JobLayout(
         engine_devices=4, train_devices=4, train_ranks=2, pipeline=2, samples_per_call=8
     )
     shared = compose_job([*BIG, "schedule=colocate_sync", "cluster.devices=8"])
     placement = plan_job(shared, make_schedule(shared), Machine(1, 0, 0)).placement
-    assert layout_of(shared, placement) == Layout(train_ranks=8, colocated=True, samples_per_call=8, one_node=True)
+    assert layout_of(shared, placement) == JobLayout(train_ranks=8, colocated=True, samples_per_call=8, one_node=True)
     assert simulated_cost(shared, placement).name == "roofline"
     given = compose_job([*BIG, "cost=tiny_cpu"])
     assert simulated_cost(given, placement) is given.cost

@@ -12,7 +12,7 @@ from omegaconf import OmegaConf
 from harness.config import ConfigError, CostConfig, DeviceConfig, ModelConfig, RooflineConfig
 from harness.config.compose import EXPERIMENTS, choices, compose_job
 from harness.cost_model.memory import (
-    Layout,
+    JobLayout,
     kv_tokens,
 )
 from harness.cost_model.roofline import all_reduce_s, all_to_all_s, gather_s, ring_bytes_per_s, roofline
@@ -41,7 +41,7 @@ assert isinstance(FACTORS_OF_FILES, RooflineConfig)
 
 
 def test_one_device_costs_what_arithmetic_by_hand_says() -> None:
-    cost = roofline(MODEL, DEVICE, FACTORS, Layout())
+    cost = roofline(MODEL, DEVICE, FACTORS, JobLayout())
     assert cost.decode_step_s == 1.0
     assert cost.decode_weights_s == pytest.approx(2 * ACTIVE / 50.0)  # bytes over half of the memory's bandwidth
     assert cost.decode_step_s_per_sample == pytest.approx(2 * ACTIVE / 500.0)
@@ -60,17 +60,17 @@ def test_one_device_costs_what_arithmetic_by_hand_says() -> None:
 
 
 def test_ranks_gather_shards_twice_and_reduce_gradients_in_each_call() -> None:
-    cost = roofline(MODEL, DEVICE, FACTORS, Layout(train_ranks=4))
+    cost = roofline(MODEL, DEVICE, FACTORS, JobLayout(train_ranks=4))
     gathered = 0.75 * 2 * ALL / 25.0  # three quarters of it come from others, over half of the link
     assert cost.log_prob_call_s == pytest.approx(gathered)
     assert cost.train_call_s == pytest.approx(2 * gathered + 0.75 * 4 * ALL / 25.0)
     assert cost.train_step_s == pytest.approx(28 * ALL / 4 / 50.0)
-    hidden = roofline(MODEL, DEVICE, replace(FACTORS, overlap=0.75), Layout(train_ranks=4))
+    hidden = roofline(MODEL, DEVICE, replace(FACTORS, overlap=0.75), JobLayout(train_ranks=4))
     assert hidden.train_call_s == pytest.approx(cost.train_call_s / 4)
 
 
 def test_devices_that_share_layers_divide_the_work_and_sum_activations() -> None:
-    one, two = (roofline(MODEL, DEVICE, FACTORS, Layout(engine_devices=n, train_devices=n)) for n in (1, 2))
+    one, two = (roofline(MODEL, DEVICE, FACTORS, JobLayout(engine_devices=n, train_devices=n)) for n in (1, 2))
     summed = 2 * 0.5 * (2 * 8 * 2) / 25.0  # an all-reduce of two: of layers x hidden x bytes, over half of the link
     assert two.decode_weights_s == pytest.approx(one.decode_weights_s / 2)
     assert two.decode_step_s_per_sample == pytest.approx(one.decode_step_s_per_sample / 2 + 2 * summed)
@@ -78,27 +78,27 @@ def test_devices_that_share_layers_divide_the_work_and_sum_activations() -> None
     assert two.train_s_per_token == pytest.approx(one.train_s_per_token / 2 + 4 * summed)
     assert two.decode_s_per_cached_token == one.decode_s_per_cached_token, "both hold the one KV head"
     assert two.host_bytes_per_s == 2 * one.host_bytes_per_s
-    latency = roofline(MODEL, DEVICE, replace(FACTORS, latency_s=0.5), Layout(engine_devices=2, train_devices=2))
+    latency = roofline(MODEL, DEVICE, replace(FACTORS, latency_s=0.5), JobLayout(engine_devices=2, train_devices=2))
     assert latency.decode_step_s == 1.0 + 2 * 2 * 0.5
     assert latency.train_call_s == pytest.approx(4 * 2 * 0.5)
 
 
 def test_activations_that_are_not_kept_cost_a_third_more() -> None:
-    kept, again = (roofline(MODEL, DEVICE, FACTORS, Layout(recompute=value)) for value in (False, True))
+    kept, again = (roofline(MODEL, DEVICE, FACTORS, JobLayout(recompute=value)) for value in (False, True))
     assert again.train_s_per_token == pytest.approx(kept.train_s_per_token * 4 / 3)
     assert again.train_s_per_pair == pytest.approx(kept.train_s_per_pair * 4 / 3)
     assert again.log_prob_s_per_token == kept.log_prob_s_per_token
 
 
 def test_a_pipeline_stands_still_while_it_fills_and_empties() -> None:
-    one = roofline(MODEL, DEVICE, FACTORS, Layout())
+    one = roofline(MODEL, DEVICE, FACTORS, JobLayout())
     for samples in (1, 3, 1000):
-        two = roofline(MODEL, DEVICE, FACTORS, Layout(train_devices=2, pipeline=2, samples_per_call=samples))
+        two = roofline(MODEL, DEVICE, FACTORS, JobLayout(train_devices=2, pipeline=2, samples_per_call=samples))
         assert two.train_s_per_token == pytest.approx(one.train_s_per_token / 2 * (samples + 1) / samples)
 
 
 def test_taking_turns_slows_training_and_moves_its_state() -> None:
-    own, shared = (roofline(MODEL, DEVICE, FACTORS, Layout(colocated=value)) for value in (False, True))
+    own, shared = (roofline(MODEL, DEVICE, FACTORS, JobLayout(colocated=value)) for value in (False, True))
     assert shared.train_s_per_token == 2 * own.train_s_per_token
     assert shared.train_step_s == 2 * own.train_step_s
     assert shared.log_prob_s_per_token == own.log_prob_s_per_token
@@ -109,7 +109,7 @@ def test_taking_turns_slows_training_and_moves_its_state() -> None:
 
 def test_experts_are_read_whole_and_multiplied_with_in_part() -> None:
     mixture = replace(MODEL, experts=4, active_experts=2)
-    dense, mixed = (roofline(model, DEVICE, FACTORS, Layout()) for model in (MODEL, mixture))
+    dense, mixed = (roofline(model, DEVICE, FACTORS, JobLayout()) for model in (MODEL, mixture))
     router, network = 2 * 8 * 4, 2 * 3 * 8 * 16
     assert mixed.decode_weights_s - dense.decode_weights_s == pytest.approx(2 * (router + 3 * network) / 50.0)
     assert mixed.train_s_per_token - dense.train_s_per_token == pytest.approx(6 * (router + network) / 250.0)
@@ -118,7 +118,7 @@ def test_experts_are_read_whole_and_multiplied_with_in_part() -> None:
 
 def test_experts_that_are_spread_are_gathered_by_fewer_and_reached_by_all_to_alls() -> None:
     mixture = replace(MODEL, experts=4, active_experts=2)
-    whole, spread = (roofline(mixture, DEVICE, FACTORS, Layout(train_ranks=4, expert_ranks=n)) for n in (1, 2))
+    whole, spread = (roofline(mixture, DEVICE, FACTORS, JobLayout(train_ranks=4, expert_ranks=n)) for n in (1, 2))
     experts = expert_parameters(mixture)
     assert experts == 2 * 4 * 3 * 8 * 16
     dense_s = 0.75 * 2 * (parameters(mixture) - experts) / 25.0
@@ -150,14 +150,14 @@ def test_a_ring_across_nodes_has_the_networks_of_all_its_members_in_a_node() -> 
 
 
 def test_in_one_node_weights_travel_over_its_links() -> None:
-    assert roofline(MODEL, DEVICE, FACTORS, Layout(one_node=True)).network_bytes_per_s == 25.0
+    assert roofline(MODEL, DEVICE, FACTORS, JobLayout(one_node=True)).network_bytes_per_s == 25.0
 
 
 # -- better is never worse
 
 
 LAYOUTS = st.builds(
-    lambda engine, tensor, pipeline, **rest: Layout(engine, tensor * pipeline, pipeline=pipeline, **rest),
+    lambda engine, tensor, pipeline, **rest: JobLayout(engine, tensor * pipeline, pipeline=pipeline, **rest),
     engine=st.sampled_from([1, 2, 4, 8]),
     tensor=st.sampled_from([1, 2, 4]),
     pipeline=st.sampled_from([1, 2, 4]),
@@ -185,7 +185,7 @@ def worse(before: CostConfig, after: CostConfig) -> list[str]:
 
 
 @given(LAYOUTS, st.sampled_from(FIGURES), st.floats(1.0, 10.0))
-def test_a_better_device_makes_nothing_slower(layout: Layout, figure: str, factor: float) -> None:
+def test_a_better_device_makes_nothing_slower(layout: JobLayout, figure: str, factor: float) -> None:
     device = QWEN.device
     better = replace(device, **{figure: factor * getattr(device, figure)})
     before, after = (roofline(QWEN.model, its, FACTORS_OF_FILES, layout) for its in (device, better))
@@ -193,7 +193,7 @@ def test_a_better_device_makes_nothing_slower(layout: Layout, figure: str, facto
 
 
 @given(LAYOUTS, st.sampled_from(SHARES), st.floats(0.0, 1.0))
-def test_a_larger_share_makes_nothing_slower(layout: Layout, share: str, towards: float) -> None:
+def test_a_larger_share_makes_nothing_slower(layout: JobLayout, share: str, towards: float) -> None:
     value = getattr(FACTORS_OF_FILES, share)
     better = replace(FACTORS_OF_FILES, **{share: min(1.0, value + towards * (1.0 - value))})
     before, after = (roofline(QWEN.model, QWEN.device, factors, layout) for factors in (FACTORS_OF_FILES, better))
@@ -201,7 +201,7 @@ def test_a_larger_share_makes_nothing_slower(layout: Layout, share: str, towards
 
 
 @given(LAYOUTS, st.integers(1, 3))
-def test_more_devices_make_no_engine_and_no_optimizer_slower(layout: Layout, doublings: int) -> None:
+def test_more_devices_make_no_engine_and_no_optimizer_slower(layout: JobLayout, doublings: int) -> None:
     """Where links cost nothing: an all-reduce may cost more than sharing the work saves."""
     free = replace(FACTORS_OF_FILES, latency_s=0.0, overlap=1.0)
     device = replace(QWEN.device, link_bytes_per_s=1e30, network_bytes_per_s=1e30)
@@ -226,7 +226,7 @@ def test_every_device_of_the_files_is_plausible(name: str) -> None:
 
 def test_a_7b_model_on_an_h100_is_about_as_fast_as_people_measure() -> None:
     """Orders of magnitude: a decode step of a few milliseconds, forward of some 30,000 tokens a second."""
-    cost = roofline(QWEN.model, QWEN.device, FACTORS_OF_FILES, Layout(train_ranks=8))
+    cost = roofline(QWEN.model, QWEN.device, FACTORS_OF_FILES, JobLayout(train_ranks=8))
     assert 0.004 < cost.decode_step_s + cost.decode_weights_s < 0.012
     assert 20_000 < 1 / cost.log_prob_s_per_token < 50_000
     assert 6_000 < 1 / cost.train_s_per_token < 12_000
@@ -272,17 +272,17 @@ def test_attention_of_a_sequence_is_that_of_its_tokens_in_turn() -> None:
 
 
 def test_the_cache_holds_what_the_weights_leave() -> None:
-    assert kv_tokens(MODEL, DEVICE, FACTORS, Layout()) == (90_000 - 2 * ALL) // 32
-    assert kv_tokens(MODEL, DEVICE, FACTORS, Layout(colocated=True)) == (50_000 - 2 * ALL) // 32
+    assert kv_tokens(MODEL, DEVICE, FACTORS, JobLayout()) == (90_000 - 2 * ALL) // 32
+    assert kv_tokens(MODEL, DEVICE, FACTORS, JobLayout(colocated=True)) == (50_000 - 2 * ALL) // 32
     wide = replace(MODEL, kv_heads=2)
-    assert kv_tokens(wide, DEVICE, FACTORS, Layout(engine_devices=2)) == (90_000 - parameters(wide)) // 32
+    assert kv_tokens(wide, DEVICE, FACTORS, JobLayout(engine_devices=2)) == (90_000 - parameters(wide)) // 32
 
 
 def test_weights_that_leave_no_room_are_refused_with_a_way_out() -> None:
     config = compose_job(["model=qwen32b"])
     need = r"its weights are 61\.0 GiB on each device of a rollout engine, which may use 44\.7 GiB of device=h100"
     with pytest.raises(ConfigError, match=rf"{need}; set ARGS=\"engine.tensor_parallel=2\" or .*DEVICE=h200"):
-        kv_tokens(config.model, config.device, config.cost, Layout(colocated=True))  # type: ignore[arg-type]
+        kv_tokens(config.model, config.device, config.cost, JobLayout(colocated=True))  # type: ignore[arg-type]
 
 
 def test_a_sample_needs_six_operations_a_weight_and_token_to_train_two_to_sample_and_two_for_each_scoring() -> None:

@@ -99,11 +99,11 @@ def test_a_sliding_window_costs_what_is_inside_of_it() -> None:
 
 
 def test_a_windows_room_and_time_reach_the_costs() -> None:
-    from harness.cost_model.memory import Layout
+    from harness.cost_model.memory import JobLayout
     from tests.support.rooflines import MODEL
 
     windowed = replace(MODEL, sliding_window=2, sliding_layers=MODEL.layers)
-    full, short = (roofline(model, DEVICE, FACTORS, Layout()) for model in (MODEL, windowed))
+    full, short = (roofline(model, DEVICE, FACTORS, JobLayout()) for model in (MODEL, windowed))
     assert full.kv_tokens is not None and short.kv_tokens is not None and short.kv_tokens > full.kv_tokens
     assert short.decode_s_per_cached_token < full.decode_s_per_cached_token
     assert short.train_s_per_pair < full.train_s_per_pair and short.prefill_s_per_pair < full.prefill_s_per_pair

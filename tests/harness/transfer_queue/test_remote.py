@@ -20,7 +20,7 @@ from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.storage.inline import InlineBackend
-from harness.transfer_queue.storage.protocol import Backend
+from harness.transfer_queue.storage.protocol import QueueBackend
 from harness.transfer_queue.storage.shm import ShmBackend
 from tests.support.remote_queue import (
     COLUMNS,
@@ -43,7 +43,7 @@ BACKENDS = pytest.mark.parametrize(
 
 
 @BACKENDS
-async def test_what_one_writes_another_reads(backend: Backend, address: str | None) -> None:
+async def test_what_one_writes_another_reads(backend: QueueBackend, address: str | None) -> None:
     async with serving(backend, address) as (_, queue):
         await queue.create_partition("a", range(64))
         await queue.put("a", range(0, 64, 2), tokens(range(0, 64, 2)))
@@ -59,7 +59,7 @@ async def test_what_one_writes_another_reads(backend: Backend, address: str | No
 
 
 @BACKENDS
-async def test_a_blocking_client_does_the_same(backend: Backend, address: str | None) -> None:
+async def test_a_blocking_client_does_the_same(backend: QueueBackend, address: str | None) -> None:
     async with serving(backend, address) as (server, queue):
 
         def blocking() -> None:

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from harness.transfer_queue import Column, ColumnSpec, Ragged
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame, Part
-from harness.transfer_queue.storage.protocol import Session
+from harness.transfer_queue.storage.protocol import QueueSession
 from harness.transfer_queue.storage.shm import ShmBackend, ShmStorage, ShmStore, stretches
 from tests.support.examples import examples
 
@@ -44,7 +44,7 @@ def pair(inline_bytes: int = 0, mapped_bytes: int = 1 << 20) -> Iterator[tuple[S
     """A writer, and the server's side; every descriptor is closed in the end."""
     before = descriptors()
     backend = ShmBackend(inline_bytes, mapped_bytes)
-    storage, store = backend.storage(Session("queue", 1)), backend.store("queue")
+    storage, store = backend.storage(QueueSession("queue", 1)), backend.store("queue")
     yield storage, store
     storage.close()
     store.close()

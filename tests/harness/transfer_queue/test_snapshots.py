@@ -31,7 +31,7 @@ from harness.transfer_queue.service.service import QueueService
 from harness.transfer_queue.snapshots.files import DamagedSnapshot, read_records
 from harness.transfer_queue.snapshots.snapshot import save
 from harness.transfer_queue.storage.inline import InlineBackend, InlineStorage, inline_buffers
-from harness.transfer_queue.storage.protocol import Backend
+from harness.transfer_queue.storage.protocol import QueueBackend
 from harness.transfer_queue.storage.shm import ShmBackend
 from tests.support.local_queue import virtual
 from tests.support.project import ROOT
@@ -419,7 +419,7 @@ def go_on(queue: SyncQueue) -> None:
 
 
 @BACKENDS
-def test_a_queue_is_saved_while_in_use_and_resumed_more_than_once(tmp_path: Path, backend: Backend) -> None:
+def test_a_queue_is_saved_while_in_use_and_resumed_more_than_once(tmp_path: Path, backend: QueueBackend) -> None:
     folder = str(tmp_path / "checkpoint")
     with QueueProcess.start(LARGE, backend, saves=str(tmp_path)) as first, first.sync() as queue:
         fill(queue)
