@@ -38,7 +38,7 @@ from engines.torch.checkpoint import TrainingState, load_training, training_stat
 from engines.torch.first_weights import Outline, local_part
 from engines.torch.model import blocks_of
 from engines.torch.moments import Moments
-from engines.torch.scoring import VALUE_HEAD, AtTokens, ScoringModel, TokenScorer, score_parts
+from engines.torch.scoring import VALUE_HEAD, AtTokens, ScoringModel, TokenScorer, TorchScorer, score_parts
 from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import Scorer, TrainBatch, ValueBatch
 from harness.rl.aggregation import divisor, token_weights
@@ -284,19 +284,12 @@ class FSDPEngine(TrainedModel[TokenScorer, TrainBatch]):
         return ShardedScorer(self._scorer, self._training, self._most)
 
 
-class ShardedScorer:
-    """`harness.protocols.Scorer` by parameters that may be sharded. most: as `scored`."""
+class ShardedScorer(TorchScorer):
+    """Scorer by parameters that may be sharded. most: as `scored`."""
 
     def __init__(self, scorer: TokenScorer, training: TrainingConfig, most: Callable[[int], int]) -> None:
-        self._scorer, self._training, self._most = scorer, training, most
-
-    async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
-        (log_probs,) = self._scored(self._scorer.at_tokens, prompts, responses)
-        return log_probs
-
-    async def gradient_squares(self, prompts: Ragged, responses: Ragged) -> tuple[Ragged, Ragged]:
-        log_probs, squares = self._scored(self._scorer.with_gradient_squares, prompts, responses)
-        return log_probs, squares
+        super().__init__(scorer, training)
+        self._most = most
 
     def _scored(self, at_tokens: AtTokens, prompts: Ragged, responses: Ragged) -> list[Ragged]:
         return scored(self._scorer, at_tokens, prompts, responses, self._training, self._most)

@@ -132,22 +132,11 @@ def score_parts(at_tokens: AtTokens, prompts: Ragged, responses: Ragged, parts: 
     return [Ragged(torch.cat(column).cpu().numpy(), lengths).take(back) for column in zip(*found, strict=True)]
 
 
-class TorchLogProb:
-    """`harness.protocols.LogProbEngine` on a transformers model in this process."""
+class TorchScorer(ABC):
+    """`harness.protocols.Scorer` on a model in this process."""
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        temperature: float,
-        device: torch.device,
-        training: TrainingConfig | None = None,
-    ) -> None:
-        self._training = training or TrainingConfig()
-        self._model = model.to(device).eval()
-        self._scorer = TokenScorer(self._model, temperature, self._training.layout)
-        self._weights = ModelWeights(model, "log-prob engine")
-        self.version = 0
+    def __init__(self, scorer: TokenScorer, training: TrainingConfig) -> None:
+        self._scorer, self._training = scorer, training
 
     async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
         """Log-probabilities of response tokens. Raises RuntimeError where the weights are incomplete."""
@@ -158,6 +147,27 @@ class TorchLogProb:
         """Log-probabilities and their gradients' squares. Raises RuntimeError where the weights are incomplete."""
         log_probs, squares = self._scored(self._scorer.with_gradient_squares, prompts, responses)
         return log_probs, squares
+
+    @abstractmethod
+    def _scored(self, at_tokens: AtTokens, prompts: Ragged, responses: Ragged) -> list[Ragged]:
+        """Columns of float32 values, one for every response token."""
+
+
+class TorchLogProb(TorchScorer):
+    """`harness.protocols.LogProbEngine` on a transformers model in this process."""
+
+    def __init__(
+        self,
+        model: PreTrainedModel,
+        *,
+        temperature: float,
+        device: torch.device,
+        training: TrainingConfig | None = None,
+    ) -> None:
+        training = training or TrainingConfig()
+        super().__init__(TokenScorer(model.to(device).eval(), temperature, training.layout), training)
+        self._weights = ModelWeights(model, "log-prob engine")
+        self.version = 0
 
     @torch.inference_mode()
     def _scored(self, at_tokens: AtTokens, prompts: Ragged, responses: Ragged) -> list[Ragged]:

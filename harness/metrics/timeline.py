@@ -138,12 +138,6 @@ class Timeline:
             pools[place.pool].update(place.devices)
         return max(self._busy(devices, window) for devices in pools.values()) / _elapsed(window)
 
-    def run_metrics(self) -> dict[str, float]:
-        """idle/<role> and throughput/fraction_of_bound over the steady window."""
-        return {f"idle/{role}": self.idle(role) for role in self.roles} | {
-            "throughput/fraction_of_bound": self.fraction_of_bound()
-        }
-
     def iteration_metrics(self, iteration: int) -> dict[str, float]:
         """The time/* metrics of an iteration that has ended, and idle and bound in its window.
 

@@ -115,12 +115,8 @@ def test_the_bound_is_the_work_of_the_busiest_pool() -> None:
 def test_warm_up_iterations_are_left_out() -> None:
     timeline = separated(warmup=1)
     assert timeline.steady_window() == (10.0, 20.0)
-    assert timeline.idle("actor") == pytest.approx(0.9)
-    assert timeline.run_metrics() == {
-        "idle/rollout": pytest.approx(0.5),
-        "idle/actor": pytest.approx(0.9),
-        "throughput/fraction_of_bound": pytest.approx(0.5),
-    }
+    assert (timeline.idle("rollout"), timeline.idle("actor")) == (pytest.approx(0.5), pytest.approx(0.9))
+    assert timeline.fraction_of_bound() == pytest.approx(0.5)
 
 
 def test_a_run_that_is_all_warm_up_is_taken_whole() -> None:
@@ -216,7 +212,6 @@ def test_weights_that_travel_in_the_background_are_a_sync_that_is_never_exposed_
 
 def test_every_metric_of_the_timeline_has_a_known_name() -> None:
     check_names(separated().iteration_metrics(1))
-    check_names(separated().run_metrics())
 
 
 def test_a_share_of_an_empty_window_is_refused() -> None:
@@ -306,4 +301,4 @@ def test_a_timeline_comes_back_from_its_trace() -> None:
     again = timeline_of(msgspec.convert(trace, TraceFile))
     assert again.spans == timeline.spans
     assert again.placement == timeline.placement
-    assert again.run_metrics() == timeline.run_metrics()
+    assert again.steady_window() == timeline.steady_window()
