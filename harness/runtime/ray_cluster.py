@@ -41,6 +41,8 @@ class RayCluster:
     which are on one node, as are `together` neighbours in training. logs: a folder, in that of results, for the output
     of each worker in a file of its name, brought there from nodes that do not see it; Ray keeps it by default. reads:
     what workers read of other folders; writes: whether a role writes into that of results.
+
+    More than twelve attributes: half of them are these settings, which every later start of a worker needs again.
     """
 
     def __init__(
@@ -68,9 +70,7 @@ class RayCluster:
         self._group: PlacementGroup | None = None
         self._stack = ExitStack()
         self._workers = ConnectedWorkers(start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s, here=False)
-        self._actors: list[Any] = []
         self._processes: dict[str, _RayProcess] = {}
-        self._serving: list[Any] = []
         self._ever: list[_RayProcess] = []
         self._starts: dict[str, tuple[Sequence[int], Sequence[RoleName], Build]] = {}
 
@@ -157,8 +157,6 @@ class RayCluster:
             results = logs.parent if any(map(self._writes, roles)) else None
         actor = self._start_actor(devices, name, token, output)
         serving = actor.serve.remote(list(roles), pickle.dumps(build), Path.cwd(), self._reads, results)
-        self._actors.append(actor)
-        self._serving.append(serving)
         process = _RayProcess(name, actor.listening.remote(), serving, actor, output)
         self._processes[name] = process
         self._ever.append(process)
@@ -187,10 +185,10 @@ class RayCluster:
 
     def _stop_workers(self) -> None:
         self._workers.stopped()
-        for actor in self._actors:
-            actor.stop.remote()
-        if self._serving:
-            ray.wait(self._serving, num_returns=len(self._serving), timeout=_STOP_S)
+        for process in self._ever:
+            process.actor.stop.remote()
+        if serving := [process.serving for process in self._ever]:
+            ray.wait(serving, num_returns=len(serving), timeout=_STOP_S)
         for thread in [process.bring_output() for process in self._ever]:
             if thread is not None:
                 thread.join()
@@ -220,7 +218,7 @@ class _RayProcess:
     """A `WorkerProcess`. listening: where it does; serving: nothing, until it ends."""
 
     def __init__(self, worker: str, listening: Any, serving: Any, actor: Any, output: Output | None) -> None:
-        self._worker, self._listening, self._serving, self._actor = worker, listening, serving, actor
+        self._worker, self._listening, self.serving, self.actor = worker, listening, serving, actor
         self._log, self._to_bring = output and output.log, output
         self._bringing: threading.Thread | None = None
         self.host = ""
@@ -237,7 +235,7 @@ class _RayProcess:
     async def death(self, within_s: float) -> str | None:
         try:
             async with asyncio.timeout(None if within_s == float("inf") else within_s):
-                await self._serving
+                await self.serving
         except RayError as error:
             self.bring_output()  # nobody waits for it: others act on a death at once
             where = self.host and f" (on {self.host})"
@@ -262,7 +260,7 @@ class _RayProcess:
         return self._bringing
 
     def kill(self) -> None:
-        ray.kill(self._actor)
+        ray.kill(self.actor)
 
 
 def _keep(taken: Any, address: Address, log: Path) -> None:

@@ -21,7 +21,10 @@ _INDEX_MASK = (1 << _INDEX_BITS) - 1
 
 
 class Partition:
-    """A named set of rows in an order; `rows` int64 [R] may be any different ids, `group_size` of them a group."""
+    """A named set of rows in an order; `rows` int64 [R] may be any different ids, `group_size` of them a group.
+
+    Sixteen attributes: half of them are counts that puts keep up to date, so that no request scans the rows.
+    """
 
     def __init__(self, name: str, rows: Rows, group_size: int, spec: QueueSpec) -> None:
         self.name = name

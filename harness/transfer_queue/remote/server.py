@@ -28,7 +28,7 @@ class QueueServer:
 
     token: an admin's (`handshake.Role`), made up unless given; address: see `sockets`; limit: bytes of a message;
     resume: the folder of a saved queue that it goes on with; saves: the folder below which clients may have it saved,
-    nowhere unless given.
+    nowhere unless given. Fourteen attributes, for `Host` says that requests need eight of them.
     """
 
     def __init__(
