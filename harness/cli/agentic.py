@@ -7,15 +7,11 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.config import ConfigError
-
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Simulate every schedule under four tool latencies, and write docs/agentic.md."""
     from harness.studies.tool_latency import write_page
 
-    if arguments:
-        raise ConfigError(f"{arguments[0]} changes nothing: `make agentic` has no settings")
     with console.status("simulating") as status:
         path = write_page(lambda said: status.update(f"simulating: {said}"))
     console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)

@@ -23,9 +23,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 
 def _chosen(arguments: Sequence[str]) -> dict[str, int]:
-    given, others = own_arguments(arguments, *DEFAULTS)
-    if others:
-        raise ConfigError(f"{others[0]} is no setting of chaos; it has {', '.join(DEFAULTS)}")
+    given, _ = own_arguments(arguments, *DEFAULTS)
     chosen = dict(DEFAULTS)
     for name, values in given.items():
         if values and values[-1]:

@@ -35,11 +35,12 @@ class Option:
 
 @dataclass(frozen=True)
 class Command:
-    """The help and the options of a command. one_thread: its processes have a core each, and torch one thread in
-    each."""
+    """The help and the options of a command. free: it takes settings of a job besides, or names. one_thread: its
+    processes have a core each, and torch one thread in each."""
 
     help: str
     options: tuple[Option, ...] = ()
+    free: bool = False
     one_thread: bool = False
 
 
@@ -79,9 +80,9 @@ _SCHEDULES = _plain("schedules", "all, or names with commas", "NAMES")
 
 GROUPS: dict[str, dict[str, Command]] = {
     "run": {
-        "bench": Command("run a job", (*_JOB, _DRY)),
-        "compare": Command("schedules side by side on the same devices", (_SCHEDULES, *_OF_A_JOB, _DRY)),
-        "sweep": Command("the same along settings with several values", (*_JOB, _DRY)),
+        "bench": Command("run a job", (*_JOB, _DRY), free=True),
+        "compare": Command("schedules side by side on the same devices", (_SCHEDULES, *_OF_A_JOB, _DRY), free=True),
+        "sweep": Command("the same along settings with several values", (*_JOB, _DRY), free=True),
         "matrix": Command(
             "staleness x off-policy correction x schedule",
             (
@@ -91,6 +92,7 @@ GROUPS: dict[str, dict[str, Command]] = {
                 *_OF_A_JOB,
                 _DRY,
             ),
+            free=True,
         ),
         "paper": Command(
             "a published experiment beside what the same schedules do here",
@@ -108,6 +110,7 @@ GROUPS: dict[str, dict[str, Command]] = {
                 _plain("verify", "a record to check instead", "FOLDER"),
                 _DRY,
             ),
+            free=True,
         ),
     },
     "look at what came out": {
@@ -118,12 +121,13 @@ GROUPS: dict[str, dict[str, Command]] = {
                 _plain("before", "an experiment, a folder of runs, or a commit", "NAME"),
                 _plain("after", "another", "NAME"),
             ),
+            free=True,
         ),
         "ui": Command("MLflow on what was written", (_plain("port", "on loopback", "N"),)),
         "mlflow-sync": Command("bring MLflow up to date from the files", (_EXPERIMENT,)),
     },
     "simulate and plan": {
-        "plan": Command("the fastest split and layout of every schedule, simulated", _JOB, one_thread=True),
+        "plan": Command("the fastest split and layout of every schedule, simulated", _JOB, free=True, one_thread=True),
         "predict": Command(
             "a published table's asynchronous rows from its synchronous ones",
             (
@@ -131,6 +135,7 @@ GROUPS: dict[str, dict[str, Command]] = {
                 _plain("given", "train, or sync: what may be read of it", "ROWS"),
                 *_JOB,
             ),
+            free=True,
         ),
         "calibrate": Command(
             "costs from finished real runs",
@@ -139,10 +144,12 @@ GROUPS: dict[str, dict[str, Command]] = {
                 _COSTS,
                 *_JOB,
             ),
+            free=True,
         ),
         "profile": Command(
             "costs from times of the engines on this machine's device",
             (_COSTS, _plain("profile", "times that were measured before", "JSON"), *_JOB),
+            free=True,
         ),
         "table": Command("every schedule under twelve conditions, simulated, into docs/schedule_table.md"),
         "memory": Command("what lies on the devices of five machines under every schedule, into docs/gpu_memory.md"),
@@ -151,7 +158,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "this machine, and what there is": {
         "list": Command("what can be chosen"),
-        "doctor": Command("is this machine fit", _JOB),
+        "doctor": Command("is this machine fit", _JOB, free=True),
         "sample": Command(
             "a small model with a tokenizer, and problems for it, to try text with",
             (_plain("folder", "where to", "FOLDER"),),

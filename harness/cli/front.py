@@ -74,7 +74,7 @@ def settings_of(name: str, words: Sequence[str]) -> list[str]:
     parser = Parser(
         prog=f"cadence {name}",
         description=f"{command.help[0].upper()}{command.help[1:]}.",
-        usage=f"cadence {name} [options] [setting=value ...]",
+        usage=f"cadence {name} [options]{' [setting=value ...]' if command.free else ''}",
         epilog=f"The same of make: make {name} {variables}" if variables else None,
         allow_abbrev=False,
     )
@@ -83,9 +83,13 @@ def settings_of(name: str, words: Sequence[str]) -> list[str]:
         given, settings = parser.parse_known_args(as_options(name, words))
     except ValueError as refused:
         raise ConfigError(str(refused)) from refused
+    own = [option.setting.partition("=")[0] for option in command.options]
     for unknown in settings:
         if unknown.startswith("-"):
             parser.error(f"unknown option {unknown}")
+        if not command.free and unknown.partition("=")[0] not in own:
+            takes = " ".join(f"{setting}=" for setting in own) or "nothing"
+            raise ConfigError(f"{name} does not take {unknown}; it takes {takes}")
     found = []
     for option in command.options:
         value = getattr(given, option.flag.replace("-", "_"))

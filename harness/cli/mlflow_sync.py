@@ -18,9 +18,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     lacking. Raises ConfigError where it cannot."""
     from harness.metrics.mlflow_mirror import MlflowException, SyncedRun, first_line, sync, tracking_uri
 
-    own, others = own_arguments(arguments, "experiment")
-    if others:
-        raise ConfigError(f"{others[0]} changes nothing here; choose runs with EXPERIMENT=bench")
+    own, _ = own_arguments(arguments, "experiment")
     named = [checked_name("experiment", name) for name in own["experiment"][-1:]]
     uri, folder = redacted(tracking_uri(results)), results.joinpath(*named)
     if not folder.is_dir():

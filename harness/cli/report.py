@@ -8,7 +8,6 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.cli.arguments import own_arguments
-from harness.config import ConfigError
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
@@ -16,9 +15,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     from harness.comparison.experiment import comparison_in, folder_of
     from harness.report.page.document import print_written, write_report
 
-    own, others = own_arguments(arguments, "experiment")
-    if others:
-        raise ConfigError(f"{others[0]} changes nothing in a report; choose runs with EXPERIMENT=<name>, or a folder")
+    own, _ = own_arguments(arguments, "experiment")
     folder = folder_of(own["experiment"][-1] if own["experiment"] else None, results)
     print_written(write_report(comparison_in(folder), folder), console)
     return 0

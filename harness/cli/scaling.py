@@ -7,16 +7,12 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.config import ConfigError
-
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Plan every schedule for 32 to 1,024 devices, and write docs/scaling.md."""
     from harness.cli.steps import StepsBar
     from harness.studies.scaling import write_study
 
-    if arguments:
-        raise ConfigError(f"{arguments[0]} changes nothing: `make scaling` has no settings")
     with StepsBar("planning", console) as steps:
         path = write_study(results, steps.done)
     console.print(f"{path}", highlight=False)

@@ -21,9 +21,7 @@ _OTHERS = 256  # connections, beside two of each engine: for rows, and for weigh
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Serve one job until interrupted, on loopback; on another address with a certificate only."""
-    own, others = own_arguments(arguments, "port", "host", "certificate", "key")
-    if others:
-        raise ConfigError(f"serve does not take {others[0]}; it takes port=, host=, certificate= and key=")
+    own, _ = own_arguments(arguments, "port", "host", "certificate", "key")
     given = {name: values[-1] for name, values in own.items() if values and values[-1]}
     port = given.get("port", _PORT)
     if not port.isdecimal() or not int(port) < 65536:
