@@ -41,7 +41,7 @@ _WHEN_GIVEN = (
 
 
 @dataclass(frozen=True)
-class RecordedRun:
+class TimedRun:
     """A finished run: what it did, with which model."""
 
     measured: WorkTimes
@@ -49,7 +49,7 @@ class RecordedRun:
     cell: str
 
 
-def read_run(folder: Path) -> RecordedRun:
+def read_run(folder: Path) -> TimedRun:
     """Raises ConfigError for a folder that is no finished real run of a synchronous schedule."""
     if not is_done(folder):
         raise ConfigError(f"run={folder} is no finished run; give a folder such as results/bench/<cell>/seed=0")
@@ -79,7 +79,7 @@ def read_run(folder: Path) -> RecordedRun:
         )
     except ValueError as error:
         raise ConfigError(f"run={folder}: {error}") from error
-    return RecordedRun(found, model, manifest["cell"])
+    return TimedRun(found, model, manifest["cell"])
 
 
 def calibrate_runs(folders: Sequence[Path], base: JobConfig, name: str | None = None) -> FittedCosts:
