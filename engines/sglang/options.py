@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from harness.config.fields import ConfigError, Count, Fraction, Positive, Switch
-from harness.cost_model.engine_share import EngineShare
+from harness.cost_model.memory_plan import EngineShare
 
 URL, TOKEN, PYTHON = "CADENCE_SGLANG_URL", "CADENCE_SGLANG_TOKEN", "CADENCE_SGLANG_PYTHON"
 _ROOT = Path(__file__).resolve().parents[2]

@@ -7,7 +7,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 from harness.config.fields import ConfigError, Count, Fraction, Positive, Switch
-from harness.cost_model.engine_share import EngineShare
+from harness.cost_model.memory_plan import EngineShare
 
 TENSOR_PARALLEL = True
 """An engine may have several devices (`engine.tensor_parallel`)."""

@@ -39,9 +39,8 @@ from harness.config.model_folder import (
 )
 from harness.config.placement import Placement
 from harness.config.registries import ENGINES
-from harness.cost_model.engine_share import EngineShare
 from harness.cost_model.job_cost import check_memory
-from harness.cost_model.memory_plan import Lengths
+from harness.cost_model.memory_plan import EngineShare, Lengths
 from harness.tasks import Task, make_task, max_tokens
 from schedules import Schedule
 

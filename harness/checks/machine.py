@@ -14,9 +14,16 @@ from harness.config.communicators import Communicator
 from harness.config.machine import Machine
 from harness.config.placement import Placement, resolve_split
 from harness.cost_model.engine_memory import EngineMemory
-from harness.cost_model.engine_share import EngineShare, engine_share
 from harness.cost_model.job_cost import too_much
-from harness.cost_model.memory_plan import USABLE, Lengths, MemoryPlan, PlanSetting, plan_memory
+from harness.cost_model.memory_plan import (
+    USABLE,
+    EngineShare,
+    Lengths,
+    MemoryPlan,
+    PlanSetting,
+    engine_share,
+    plan_memory,
+)
 from schedules import Schedule
 
 _GIB = 1 << 30

@@ -13,7 +13,7 @@ from typing import Any
 from harness.config import AlgorithmConfig, ClusterConfig, ConfigError, JobConfig
 from harness.config.plugins import is_path, load, make
 from harness.config.registries import ENGINES, find
-from harness.cost_model.engine_share import EngineShare
+from harness.cost_model.memory_plan import EngineShare
 from harness.protocols import RolloutEngine
 from harness.runtime.runtime import Storage, cluster_address
 from harness.tasks import make_buffer, make_task

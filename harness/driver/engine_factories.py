@@ -18,8 +18,8 @@ from harness.checks.plugins import engine_class, planned_options
 from harness.config import CostConfig, JobConfig, ModelConfig
 from harness.config.placement import Placement
 from harness.cost_model.cost import TransferTimes, transfer_times
-from harness.cost_model.engine_share import EngineShare
 from harness.cost_model.lengths import ResponseLengths
+from harness.cost_model.memory_plan import EngineShare
 from harness.protocols import (
     Clock,
     Completion,

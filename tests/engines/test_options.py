@@ -20,7 +20,7 @@ from harness.config import ConfigError, ModelConfig
 from harness.config.compose import EXPERIMENTS, compose_job, plain, read_settings
 from harness.config.job import COMMON_TO_ENGINES
 from harness.config.registries import ENGINES
-from harness.cost_model.engine_share import EngineShare
+from harness.cost_model.memory_plan import EngineShare
 
 SLEEP = {"--enable-memory-saver", "--enable-weights-cpu-backup"}
 SHARE = EngineShare(weights=10_000, cache=40_000, work=5_000, token=100, device=100_000, gpu=True)

@@ -9,8 +9,7 @@ from harness.checks.machine import real_setting
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.cost_model.engine_memory import EngineMemory
-from harness.cost_model.engine_share import EngineShare, engine_share
-from harness.cost_model.memory_plan import GIB, MemoryPlan, PoolMemory, plan_memory
+from harness.cost_model.memory_plan import GIB, EngineShare, MemoryPlan, PoolMemory, engine_share, plan_memory
 from harness.planner.memory import planned_memory
 
 MACHINES = ("device=h100", "device=a100", "device=h20", "device=h200", "device=h100 cluster.devices=16")
