@@ -21,15 +21,15 @@ _AT = "@"
 
 @dataclass(frozen=True)
 class NamedCorrection:
-    """name: as it was asked for, which heads its column; settings: of the job."""
+    """A correction that was asked for. name: as it was asked for, which heads its column; settings: of the job."""
 
     name: str
     settings: tuple[str, ...]
 
 
 def named_corrections(listed: str) -> list[NamedCorrection]:
-    """listed: names with commas, each of a loss, of a bundle in experiments/corrections.yaml, or an import path; with
-    `@2e-4` behind it at that learning rate. Raises ConfigError for another one."""
+    """Corrections of a list. listed: names with commas, each of a loss, of a bundle in experiments/corrections.yaml, or
+    an import path; with `@2e-4` behind it at that learning rate. Raises ConfigError for another one."""
     bundles = read_bundles()
     return [_correction(name, bundles) for name in dict.fromkeys(part.strip() for part in listed.split(","))]
 

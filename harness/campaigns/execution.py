@@ -42,7 +42,7 @@ StartRun = Callable[[str, Sequence[str], Path, Path], RunProcess]
 
 @dataclass(frozen=True)
 class FailedRun:
-    """log_tail: the last lines of its log."""
+    """A run that failed. log_tail: the last lines of its log."""
 
     label: str
     seed: int

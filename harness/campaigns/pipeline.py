@@ -37,7 +37,8 @@ _OF_RUNS = ("seeds", "force")
 
 @dataclass(frozen=True)
 class ComparisonRequest:
-    """axes: settings that differ on purpose. shared: what the user set for all cells. Neither has seeds among them.
+    """The request of a comparison. axes: settings that differ on purpose. shared: what the user set for all cells.
+    Neither has seeds among them.
 
     force: run again what is done. dry: only show what would run.
     """
@@ -139,7 +140,7 @@ def _campaign(
 
 
 def _refuse_another(before: Campaign | None, now: Campaign, folder: Path) -> None:
-    """One folder holds one comparison: cells of two would stand in one report."""
+    """Refuse another comparison in the same folder: cells of two would stand in one report."""
     if before is None:
         return
     fix = "give this one a folder of its own, EXPERIMENT=another_name"

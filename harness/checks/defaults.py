@@ -38,7 +38,8 @@ _TOKENS = (65536, 32768, 16384, 8192, 4096)
 
 @dataclass(frozen=True)
 class FittedJob:
-    """settings: that were chosen, by their path, for what `chosen_for` says; empty where the job is left as it was."""
+    """A job fitted to a machine. settings: that were chosen, by their path, for what `chosen_for` says; empty where the
+    job is left as it was."""
 
     config: JobConfig
     settings: Mapping[str, Any]

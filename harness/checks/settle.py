@@ -57,8 +57,8 @@ class Planner(Protocol):
 
 @dataclass(frozen=True)
 class SettledJob:
-    """asked: by the arguments alone. config, plan: what runs, and on what; it is named by the backend that it runs on.
-    planned: whether a plan was made for it. messages: for the user, on what was chosen."""
+    """A job that can run. asked: by the arguments alone. config, plan: what runs, and on what; it is named by the
+    backend that it runs on. planned: whether a plan was made for it. messages: for the user, on what was chosen."""
 
     asked: JobConfig
     config: JobConfig

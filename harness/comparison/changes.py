@@ -35,7 +35,8 @@ class Change:
 
 @dataclass(frozen=True)
 class Changes:
-    """unlike: what is not the same, besides what was measured; unmatched: cells that only one has. A line each."""
+    """The changes between two experiments. unlike: what is not the same, besides what was measured; unmatched: cells
+    that only one has. A line each."""
 
     cells: tuple[Change, ...]
     unlike: tuple[str, ...]

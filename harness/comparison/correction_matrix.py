@@ -31,7 +31,7 @@ _ALGORITHM = "algorithm."
 
 @dataclass(frozen=True)
 class Entry:
-    """One cell of the matrix: what it reached and how stale its samples were.
+    """A cell of the matrix: what it reached and how stale its samples were.
 
     distinguishable: whether its difference to the baseline is called one; False for the baseline.
     """
@@ -71,7 +71,8 @@ class CorrectionPair:
 
 @dataclass(frozen=True)
 class CorrectionMatrix:
-    """rows, columns: in the order of the comparison's cells; entries: by row and column, as far as there are any.
+    """The matrix. rows, columns: in the order of the comparison's cells; entries: by row and column, as far as there
+    are any.
 
     what: of which measure; about: model, task, seeds and samples, which are equal in all cells.
     """

@@ -40,7 +40,8 @@ class CommunicatorRank:
 
 @dataclass(frozen=True)
 class Communicator:
-    """members: in rank order. over: "device" is NCCL between GPUs, and Gloo between CPUs; "host" is always Gloo."""
+    """A communicator. members: in rank order. over: "device" is NCCL between GPUs, and Gloo between CPUs; "host" is
+    always Gloo."""
 
     name: str
     members: tuple[CommunicatorRank, ...]

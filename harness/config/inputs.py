@@ -26,7 +26,8 @@ SHOWN = 12
 
 @dataclass(frozen=True)
 class Input:
-    """setting: that names the file, folder or repository. digest: of a repository of the hub, its commit."""
+    """A file or repository that a job reads. setting: that names the file, folder or repository. digest: of a
+    repository of the hub, its commit."""
 
     setting: str
     path: str

@@ -15,8 +15,9 @@ from harness.config.fields import ConfigError
 
 @dataclass(frozen=True)
 class Machine:
-    """cores: those this process may use. gpus: that it may use, instances of divided ones one by one. gpu_bytes:
-    memory of the smallest. divided: whether there are such instances (MIG). nodes: that the GPUs stand in."""
+    """The hardware of a machine. cores: those this process may use. gpus: that it may use, instances of divided ones
+    one by one. gpu_bytes: memory of the smallest. divided: whether there are such instances (MIG). nodes: that the GPUs
+    stand in."""
 
     cores: int
     gpus: int

@@ -25,7 +25,7 @@ class DamagedArrivals(ValueError):
 
 
 class RunOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """format: of the lines; group_size: samples of a group."""
+    """The run that is recorded. format: of the lines; group_size: samples of a group."""
 
     format: int
     seed: int
@@ -34,8 +34,9 @@ class RunOf(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Sampled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One response. engine: that finished it; started_at: seconds on the run's clock, when it got its first token, the
-    last time that it began; runs: (version, tokens) of each stretch that one version sampled, in order."""
+    """A response that was sampled. engine: that finished it; started_at: seconds on the run's clock, when it got its
+    first token, the last time that it began; runs: (version, tokens) of each stretch that one version sampled, in
+    order."""
 
     sample: int
     engine: int
@@ -44,9 +45,9 @@ class Sampled(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class Arrivals(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One iteration. ranks: of each training rank that trains different groups its micro-batches, of samples, in order;
-    drops: of each call that dropped stale groups since the iteration before, which; sampled: the responses that were
-    trained; digest: of their tokens, log-probs and rewards."""
+    """The arrivals of an iteration. ranks: of each training rank that trains different groups its micro-batches, of
+    samples, in order; drops: of each call that dropped stale groups since the iteration before, which; sampled: the
+    responses that were trained; digest: of their tokens, log-probs and rewards."""
 
     iteration: int
     ranks: list[list[list[int]]]
@@ -80,7 +81,7 @@ def line_of(told: RunOf | Arrivals) -> bytes:
 
 
 def runs_of(versions: np.ndarray, tokens: np.ndarray | None = None) -> list[tuple[int, int]]:
-    """versions: int [L], of each token, or of each run of `tokens` [L] tokens."""
+    """Runs of equal versions. versions: int [L], of each token, or of each run of `tokens` [L] tokens."""
     if not len(versions):
         return []
     starts = np.flatnonzero(np.diff(versions, prepend=versions[0] - 1))

@@ -24,7 +24,7 @@ CRITIC = "critic"
 
 
 class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """One file."""
+    """Size and digest of a file."""
 
     bytes: int
     sha256: str

@@ -26,7 +26,7 @@ Range = tuple[int, int]
 
 
 class LedgerState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """trained: (first, end, iteration); dropped: (reason, first, end)."""
+    """The state of a ledger. trained: (first, end, iteration); dropped: (reason, first, end)."""
 
     admitted: int
     in_flight: list[Range]

@@ -34,7 +34,7 @@ CUSTOM = "custom/"
 
 @dataclass(frozen=True, slots=True)
 class SampleRecord:
-    """One row of samples.parquet. Times: seconds since the run began, on the run's clock. Lags: iterations.
+    """A row of samples.parquet. Times: seconds since the run began, on the run's clock. Lags: iterations.
 
     None stands where there is nothing to say: every lag and `trained_*` of a sample that was not trained, the versions
     of one that has no token yet, the reward of one that was not judged. custom: the extra values of its score, columns

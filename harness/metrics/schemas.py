@@ -160,7 +160,7 @@ class _SpanOf(msgspec.Struct):
 
 
 class TraceSpan(msgspec.Struct, tag_field="ph", tag="X"):
-    """ts, dur: microseconds."""
+    """A span of the trace. ts, dur: microseconds."""
 
     name: str
     cat: str

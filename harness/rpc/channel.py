@@ -27,7 +27,7 @@ Reading = Generator[tuple[bytes, int], bytes, bytes]
 
 
 class Channel(Protocol):
-    """One side of a connection. What is sealed has to be sent, in this order; after an error it is of no use."""
+    """A side of a connection. What is sealed has to be sent, in this order; after an error it is of no use."""
 
     is_open: bool
     """Whether both sides have said what it needs first."""
@@ -66,7 +66,8 @@ class Plain:
 
 
 class Tls:
-    """digest: of the certificate that the other side has to have; None for a server, whose clients have none."""
+    """The channel of a TCP connection. digest: of the certificate that the other side has to have; None for a server,
+    whose clients have none."""
 
     def __init__(self, context: ssl.SSLContext, digest: str | None = None) -> None:
         self.is_open = False

@@ -17,7 +17,7 @@ class Sender(Protocol):
         """Bytes of it that are here."""
 
     def go_on(self) -> None:
-        """There is room for all of it."""
+        """Go on: there is room for all of the message."""
 
     def give_up(self) -> None:
         """End it: it has not come for long, and others wait for its room."""

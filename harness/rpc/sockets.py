@@ -307,7 +307,7 @@ def receive(sock: socket.socket) -> tuple[bytes, list[int]]:
 
 
 def send_some(sock: socket.socket, data: bytes | memoryview, descriptors: Sequence[int]) -> int:
-    """One system call: how many bytes went; the descriptors go with the first."""
+    """Send by one system call; returns how many bytes went; the descriptors go with the first."""
     if not descriptors:
         return sock.send(data)
     passed = array.array("i", descriptors)

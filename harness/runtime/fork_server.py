@@ -70,8 +70,8 @@ class ForkServer:
 
     @classmethod
     def launch(cls, preload: Sequence[str], environment: Mapping[str, str], log: Path | None = None) -> ForkServer:
-        """preload: modules, or `module:function` to call after the import; environment: all of it; log: a file for what
-        it says, by default where this process says it. Returns before anything is imported."""
+        """Launch a server. preload: modules, or `module:function` to call after the import; environment: all of it;
+        log: a file for what it says, by default where this process says it. Returns before anything is imported."""
         connection, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
         with theirs, nullcontext() if log is None else open(log, "ab") as output:
             process = subprocess.Popen(
@@ -158,7 +158,7 @@ class ForkServer:
 
 @dataclass(eq=False)
 class ForkedProcess:
-    """log: where its output goes, if to a file."""
+    """A process that a server forked. log: where its output goes, if to a file."""
 
     number: int
     _reports: int
@@ -190,7 +190,7 @@ class ForkedProcess:
         return self.pid is not None
 
     def signal(self, which: signal.Signals) -> None:
-        """Nothing happens where it has ended."""
+        """Send a signal; does nothing where the process has ended."""
         if self._status is None:
             self._server.signal(self.number, which)
 

@@ -269,7 +269,7 @@ class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
 
 
 class Call(Message):
-    """role: its handle's name; arguments: encoded, a tuple."""
+    """A call of a role's method. role: its handle's name; arguments: encoded, a tuple."""
 
     role: str
     method: str

@@ -76,7 +76,8 @@ class WorkerActor:
     async def serve(
         self, roles: Sequence[RoleName], build: bytes, folder: Path, reads: Sequence[Path], results: Path | None
     ) -> None:
-        """folder: that the driver works in; reads: what is read of others; results: where its roles write, if any."""
+        """Serve the roles of this worker. folder: that the driver works in; reads: what is read of others; results:
+        where its roles write, if any."""
 
         def made() -> Built | Coroutine[Any, Any, Built]:
             self._share(folder, reads, results, roles)

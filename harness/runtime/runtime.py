@@ -40,7 +40,7 @@ class WorkerDied(RuntimeError):
 
 
 class Stalled(TimeoutError):
-    """Nothing happened for too long."""
+    """Raised where nothing happened for too long."""
 
 
 class Handle(Protocol[Role_co]):
@@ -78,8 +78,8 @@ class Runtime(Protocol):
         """The host where they reach the process of this role, which has answered."""
 
     def start_queue(self, spec: QueueSpec, saves: Path | None = None, storage: Storage | None = None) -> TransferQueue:
-        """saves: the folder below which it may be saved; storage: where rows rest, as this runtime does unless
-        given."""
+        """Start the queue. saves: the folder below which it may be saved; storage: where rows rest, as this runtime
+        does unless given."""
 
     def kill_queue(self) -> None:
         """Kill the queue's process, whatever it is doing."""
@@ -209,7 +209,7 @@ class Waits:
             del self._waits[number]
 
     def lines(self) -> list[str]:
-        """One line per waiting loop, the longest wait first."""
+        """Lines, one for each waiting loop, the longest wait first."""
         return [*self._waits.values(), *self._more(self.owner)]
 
 

@@ -19,7 +19,7 @@ T = TypeVar("T")
 
 
 class Deadlock(RuntimeError):
-    """Nothing can run and nothing is due. The message says what waits for what."""
+    """Raised where nothing can run and nothing is due. The message says what waits for what."""
 
 
 class VirtualLoop(asyncio.BaseEventLoop):
@@ -71,7 +71,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
         return "\n  ".join([f"nothing can run and nothing is due at {self._now:g} s of simulated time:", *lines])
 
     def _process_events(self, events: object) -> None:
-        """There is no I/O."""
+        """Do nothing: there is no I/O."""
 
     def _write_to_self(self) -> None:
         """The selector never sleeps, so it need not be woken."""
@@ -186,7 +186,7 @@ class LocalRole(Generic[Role]):
         """Never: it would have taken this process with it."""
 
     async def end(self) -> None:
-        """Nothing dies here."""
+        """Do nothing: nothing dies here."""
 
 
 class VirtualRuntime:
@@ -225,7 +225,7 @@ class VirtualRuntime:
             role.role = made[name]
 
     async def stop_clocks(self) -> float:
-        """Nothing stops the clock of the loop, and nothing asks for it."""
+        """Do nothing: nothing stops the clock of the loop, and nothing asks for it."""
         raise RuntimeError("a virtual clock cannot be stopped")
 
     async def start_clocks(self, origin: float) -> None:

@@ -129,7 +129,7 @@ class WorkerConnection:
             self._opening.result().end(why)
 
     async def kill(self, within_s: float | None) -> None:
-        """Returns when the process is gone. Raises TimeoutError."""
+        """Kill the worker; returns when the process is gone. Raises TimeoutError."""
         self.process.kill()
         if await self.process.death(float("inf") if within_s is None else within_s) is None:
             raise TimeoutError(f"{self.worker} was killed and is still there after {within_s} s")

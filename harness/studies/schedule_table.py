@@ -79,8 +79,8 @@ over devices. *Idle* is the share of the time in which a pool's devices do nothi
 
 @dataclass(frozen=True)
 class ScheduleFigures:
-    """One schedule under one condition, after warm-up. Seconds are per iteration (exposed: and device), idle a share
-    of the time."""
+    """Figures of a schedule under a condition, after warm-up. Seconds are per iteration (exposed: and device), idle a
+    share of the time."""
 
     samples_per_s: float
     lag_mean: float

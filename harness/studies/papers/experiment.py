@@ -38,9 +38,9 @@ class Setting:
 
 @dataclass(frozen=True, config=STRICT)
 class PaperExperiment:
-    """One experiment. kind: what runs it (`harness.studies.papers.run.KINDS`); scale: what is computed, and how large;
-    job: settings of the job, by the names that `make bench` has; settings: of the kind; data: a CSV file beside it, of
-    published figures; missing: what the source does not say, or the simulation lacks."""
+    """An experiment of a paper. kind: what runs it (`harness.studies.papers.run.KINDS`); scale: what is computed, and
+    how large; job: settings of the job, by the names that `make bench` has; settings: of the kind; data: a CSV file
+    beside it, of published figures; missing: what the source does not say, or the simulation lacks."""
 
     name: _Text
     title: _Text

@@ -84,8 +84,8 @@ class JobVariation:
 
 @dataclass(frozen=True, config=STRICT)
 class Calibrated:
-    """unknown: a setting, looked for between `least` and `most`; with more of it a step takes longer. utilisation: the
-    published band by label, as shares."""
+    """Settings of experiments with one unknown setting. unknown: looked for between `least` and `most`; with more
+    of it a step takes longer. utilisation: the published band by label, as shares."""
 
     unknown: str
     least: Positive
@@ -224,7 +224,8 @@ class RatioVariation:
 
 @dataclass(frozen=True, config=STRICT)
 class FittedRatio:
-    """table: its rows have this in the column `experiment`; engines: of rollout; least, most: ratios to look among."""
+    """Settings of experiments with one unknown ratio. table: its rows have this in the column `experiment`; engines: of
+    rollout; least, most: ratios to look among."""
 
     table: str
     engines: Count
@@ -249,8 +250,8 @@ class RatioSetup:
 
 @plain_dataclass(frozen=True)
 class FittedSpeedups:
-    """speedups: over the mode of role `base`, by label. ratio: None where no ratio gives the fitted speed-up, which is
-    then the nearest that there is."""
+    """Speedups by a fitted ratio. speedups: over the mode of role `base`, by label. ratio: None where no ratio gives
+    the fitted speed-up, which is then the nearest that there is."""
 
     ratio: float | None
     speedups: Mapping[str, float]

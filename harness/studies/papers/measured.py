@@ -51,7 +51,7 @@ class MeasuredCell:
 
 @dataclass(frozen=True, config=STRICT)
 class MeasuredCells:
-    """cells: each is run with all `seeds`, and shown in the mean over them."""
+    """Settings of measured experiments. cells: each is run with all `seeds`, and shown in the mean over them."""
 
     seeds: Count
     figures: list[MeasuredFigure]

@@ -24,7 +24,7 @@ _COLUMNS = ("", "role", "published", "simulated", "measured on tiny", "error", "
 
 @dataclass(frozen=True)
 class ResultLine:
-    """One figure. quantity: what it is, with its unit; figures of one quantity share a panel of the picture.
+    """A figure of a result. quantity: what it is, with its unit; figures of one quantity share a panel of the picture.
 
     within: the relative error that is promised of a prediction, None where none is.
     """
@@ -65,7 +65,7 @@ class Table:
 
 @dataclass(frozen=True)
 class Result:
-    """draw: the picture, where bars of all lines would not say it."""
+    """The result of an experiment. draw: the picture, where bars of all lines would not say it."""
 
     experiment: PaperExperiment
     lines: Sequence[ResultLine]

@@ -37,8 +37,8 @@ class ScalingVariation:
 
 @dataclass(frozen=True, config=STRICT)
 class Scaling:
-    """table: its rows have this in the column `experiment`; fixed: settings that are not planned; samples, trials: what
-    planning one size may cost."""
+    """Settings of scaling experiments. table: its rows have this in the column `experiment`; fixed: settings that are
+    not planned; samples, trials: what planning one size may cost."""
 
     table: str
     spans: list[ScalingStep]

@@ -20,7 +20,8 @@ from harness.studies.predictions.prediction import Predicted, predict_table
 
 @dataclass(frozen=True, config=STRICT)
 class PredictedTable:
-    """given: as GIVEN of `make predict`, one or several; within: of the steps, where training phases are given."""
+    """Settings of predicted tables. given: as GIVEN of `make predict`, one or several; within: of the steps, where
+    training phases are given."""
 
     given: list[str]
     within: Positive
@@ -51,7 +52,7 @@ def table_lines(predicted: Predicted, given: str, within: float | None) -> list[
 
 @dataclass(frozen=True, config=STRICT)
 class Gantt:
-    """iterations: that are shown."""
+    """Settings of Gantt charts. iterations: that are shown."""
 
     modes: list[Mode]
     iterations: Count

@@ -32,7 +32,7 @@ _SECONDS = ("step_s", "gen_s", "wait_prev_gen_s", "generate_sequences_s", *PHASE
 
 @dataclasses.dataclass(frozen=True)
 class Row:
-    """One row. Seconds of one training step; None where the cell is empty or the column missing.
+    """A row of the table. Seconds of one training step; None where the cell is empty or the column missing.
 
     mode: a schedule. colocated: all devices do everything in turn, so both pools are all of them.
     gen_s: of a colocated row the phase of generation, else the trainer's wait for samples, as is `wait_prev_gen_s`.

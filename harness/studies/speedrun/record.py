@@ -37,8 +37,9 @@ _LIMIT_S = 60.0  # of ssh-keygen
 
 
 class RecordedRun(msgspec.Struct, frozen=True):
-    """seconds: on the run's clock when the first version that reaches the target was there; version: that one; sampled:
-    its exact match; files: SHA-256 by name; others: share of the processors that other processes had meanwhile."""
+    """A run of a record. seconds: on the run's clock when the first version that reaches the target was there; version:
+    that one; sampled: its exact match; files: SHA-256 by name; others: share of the processors that other processes had
+    meanwhile."""
 
     seed: int
     seconds: float
@@ -125,7 +126,7 @@ def _refuse(track: Track, run: Run) -> None:
 
 
 def refuse_unnamed_code(git: Mapping[str, Any] | None) -> None:
-    """git: as in a manifest. Raises ConfigError where no commit says what ran."""
+    """Refuse code without a commit. git: as in a manifest. Raises ConfigError where no commit says what ran."""
     if git is None or git["dirty"]:
         raise ConfigError(
             "a record names the commit that makes it again, and this code is of none: commit what differs (your own "

@@ -29,8 +29,8 @@ _SEED_LIMIT = 10**6
 
 @dataclass(frozen=True, config=STRICT)
 class _File:
-    """settings: that ask for the job; free: settings, or groups of them, that a run may choose; job: all others of its
-    config.yaml."""
+    """The file of a track. settings: that ask for the job; free: settings, or groups of them, that a run may choose;
+    job: all others of its config.yaml."""
 
     target: Annotated[float, Field(gt=0, le=1)]
     seeds: Annotated[int, Field(ge=3)]
@@ -41,7 +41,8 @@ class _File:
 
 @plain_dataclass(frozen=True)
 class Track:
-    """target: exact match of samples of the held-out problems, drawn as in training. digest: SHA-256 of its file."""
+    """A track. target: exact match of samples of the held-out problems, drawn as in training. digest: SHA-256 of its
+    file."""
 
     name: str
     digest: str
@@ -52,8 +53,8 @@ class Track:
     job: Mapping[str, Any]
 
     def refuse_changed(self, config: Mapping[str, Any]) -> None:
-        """config: config.yaml, or `plain(config)`. Raises ConfigError, naming the setting, where a record may not have
-        it so."""
+        """Refuse a run whose settings differ from the track's. config: config.yaml, or `plain(config)`. Raises
+        ConfigError, naming the setting, where a record may not have it so."""
         if config["cluster"]["oversubscribe"]:
             raise ConfigError("cluster.oversubscribe=true: devices that share cores have no seconds to count")
         found = first_difference(flatten(self.job), self.frozen_of(config))
