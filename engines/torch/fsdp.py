@@ -45,7 +45,7 @@ from harness.rl.aggregation import divisor, token_weights
 from harness.rl.diagnostics import add_diagnostics, diagnostics
 from harness.rl.kl import estimator_of
 from harness.rl.learning_rate import learning_rate, peak_rate
-from harness.rl.losses import policy_loss, token_gradients, unbounded_weights
+from harness.rl.losses import clip_bounds, policy_loss, token_gradients, unbounded_weights
 from harness.rl.losses.proximal import log_linear
 from harness.rl.micro_batches import part_of, passes_over
 from harness.rl.rejection import rejection_of
@@ -268,8 +268,7 @@ class FSDPEngine(TrainedModel[TokenScorer, TrainBatch]):
             behaviour,
             advantages,
             mask,
-            clip_low=algorithm.clip_low,
-            clip_high=algorithm.clip_high,
+            **clip_bounds(algorithm),
             entropies=entropies.detach(),
             reference_log_probs=reference,
             old_log_probs=old,

@@ -13,7 +13,7 @@ import msgspec
 from harness.config import Backend, ConfigError, JobConfig, job_config
 from harness.config.files import MIB, read_json
 from harness.config.inputs import Input, inputs_of, refuse_changed
-from harness.config.job import flatten
+from harness.config.job import flatten, in_words_of_now
 from harness.config.plugins import Plugin
 from schedules import Schedule
 
@@ -204,7 +204,7 @@ def config_of(folder: Path) -> JobConfig:
     from harness.config.compose import read_settings  # with Hydra, which other checks need not load
 
     path = folder / "config.yaml"
-    settings = read_settings(path)
+    settings = in_words_of_now(read_settings(path))
     try:
         return job_config(settings)
     except ConfigError as error:

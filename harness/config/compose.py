@@ -20,7 +20,7 @@ from yaml import YAMLError  # type: ignore[import-untyped]
 
 from harness.config import ConfigError, JobConfig, ModelConfig, job_config
 from harness.config.files import read_yaml
-from harness.config.job import COMMON_TO_TASKS
+from harness.config.job import COMMON_TO_TASKS, refuse_moved
 from harness.config.model_folder import is_source, looks_like_source, model_settings
 from harness.config.plugins import Plugin, as_file_name, defaults, is_path, load, make, plugin
 from harness.config.registries import find
@@ -255,6 +255,7 @@ def _check_override(override: str) -> None:
     setting, equals, value = override.lstrip("+~").partition("=")
     if not setting or not (equals or override.startswith("~")):
         raise ConfigError(f"{override} cannot be read; write setting=value, such as iterations=20")
+    refuse_moved(setting, value)
     if len(setting.encode(errors="replace")) > _LONGEST_NAME:  # Hydra looks for a folder of that name
         raise ConfigError(f"{setting[:40]}... is no setting; `make list` shows the files that name them all")
     if max(accumulate((sign in "[{(") - (sign in "]})") for sign in value), default=0) > _DEEPEST:

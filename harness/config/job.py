@@ -13,9 +13,7 @@ from pydantic.dataclasses import dataclass
 from harness.config.cost import CostConfig, DeviceConfig, RooflineConfig
 from harness.config.fields import (
     STRICT,
-    Above1,
     AtLeast1,
-    Below1,
     ConfigError,
     Count,
     CountFromZero,
@@ -173,13 +171,7 @@ class AlgorithmConfig:
     normalise_std: Switch = True  # divide advantages by the group's standard deviation; gae: whiten them over the batch
     correction: str = "clip"  # how off-policy samples are treated: docs/algorithms.md
     aggregation: Aggregation = "token_mean"  # of the losses of tokens
-    clip_low: NotNegative = 0.2  # of those with PPO's clip
-    clip_high: NotNegative = 0.2
     proximal: Literal["actor_fwd", "trainer", "log_linear"] = "actor_fwd"  # whose log-probs decoupled clips against
-    decoupled_cap: Above1 | None = 5.0  # tokens with a larger weight are left out; None leaves out none
-    tis_cap: Positive = 2.0
-    mis_low: Below1 = 0.5  # tokens whose ratio is outside of [mis_low, mis_high] are left out
-    mis_high: Above1 = 5.0
     kl_coef: NotNegative = 0.0
     kl: str = "k3"  # estimator of the KL to the reference
     kl_in: Literal["loss", "reward"] = "loss"  # what kl_coef times the KL is part of
@@ -430,9 +422,51 @@ class JobConfig:
         return tuple(range(self.seeds)) if isinstance(self.seeds, int) else tuple(self.seeds)
 
 
+_CLIPPING = ("clip", "dual_clip", "decoupled", "opsm", "clip_cov", "m2po")
+_MOVED: Mapping[str, tuple[str, float, tuple[str, ...]]] = {
+    "clip_low": ("clip_low", 0.2, _CLIPPING),
+    "clip_high": ("clip_high", 0.2, _CLIPPING),
+    "decoupled_cap": ("cap", 5.0, ("decoupled",)),
+    "tis_cap": ("cap", 2.0, ("tis", "tis_normalised")),
+    "mis_low": ("low", 0.5, ("mis",)),
+    "mis_high": ("high", 5.0, ("mis",)),
+}
+"""Settings of every algorithm in earlier versions: the option that each is now, its default, and the losses with it."""
+
+
+def refuse_moved(setting: str, value: object) -> None:
+    """Raises ConfigError for a setting that is an option of a loss now."""
+    group, _, name = setting.partition(".")
+    if group == "algorithm" and name in _MOVED:
+        option, _, losses = _MOVED[name]
+        raise ConfigError(
+            f"{setting}={value} is an option of its loss now; set algorithm.options.{option}={value}, with "
+            f"algorithm.correction={' or '.join(losses)}"
+        )
+
+
+def in_words_of_now(tree: Mapping[str, Any]) -> dict[str, Any]:
+    """The config.yaml of a run, also of one that an earlier version made: settings that have moved are where they are
+    now, or nowhere, where the run did not read them or they were the default."""
+    algorithm = tree.get("algorithm")
+    if not isinstance(algorithm, Mapping) or not _MOVED.keys() & algorithm.keys():
+        return dict(tree)
+    kept = {name: value for name, value in algorithm.items() if name not in _MOVED}
+    options = {
+        option: algorithm[name]
+        for name, (option, default, losses) in _MOVED.items()
+        if algorithm.get("correction", "clip") in losses and algorithm.get(name, default) != default
+    }
+    if options:
+        kept["options"] = dict(algorithm.get("options") or {}) | options
+    return {**tree, "algorithm": kept}
+
+
 def job_config(tree: Mapping[str, Any]) -> JobConfig:
     """Check types and names of a composed configuration tree. Raises ConfigError for the first setting that is off."""
     tree = dict(tree)
+    for name, value in dict(tree.get("algorithm") or {}).items():
+        refuse_moved(f"algorithm.{name}", value)
     schedule, task = dict(tree.get("schedule") or {}), dict(tree.get("task") or {})
     named = {"name": schedule.pop("name", None), "split": schedule.pop("split", {})}
     tree["schedule"] = named | {"options": schedule}

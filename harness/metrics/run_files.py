@@ -19,6 +19,7 @@ from omegaconf import OmegaConf
 from harness.config import JobConfig
 from harness.config.files import read_json, read_text, read_yaml
 from harness.config.inputs import digests, inputs_of, refuse_changed
+from harness.config.job import in_words_of_now
 from harness.metrics.arrivals import ARRIVALS, Arrivals, RunOf, line_of
 from harness.metrics.atomic_files import GrowingFile, Lock, write_text
 from harness.metrics.done import DONE, INCOMPLETE, MODEL, is_done, write_done
@@ -273,6 +274,11 @@ def locked(path: Path, busy: str) -> Lock:
 
 
 def load_config(path: Path) -> dict[str, Any]:
+    """`config_as_written`, in words of now."""
+    return in_words_of_now(config_as_written(path))
+
+
+def config_as_written(path: Path) -> dict[str, Any]:
     """config.yaml of the run in folder `path`, as nested mappings of plain values. This and all that follow raise
     DamagedFile for a file that is not what a run writes."""
     with reading(path / "config.yaml"):

@@ -148,7 +148,7 @@ def test_decoupled_on_a_log_linear_proximal_policy_is_that_of_areal(cap: float |
         weights = np.where(weights <= (np.inf if cap is None else cap), weights, 0.0)
         raw = np.where(batch.mask, batch.log_pi - proximal, 0.0)
         value, slope = ppo(np.clip(raw, -CUT_OFF, CUT_OFF), batch.advantages, batch.mask, raw)
-        settings = {"correction": "decoupled", "proximal": "log_linear", "decoupled_cap": cap}
+        settings = {"correction": "decoupled", "proximal": "log_linear", "options": {"cap": cap}}
         compare(batch, settings, (weights * value, weights * slope), proximal_log_probs=ours)
 
 

@@ -25,7 +25,11 @@ pytestmark = pytest.mark.oracle
 TOLERANCE = {"rtol": 1e-6, "atol": 1e-6}
 TOKENS, SEQUENCES, LONGEST = "token_mean", "sequence_mean_token_mean", "sequence_mean_token_sum_norm"
 LOSSES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
-    "clip, grpo": ({"correction": "clip", "clip_high": 0.28}, SEQUENCES, {"loss_type": "grpo", "epsilon_high": 0.28}),
+    "clip, grpo": (
+        {"correction": "clip", "options": {"clip_high": 0.28}},
+        SEQUENCES,
+        {"loss_type": "grpo", "epsilon_high": 0.28},
+    ),
     "clip, bnpo": ({"correction": "clip"}, TOKENS, {"loss_type": "bnpo"}),
     "clip, dapo": ({"correction": "clip"}, TOKENS, {"loss_type": "dapo"}),
     "clip, dr_grpo": ({"correction": "clip"}, LONGEST, {"loss_type": "dr_grpo"}),
@@ -122,7 +126,7 @@ def test_a_loss_is_that_of_trl_in_value_and_gradient(name: str) -> None:
 
 def test_decoupled_is_trls_clip_with_the_weight_of_its_masked_importance_sampling() -> None:
     """Which TRL has for engines that compute otherwise than the trainer: its "old" policy is the proximal one."""
-    loss = policy_loss(algorithm(correction="decoupled", decoupled_cap=2.0))
+    loss = policy_loss(algorithm(correction="decoupled", options={"cap": 2.0}))
     left_out = 0
     for number in NUMBERS:
         case = bounded(number)

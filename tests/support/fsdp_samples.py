@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -32,12 +33,19 @@ FREE = AlgorithmConfig(
     betas=(0.0, 0.95),
     grad_clip=1e9,
     kl_coef=0.1,
-    # Some of the tokens below are outside of these.
-    decoupled_cap=1.2,
-    tis_cap=1.2,
-    mis_low=0.8,
-    mis_high=1.2,
 )
+BOUNDS = {
+    "decoupled": {"cap": 1.2},
+    "tis": {"cap": 1.2},
+    "tis_normalised": {"cap": 1.2},
+    "mis": {"low": 0.8, "high": 1.2},
+}
+"""Options of losses: some of the tokens below are outside of these."""
+
+
+def free(correction: str, **settings: Any) -> AlgorithmConfig:
+    """`FREE` with another loss, and its bounds."""
+    return replace(FREE, correction=correction, options=BOUNDS.get(correction, {}), **settings)
 
 
 def batch_of(samples: Sequence[int]) -> TrainBatch:

@@ -30,14 +30,6 @@ TRUNCATING = ("tis", "cispo", "dppo_tv", "dppo_kl")
 GIVEN = ("lengths", "proximal_log_probs")
 """Keyword arguments that training gives to a loss that has them."""
 
-_SETTINGS = {
-    "decoupled": {"cap": "decoupled_cap"},
-    "tis": {"cap": "tis_cap"},
-    "tis_normalised": {"cap": "tis_cap"},
-    "mis": {"low": "mis_low", "high": "mis_high"},
-}
-"""Options that are settings of the algorithm by themselves, besides clip_low and clip_high."""
-
 
 def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
     """The loss that the settings name, with its options. It is called with all of `GIVEN`; proximal_log_probs is None
@@ -45,14 +37,13 @@ def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
     user's that cannot be called as such."""
     name = algorithm.correction
     loss = correction_of(name)
-    settings = {} if is_path(name) else {own: getattr(algorithm, of) for own, of in _settings_of(name).items()}
-    options = keywords(loss, own_options(algorithm), "algorithm.options", name, given=(*GIVEN, *settings))
+    options = keywords(loss, own_options(algorithm), "algorithm.options", name, given=GIVEN)
     wanted = [given for given in GIVEN if given in inspect.signature(loss).parameters]
 
     def called(*tensors: torch.Tensor, **given: Any) -> torch.Tensor:
         """The loss, where the mask is; a user's own may say anything off the mask."""
         mask = tensors[3]
-        per_token = loss(*tensors, **settings, **options, **{name: given.get(name) for name in wanted})
+        per_token = loss(*tensors, **options, **{name: given.get(name) for name in wanted})
         if per_token.shape != mask.shape:
             raise ValueError(f"the loss must be {list(mask.shape)}, not {list(per_token.shape)}")
         return per_token.masked_fill(~mask, 0.0) if is_path(name) else per_token
@@ -87,14 +78,11 @@ def correction_of(name: str) -> PolicyLoss:
     return find_function("algorithm.correction", name, 4, "loss(log_probs, behaviour_log_probs, advantages, mask)")
 
 
-def _settings_of(name: str) -> dict[str, str]:
-    """Options of a loss that is built in, and the settings of `AlgorithmConfig` that they are."""
-    bounds = [
-        bound for bound in ("clip_low", "clip_high") if bound in inspect.signature(correction_of(name)).parameters
-    ]
-    return {**dict(zip(bounds, bounds, strict=True)), **_SETTINGS.get(name, {})}
-
-
 def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
     """Options of `algorithm.options` that the loss names."""
     return named_by(correction_of(algorithm.correction), algorithm.options)
+
+
+def clip_bounds(algorithm: AlgorithmConfig) -> dict[str, float]:
+    """The bounds of `policy/clip_fraction`: `clip_low` and `clip_high`, where the loss is given them."""
+    return {name: float(value) for name, value in own_options(algorithm).items() if name in ("clip_low", "clip_high")}

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from harness.config.fields import Above1, NotNegative
 from harness.rl.losses.ratios import at_tokens, log_ratio, policy_ratio, sequence_mean, within
 
 
@@ -13,8 +14,8 @@ def clip(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    clip_low: NotNegative = 0.2,
+    clip_high: NotNegative = 0.2,
 ) -> torch.Tensor:
     """-min(ratio A, clamp(ratio, 1 - clip_low, 1 + clip_high) A): PPO (arXiv 1707.06347), equation 7.
 
@@ -32,8 +33,8 @@ def dual_clip(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    clip_low: NotNegative = 0.2,
+    clip_high: NotNegative = 0.2,
     most: float = 3.0,
 ) -> torch.Tensor:
     """`clip`, and where A < 0 no more than -most A: one token with a large ratio cannot carry the batch's gradient.
@@ -51,9 +52,9 @@ def decoupled(
     mask: torch.Tensor,
     *,
     proximal_log_probs: torch.Tensor | None = None,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
-    cap: float | None = 5.0,
+    clip_low: NotNegative = 0.2,
+    clip_high: NotNegative = 0.2,
+    cap: Above1 | None = 5.0,
 ) -> torch.Tensor:
     """-w min(r A, clamp(r, 1 - clip_low, 1 + clip_high) A), r = pi / prox, w = prox / mu detached: decoupled PPO.
 
@@ -77,8 +78,8 @@ def off_policy_sequence_mask(
     mask: torch.Tensor,
     *,
     lengths: torch.Tensor,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    clip_low: NotNegative = 0.2,
+    clip_high: NotNegative = 0.2,
     most_kl: float = 1e-4,
 ) -> torch.Tensor:
     """`clip`, without the sequences with A < 0 that are far from the policy: mean(log mu - log pi) > most_kl.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from harness.config.fields import Above1, Below1, Positive
 from harness.rl.losses.ratios import Level, policy_ratio, ratio_at, within
 
 
@@ -24,7 +25,7 @@ def truncated_importance(
     mask: torch.Tensor,
     *,
     lengths: torch.Tensor | None = None,
-    cap: float = 2.0,
+    cap: Positive = 2.0,
     level: Level = "token",
 ) -> torch.Tensor:
     """-min(ratio, cap) A log pi, the weight detached: importance weights truncated from above.
@@ -44,8 +45,8 @@ def masked_importance(
     mask: torch.Tensor,
     *,
     lengths: torch.Tensor | None = None,
-    low: float = 0.5,
-    high: float = 5.0,
+    low: Below1 = 0.5,
+    high: Above1 = 5.0,
     level: Level = "token",
 ) -> torch.Tensor:
     """-ratio A log pi where low <= ratio <= high, else 0; the weight detached: importance sampling, outliers left out.

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import torch
 
+from harness.config.fields import NotNegative, Positive
 from harness.config.plugins import of_batch
 from harness.rl.losses.clipped import clip
 from harness.rl.losses.importance import no_correction
@@ -20,8 +21,8 @@ def clip_cov(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    clip_low: NotNegative = 0.2,
+    clip_high: NotNegative = 0.2,
     share: float = 2e-4,
     low: float = 1.0,
     high: float = 5.0,
@@ -72,8 +73,8 @@ def second_moment(
     advantages: torch.Tensor,
     mask: torch.Tensor,
     *,
-    clip_low: float = 0.2,
-    clip_high: float = 0.2,
+    clip_low: NotNegative = 0.2,
+    clip_high: NotNegative = 0.2,
     most: float = 0.04,
 ) -> torch.Tensor:
     """`clip`, without the tokens farthest from mu: as many as it takes until the mean of log(ratio)^2 is below `most`.
@@ -100,7 +101,7 @@ def normalised_importance(
     mask: torch.Tensor,
     *,
     lengths: torch.Tensor,
-    cap: float = 2.0,
+    cap: Positive = 2.0,
     level: Level = "token",
 ) -> torch.Tensor:
     """`tis`, its weights divided by their mean, so that they are 1 in the mean: self-normalised importance sampling.

@@ -20,7 +20,7 @@ from harness.comparison.statistics.estimates import Interval, mean_interval
 from harness.config import ConfigError
 from harness.config.job import flatten
 from harness.metrics.atomic_files import write_text
-from harness.metrics.run_files import EVALUATIONS, load_config, load_evaluations
+from harness.metrics.run_files import EVALUATIONS, config_as_written, load_evaluations
 from harness.metrics.schemas import reading
 from harness.studies.speedrun.track import Track
 
@@ -196,7 +196,7 @@ def check_record(folder: Path, track: Track) -> Record:
         for name in KEPT:
             if not (files / name).is_file() or _digest(files / name) != run.files[name]:
                 raise ConfigError(f"{files / name} is not what the record was made of")
-        config, reached = load_config(files), first_at(track.target, load_evaluations(files))
+        config, reached = config_as_written(files), first_at(track.target, load_evaluations(files))
         track.refuse_changed(config)
         if record.devices != config["cluster"]["devices"] or record.schedule != config["schedule"]["name"]:
             raise ConfigError(

@@ -16,7 +16,7 @@ from pydantic.dataclasses import dataclass
 from harness.comparison.fairness import first_difference
 from harness.config import STRICT, ConfigError, first_line
 from harness.config.compose import EXPERIMENTS, read_settings
-from harness.config.job import flatten
+from harness.config.job import flatten, in_words_of_now
 
 TRACKS = EXPERIMENTS / "speedrun"
 DEFAULT = "tiny_reverse_v1"
@@ -57,7 +57,7 @@ class Track:
         ConfigError, naming the setting, where a record may not have it so."""
         if config["cluster"]["oversubscribe"]:
             raise ConfigError("cluster.oversubscribe=true: devices that share cores have no seconds to count")
-        found = first_difference(flatten(self.job), self.frozen_of(config))
+        found = first_difference(flatten(self.job), self.frozen_of(in_words_of_now(config)))
         if found is not None:
             name, frozen, here = found
             raise ConfigError(
@@ -103,4 +103,6 @@ def track_of(path: Path) -> Track:
     if not flatten(read.job).get("eval.k"):
         raise ConfigError(f"{path}: eval.k must be at least 1: the target is of samples")
     digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Track(path.stem, digest, read.target, read.seeds, tuple(read.settings), tuple(read.free), read.job)
+    return Track(
+        path.stem, digest, read.target, read.seeds, tuple(read.settings), tuple(read.free), in_words_of_now(read.job)
+    )

@@ -26,6 +26,7 @@ from tests.support.fsdp_samples import (
     assert_close,
     batch_of,
     computed,
+    free,
     gradients,
     plain_gradients,
     save,
@@ -50,7 +51,7 @@ def world() -> Iterator[World]:
 def test_gradients_are_those_of_the_token_mean_of_samples_taken_alone(
     world: World, correction: str, layout: str
 ) -> None:
-    algorithm = replace(FREE, correction=correction, temperature=0.7)
+    algorithm = free(correction, temperature=0.7)
     engine = world.engine(algorithm, TrainingConfig(layout=layout))
     _: TrainEngine = engine
     norm = train(engine, [ALL[:8], ALL[8:]])
@@ -65,7 +66,7 @@ def test_gradients_are_those_of_the_token_mean_of_samples_taken_alone(
 def test_tokens_that_an_environment_wrote_are_read_but_teach_nothing(
     world: World, correction: str, layout: str
 ) -> None:
-    algorithm = replace(FREE, correction=correction)
+    algorithm = free(correction)
     batch = batch_of(ALL)
     mask = np.random.default_rng(0).random(len(batch.responses.values)) < 0.6
     mask[np.cumsum(batch.responses.lengths) - batch.responses.lengths] = True  # a response begins with the policy
@@ -139,7 +140,7 @@ def test_a_mask_that_is_true_throughout_changes_no_bit(world: World) -> None:
 
 def test_a_proximal_policy_by_lag_is_between_the_one_that_sampled_and_the_one_in_training(world: World) -> None:
     """As with these log-probs given; at lag 0 it is the one that sampled, so that what is left is PPO's clip."""
-    algorithm = replace(FREE, correction="decoupled", proximal="log_linear", recompute_log_probs=False)
+    algorithm = free("decoupled", proximal="log_linear", recompute_log_probs=False)
     batch = replace(batch_of(ALL), old_log_probs=None)
     lags = np.arange(len(batch.responses.values), dtype=np.int32) % 4
     log_probs = computed(world.engine(algorithm).scorer().log_probs(batch.prompts, batch.responses)).values
@@ -148,7 +149,7 @@ def test_a_proximal_policy_by_lag_is_between_the_one_that_sampled_and_the_one_in
     given = Ragged(between, batch.responses.lengths)
     pairs = [
         (replace(batch, lags=Ragged(lags, batch.responses.lengths)), algorithm),
-        (replace(batch, old_log_probs=given), replace(FREE, correction="decoupled")),
+        (replace(batch, old_log_probs=given), free("decoupled")),
         (batch, algorithm),
         (batch, replace(FREE, correction="clip")),
     ]
@@ -164,10 +165,10 @@ def test_a_proximal_policy_by_lag_is_between_the_one_that_sampled_and_the_one_in
 
 
 def test_with_the_trainer_as_the_proximal_policy_recomputed_log_probs_do_not_matter(world: World) -> None:
-    algorithm = replace(FREE, correction="decoupled", proximal="trainer", recompute_log_probs=False)
+    algorithm = free("decoupled", proximal="trainer", recompute_log_probs=False)
     batch = batch_of(ALL)
     without = replace(batch, old_log_probs=None)
-    masked = replace(FREE, correction="mis", mis_low=0.0, mis_high=FREE.decoupled_cap)
+    masked = replace(FREE, correction="mis", options={"low": 0.0, "high": 1.2})
     norms = []
     for settings, given in ((algorithm, batch), (algorithm, without), (masked, without)):
         engine = world.engine(settings)

@@ -22,7 +22,7 @@ from tests.support.role_setting import TickingClock
 
 PARTS, EPOCHS = 4, 2
 PART = SAMPLES // PARTS
-DECOUPLED = replace(FREE, correction="decoupled", proximal="trainer", decoupled_cap=None, betas=(0.9, 0.95))
+DECOUPLED = replace(FREE, correction="decoupled", options={"cap": None}, proximal="trainer", betas=(0.9, 0.95))
 CLIP = replace(FREE, correction="clip", betas=(0.9, 0.95))
 
 Cut = Sequence[Sequence[int]]

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 from itertools import product
 
 import pytest
@@ -12,7 +11,7 @@ from torch.distributed import TCPStore
 
 from harness.config import AlgorithmConfig
 from harness.config.job import AGGREGATIONS
-from tests.support.fsdp_samples import FREE, SAMPLES, World, assert_close, gradients, plain_gradients, train
+from tests.support.fsdp_samples import SAMPLES, World, assert_close, free, gradients, plain_gradients, train
 from tests.support.losses import CUTTABLE
 from tests.support.processes import run_in_processes
 
@@ -28,7 +27,7 @@ Tensors = dict[str, torch.Tensor]
 
 def settings(loss: str, aggregation: str) -> AlgorithmConfig:
     wide = {"low": 0.1, "high": 0.1} if loss == "gspo" else {}  # its own bounds cut off nearly all that there is here
-    return replace(FREE, correction=loss, aggregation=aggregation, options=wide)
+    return free(loss, aggregation=aggregation, options=wide)
 
 
 def of_all_pairs(world: World, micro_batches: Sequence[Sequence[int]]) -> list[Tensors]:

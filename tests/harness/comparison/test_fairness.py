@@ -108,7 +108,7 @@ def test_costs_count_where_time_is_simulated_only() -> None:
 
 def test_an_axis_is_a_setting_or_a_whole_group() -> None:
     key = fairness_key(config(), [0], ["algorithm.correction", "schedule"])
-    assert "algorithm.correction" not in key and "algorithm.clip_low" in key
+    assert "algorithm.correction" not in key and "algorithm.kl_coef" in key
     assert not [name for name in key if name.startswith("schedule")]
 
 

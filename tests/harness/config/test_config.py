@@ -10,6 +10,9 @@ from hypothesis import strategies as st
 
 from harness.config import ConfigError, JobConfig, job_config
 from harness.config.compose import compose_job, plain
+from harness.config.job import in_words_of_now
+from harness.metrics.run_files import load_config
+from tests.support.project import ROOT
 
 
 @pytest.fixture(scope="module")
@@ -72,9 +75,12 @@ def test_an_option_that_only_a_schedule_knows_travels_as_its_option(tree: dict[s
             "algorithm.rejection=token_x is unknown; choose one of token_ratio, ",
         ),
         ("algorithm.rejection", {"token_k3": 2.0}, "algorithm.rejection.token_k3=2.0 is no list of values; write one"),
-        ("algorithm.mis_low", 1.0, "algorithm.mis_low=1.0 is too large; use a number below 1"),
-        ("algorithm.mis_high", 1.0, "algorithm.mis_high=1.0 is too small; use a number above 1"),
-        ("algorithm.decoupled_cap", 0.5, "algorithm.decoupled_cap=0.5 is too small; use a number above 1"),
+        (
+            "algorithm.tis_cap",
+            3.0,
+            "algorithm.tis_cap=3.0 is an option of its loss now; set algorithm.options.cap=3.0, with "
+            "algorithm.correction=tis or tis_normalised",
+        ),
         ("algorithm.lr", 1, "algorithm.lr=1 is no setting; `make list` shows"),
         ("cluster.devices", 0, "cluster.devices=0 is too small"),
         ("cluster.wait_timeout_s", float("inf"), "cluster.wait_timeout_s=Infinity is not finite"),
@@ -139,7 +145,7 @@ def test_whole_numbers_do_for_real_ones(tree: dict[str, Any]) -> None:
 
 @given(
     st.sampled_from(
-        ["iterations", "seeds", "smoke", "backend", "engine.slots", "algorithm.betas", "algorithm.clip_low"]
+        ["iterations", "seeds", "smoke", "backend", "engine.slots", "algorithm.betas", "algorithm.kl_coef"]
     ),
     st.none() | st.booleans() | st.integers(-5, 5) | st.floats() | st.text(max_size=5) | st.lists(st.integers(-2, 2)),
 )
@@ -148,3 +154,27 @@ def test_any_value_is_taken_or_told_in_one_line(tree: dict[str, Any], setting: s
         job_config(changed(tree, setting, value))
     except ConfigError as error:
         assert str(error).startswith(setting) and "\n" not in str(error).replace(str(value), "")
+
+
+@pytest.mark.parametrize(
+    ("correction", "own", "options"),
+    [
+        ("clip", {"clip_low": 0.2, "clip_high": 0.28, "tis_cap": 3.0}, {"clip_high": 0.28}),
+        ("tis", {"clip_low": 0.1, "tis_cap": 3.0, "options": {"level": "sequence"}}, {"level": "sequence", "cap": 3.0}),
+        ("mis", {"mis_low": 0.1, "mis_high": 5.0}, {"low": 0.1}),
+        ("decoupled", {"decoupled_cap": None}, {"cap": None}),
+        ("none", {"clip_low": 0.1, "mis_low": 0.1}, {}),
+    ],
+)
+def test_a_config_of_an_earlier_version_says_the_same_in_words_of_now(
+    tree: dict[str, Any], correction: str, own: dict[str, Any], options: dict[str, Any]
+) -> None:
+    earlier = tree | {"algorithm": tree["algorithm"] | {"correction": correction} | own}
+    read = job_config(in_words_of_now(earlier))
+    assert read == job_config(tree | {"algorithm": tree["algorithm"] | {"correction": correction, "options": options}})
+    assert in_words_of_now(in_words_of_now(earlier)) == in_words_of_now(earlier)
+
+
+def test_every_committed_run_of_an_earlier_version_can_be_read() -> None:
+    folders = [path.parent for path in (ROOT / "results").rglob("config.yaml")]
+    assert folders and all(job_config(load_config(folder)) for folder in folders)

@@ -143,7 +143,7 @@ LEFT_OUT_AND_CUT: dict[str, tuple[dict[str, Any], int, int | None]] = {
     "clip": ({}, 3 + 1, None),
     "dual_clip": ({}, 3 + 1 + 1, None),
     "mis": ({}, 2 * 2, None),
-    "decoupled": ({"decoupled_cap": 2.0}, 2 * 6, None),
+    "decoupled": ({"options": {"cap": 2.0}}, 2 * 6, None),
     "tis": ({}, 0, 2 * 2),
     "cispo": ({}, 0, 2 * 3),
 }

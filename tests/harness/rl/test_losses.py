@@ -183,14 +183,6 @@ def test_a_higher_cap_never_weighs_a_token_less() -> None:
 
 def test_settings_reach_the_correction_that_they_name() -> None:
     inputs, proximal = proximal_case()
-    options = {
-        "clip_low": 0.1,
-        "clip_high": 0.3,
-        "decoupled_cap": 1.5,
-        "tis_cap": 1.2,
-        "mis_low": 0.8,
-        "mis_high": 1.25,
-    }
     wanted = {
         "none": {},
         "clip": {"clip_low": 0.1, "clip_high": 0.3},
@@ -199,7 +191,7 @@ def test_settings_reach_the_correction_that_they_name() -> None:
         "mis": {"low": 0.8, "high": 1.25},
     }
     for name, own in wanted.items():
-        algorithm = AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, correction=name, **options)
+        algorithm = AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, correction=name, options=own)
         more = {"proximal_log_probs": proximal} if name == "decoupled" else {}
         expected = gradient(find("algorithm.correction", name), inputs, **own, **more)
         assert torch.equal(gradient(policy_loss(algorithm), inputs, **more), expected)
@@ -313,9 +305,7 @@ def test_ratios_of_sequences_weigh_all_their_tokens_alike() -> None:
     away = (log_probs.detach() - behaviour).masked_fill(~mask, 0.0)
     for level, expected in (("sequence", away.sum(1)), ("geometric", away.sum(1) / mask.sum(1))):
         loss = policy_loss(
-            AlgorithmConfig(
-                "test", 4, 4, 1, learning_rate=1e-3, correction="tis", tis_cap=1e9, options={"level": level}
-            )
+            AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, correction="tis", options={"level": level, "cap": 1e9})
         )
         flat = tuple(tensor.detach().flatten() for tensor in inputs)
         found = gradient(lambda *tensors, of=loss: of(*tensors, lengths=torch.full((ROWS,), COLUMNS)), flat)
