@@ -12,7 +12,6 @@ from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
 from harness.protocols import Completion, PauseMode, Request, RolloutEngine
-from harness.workers.wrapped_engine import WrappedEngine
 
 if TYPE_CHECKING:
     import torch
@@ -20,6 +19,59 @@ if TYPE_CHECKING:
 
 Follow = Callable[[Completion], Awaitable[Request | Completion]]
 """A step after a turn: the next request, or the whole sample."""
+
+
+class WrappedEngine:
+    """`harness.protocols.RolloutEngine` that asks `engine` for everything."""
+
+    def __init__(self, engine: RolloutEngine) -> None:
+        self.engine, self.slots = engine, engine.slots
+
+    @property
+    def version(self) -> int:
+        return self.engine.version
+
+    @property
+    def sampled(self) -> int:
+        return self.engine.sampled
+
+    @property
+    def running(self) -> int:
+        return self.engine.running
+
+    @property
+    def waiting(self) -> int:
+        return self.engine.waiting
+
+    def submit(self, requests: Sequence[Request]) -> None:
+        self.engine.submit(requests)
+
+    async def finished(self) -> list[Completion]:
+        return await self.engine.finished()
+
+    async def pause(self, mode: PauseMode) -> None:
+        await self.engine.pause(mode)
+
+    def drop_cache(self) -> None:
+        self.engine.drop_cache()
+
+    async def resume(self) -> None:
+        await self.engine.resume()
+
+    async def cut(self, sample_ids: Collection[int]) -> None:
+        await self.engine.cut(sample_ids)
+
+    async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
+        await self.engine.load_weights(version, weights)
+
+    async def sleep(self, *, keep_weights: bool = True) -> None:
+        await self.engine.sleep(keep_weights=keep_weights)
+
+    async def wake(self) -> None:
+        await self.engine.wake()
+
+    async def close(self) -> None:
+        await self.engine.close()
 
 
 @dataclass

@@ -13,8 +13,8 @@ from harness.config import ConfigError
 from harness.protocols import Completion, Request, RolloutEngine, Sampling
 from harness.transfer_queue import Batch, TransferQueue
 from harness.workers.dealing import joined
+from harness.workers.held_engine import WrappedEngine
 from harness.workers.readers import Deadlines
-from harness.workers.wrapped_engine import WrappedEngine
 
 if TYPE_CHECKING:
     import torch
