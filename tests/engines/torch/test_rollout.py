@@ -16,24 +16,11 @@ from harness.config import ModelConfig
 from harness.config.registries import ENGINES
 from harness.cost_model.shape import parameters
 from harness.protocols import Completion, Request, RolloutEngine, Sampling
+from tests.support.role_setting import TickingClock
 
 TINY = ModelConfig("tiny", 64, 2, 4, 2, 16, 256, 32, True, 128)
 UNTIED = replace(TINY, name="untied", tied_embeddings=False, vocabulary=50, heads=8, ff=96, layers=3)
 SAMPLING = Sampling(max_tokens=20)
-
-
-class TickingClock:
-    """Each look at it is one second later."""
-
-    def __init__(self) -> None:
-        self.time = 0.0
-
-    def now(self) -> float:
-        self.time += 1
-        return self.time
-
-    async def sleep(self, seconds: float) -> None:
-        self.time += seconds
 
 
 def make_engine(
