@@ -259,7 +259,13 @@ def test_an_engine_is_named_by_module_and_class_that_exist() -> None:
         assert name in [node.name for node in tree(file).body if isinstance(node, ast.ClassDef)], path
 
 
-NOT_YET_HELD = ("harness/driver/", "harness/workers/")
+NOT_YET_HELD = (
+    *(f"harness/driver/{name}.py" for name in ("assemble", "prompts", "recorder", "sample_decoders")),
+    *(f"harness/metrics/{name}.py" for name in ("parts", "run_files")),
+    *(f"harness/transfer_queue/{name}.py" for name in ("control/partition", "remote/messages", "service/service")),
+    *(f"harness/workers/{name}.py" for name in ("actor", "critic", "dataflow", "episodes", "recording")),
+    *(f"harness/workers/{name}.py" for name in ("sample_decoders", "training")),
+)
 """Where docstrings are still to be written."""
 NO_SUBJECT = frozenset(
     "about across after against among and around as at because before behind below beneath beside between beyond but by"
