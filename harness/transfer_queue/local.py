@@ -82,6 +82,7 @@ class LocalQueue(TransferQueue):
     drop = _as_coroutine(QueueService.drop)
     begin_again = _as_coroutine(QueueService.begin_again)
     give_up = _as_coroutine(QueueService.give_up)
+    finish = _as_coroutine(QueueService.finish)
     acknowledge = _as_coroutine(QueueService.acknowledge)
     give_back = _as_coroutine(QueueService.give_back)
     release = _as_coroutine(QueueService.release)

@@ -53,8 +53,8 @@ class TransferQueue(Protocol):
         and goes alone, and what is left of it in a partition is dispatched like that partition's rest. A named
         partition's rows only; what went back to the queue was not dispatched. ValueError for a task with several ranks.
 
-        only=(row, ...): these, all of them, of one partition and whole groups where the task wants such, whatever the
-        policy says; it hands nobody a row that was dispatched. ValueError for a task with several ranks.
+        only=(row, ...): these, whole groups where the task wants such, whatever the policy says: all that are in the
+        partition of the first one. It hands nobody a row that was dispatched. ValueError for a task with several ranks.
         """
 
     @with_get_options
@@ -80,6 +80,11 @@ class TransferQueue(Protocol):
         """Take whole groups out of every task that is not `settled_by` a column: it is handed none of them, and waits
         for nothing of them. Tasks that are go on with them until they are settled. ValueError for rows that are no
         whole groups, or that one of the former was handed."""
+
+    async def finish(self, task: str, rows: Iterable[int]) -> None:
+        """A task is done with these rows, of whatever partitions, ready or not, without being handed them: it read them
+        before, and gave them back. ValueError, and nothing is changed in a partition, for a row that is in none, or
+        that the task was handed, and for a task with several ranks."""
 
     async def acknowledge(self, lease: int) -> None:
         """The batch is done with. LeaseExpired if its rows went back to the queue; twice does no harm."""

@@ -47,6 +47,7 @@ KNOWN = [
         m.Drop("train", "score", 7),
         m.BeginAgain("x", [1, 2]),
         m.GiveUp("x", [1]),
+        m.Finish("x", bytes(8)),
         m.Acknowledge(1),
         m.GiveBack(1 << 62),
         m.Release("0"),

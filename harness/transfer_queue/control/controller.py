@@ -77,6 +77,14 @@ class Controller:
         """The partitions that all tasks are done with: every row finished, and no share that a rank has to collect."""
         return [p.name for p in self._partitions if p.over and not self._shares.any_of(p.name)]
 
+    def in_the_way(self) -> list[str]:
+        """The partitions that only background tasks are not done with."""
+        return [p.name for p in self._partitions if p.gives_way and not self._shares.any_of(p.name)]
+
+    def give_way(self, name: str) -> None:
+        """The rows of this partition, which live on, take no room any more."""
+        self._partitions.give_way(name)
+
     def close(self) -> list[str]:
         """No more partitions; what is there can still be written and read to its end."""
         self.closed = True
@@ -158,11 +166,13 @@ class Controller:
         return None
 
     def _form_named(self, request: GetRequest, rows: Sequence[int]) -> Share | None:
-        """A share of these rows for the one reader that the task has, if they are ready."""
+        """A share for the one reader that the task has: those of these rows that are in the partition of the first one,
+        if they are ready."""
         partition = self._partitions.holding(rows[0])
         if partition is None or request.partition not in (None, partition.name):
             return None
-        units = partition.tasks[request.task].units_of(partition.find(as_integers(rows, "rows")))
+        named = partition.among(as_integers(rows, "rows"))
+        units = partition.tasks[request.task].units_of(partition.find(named))
         limit = partition.limit(request.task, self.bound(request.task, request.consumer))
         taken = partition.tasks[request.task].take_named(units, limit)
         if taken is None:
@@ -240,6 +250,20 @@ class Controller:
         target = self._partitions[partition]
         target.give_up(target.find(as_integers(rows, "rows")))
         return list(self.spec.tasks)
+
+    def finish(self, task: str, rows: Iterable[int]) -> list[str]:
+        """The task is done with these rows, of any partitions, which nobody was handed."""
+        check_task(self.spec, task)
+        check_one_rank(self.spec, task, "be told which rows are finished")
+        ids = as_integers(rows, "rows")
+        there = [(partition, here) for partition in self._partitions if (here := partition.among(ids)).size]
+        if sum(here.size for _, here in there) < ids.size:
+            raise ValueError(
+                f"some of the rows {ids.tolist()[:20]} are in no partition: task {task!r} cannot finish them"
+            )
+        for partition, here in there:
+            partition.finish(task, partition.find(here))
+        return [task]
 
     # -- leases
 
@@ -347,7 +371,7 @@ class Controller:
 
     def slowest_task(self) -> str:
         """Why there is no room."""
-        return reporting.slowest_task(list(self.spec.tasks), list(self._partitions))
+        return reporting.slowest_task(self.spec.waited_for, list(self._partitions))
 
     def describe(self) -> dict[str, Any]:
         """Plain numbers, by partition and task; see the folder's README."""
@@ -362,7 +386,7 @@ class Controller:
             "depth_samples": sum(p.depth() for p in partitions),
             "partitions": {p.name: p.describe() for p in partitions},
             "tasks": {
-                t: reporting.describe_task(t, partitions, waited, self._now) for t, waited in self._latency.items()
+                t: reporting.describe_task(t, partitions, self._latency[t], self._now) for t in self.spec.waited_for
             },
         }
 

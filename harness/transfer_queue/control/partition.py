@@ -63,10 +63,19 @@ class Partition:
         """Every task has finished every row, and no put of what any of them reads is to come."""
         return all(progress.over for progress in self.tasks.values())
 
+    @property
+    def gives_way(self) -> bool:
+        """Whether all tasks that somebody waits for are so."""
+        return all(progress.over for progress in self.tasks.values() if not progress.spec.background)
+
     def has(self, row: int) -> bool:
         """Whether a row is in it."""
         at = int(self._sorted.searchsorted(row))
         return at < self.rows.size and bool(self._sorted[at] == row)
+
+    def among(self, rows: Rows) -> Rows:
+        """Filter these rows by whether they are here, in their order."""
+        return rows[self._sorted[np.minimum(self._sorted.searchsorted(rows), self.rows.size - 1)] == rows]
 
     def find(self, rows: Rows) -> Positions:
         """Positions of these rows; ValueError for foreign and doubled ones."""
@@ -165,6 +174,17 @@ class Partition:
         for _, progress, units in of_tasks:
             progress.give_up(units)
 
+    def finish(self, task: str, positions: Positions) -> None:
+        """The task is done with these rows. ValueError, and nothing changed, for what is no whole group where it takes
+        such, or was handed out."""
+        progress = self.tasks[task]
+        if progress.unit_rows > 1:
+            self._check_whole_groups(positions, "are finished")
+        units = progress.units_of(positions)
+        if not progress.open[units].all():
+            raise ValueError(f"rows of partition {self.name!r} cannot be finished: task {task!r} has, or had, them")
+        progress.finish(units)
+
     def begin_again(self, positions: Positions) -> None:
         """Reset these rows as if nothing had ever been written of them, and nobody had been handed them. What was
         written stays in memory with the partition."""
@@ -231,7 +251,8 @@ class Partition:
 
     def depth(self) -> int:
         """Rows with something written that the slowest task has still to finish."""
-        return self._begun_rows - min((p.finished * p.unit_rows for p in self.tasks.values()), default=0)
+        waited_for = (p for p in self.tasks.values() if not p.spec.background)
+        return self._begun_rows - min((p.finished * p.unit_rows for p in waited_for), default=0)
 
     def describe(self) -> dict[str, Any]:
         """Counts in rows; see the folder's README for what each means."""
@@ -257,12 +278,13 @@ class Partition:
 
 
 class Partitions:
-    """The live partitions in creation order. rows, nbytes: what all of them hold."""
+    """The live partitions in creation order. rows: of those that take room; nbytes: what all of them hold."""
 
     def __init__(self, spec: QueueSpec) -> None:
         self._spec = spec
         self._live: dict[str, Partition] = {}
         self._cleared: set[str] = set()
+        self._gave_way: set[str] = set()
         self.rows = 0
         self.nbytes = 0
 
@@ -305,11 +327,18 @@ class Partitions:
         self._live[name] = Partition(name, rows, group_size, self._spec)
         self.rows += rows.size
 
+    def give_way(self, name: str) -> None:
+        """Count a partition, which lives on, as one that takes no room any more."""
+        if name not in self._gave_way:
+            self._gave_way.add(name)
+            self.rows -= self._live[name].rows.size
+
     def forget(self, name: str) -> None:
         """Remove a partition that was cleared."""
+        self.give_way(name)
+        self._gave_way.remove(name)
         partition = self._live.pop(name)
         self._cleared.add(name)
-        self.rows -= partition.rows.size
         self.nbytes -= partition.nbytes
 
     def state(self) -> dict[str, Any]:

@@ -177,6 +177,13 @@ class Progress:
         self._missing_cells[unready] = NEVER
         self.drop(units)
 
+    def finish(self, units: Units) -> None:
+        """Open units are done with, ready or not, and nobody is handed them."""
+        self.taken += units.size
+        self.acknowledged += units.size
+        self._set_open(units, False)
+        self.policy.remove(units)
+
     def waited(self, units: Units, now: float) -> NDArray[np.float64]:
         """How long each of these units was ready, in seconds."""
         return now - self._ready_at[units]

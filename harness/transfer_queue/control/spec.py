@@ -30,7 +30,8 @@ class TaskSpec:
     how a micro-batch is cut into shares for the ranks. writes: columns that its readers write, perhaps a row at a
     time. A row that has them is done, whichever reader wrote them: what goes out again goes out without it.
     settled_by: a column; until a row has it, it may begin again (`TransferQueue.begin_again`), so that readers wait for
-    it rather than hear that nothing is left.
+    it rather than hear that nothing is left. background: nobody waits for it. Rows that only such tasks have still to
+    finish stay where they are, but take no room that others wait for, and count in no depth.
     """
 
     columns: tuple[str, ...]
@@ -42,13 +43,15 @@ class TaskSpec:
     split: str = "contiguous"
     writes: tuple[str, ...] = ()
     settled_by: str | None = None
+    background: bool = False
 
 
 @dataclass(frozen=True, slots=True)
 class QueueSpec:
     """Raises ValueError with the offending value for anything that cannot work.
 
-    capacity_rows: rows that may live in the queue at a time, over all partitions (None = no cap).
+    capacity_rows: rows that may live in the queue at a time, over all partitions but those that only background tasks
+    are not done with (None = no cap).
     capacity_bytes: payload that may live in it at a time (None = no cap): a put beyond it waits for a partition to be
     cleared.
     """
@@ -79,6 +82,11 @@ class QueueSpec:
     def weighed(self) -> frozenset[str]:
         """The columns that some task weighs rows by: a put of one brings its lengths."""
         return frozenset(task.weight for task in self.tasks.values() if task.weight is not None)
+
+    @property
+    def waited_for(self) -> list[str]:
+        """The tasks that are not in the background."""
+        return [name for name, task in self.tasks.items() if not task.background]
 
     def _check(self, name: str, task: TaskSpec) -> None:
         if isinstance(task.columns, str) or not task.columns or len(set(task.columns)) < len(task.columns):

@@ -198,6 +198,9 @@ class Verbs(TransferQueue):
     async def give_up(self, partition: str, rows: Iterable[int]) -> None:
         await self._run(send(m.GiveUp(partition, [int(row) for row in rows])))
 
+    async def finish(self, task: str, rows: Iterable[int]) -> None:
+        await self._run(send(m.Finish(task, as_integers(rows, "rows").tobytes())))
+
     async def acknowledge(self, lease: int) -> None:
         await self._run(send(m.Acknowledge(lease)))
 

@@ -116,6 +116,13 @@ class GiveUp(Request):
     rows: list[int]
 
 
+class Finish(Request):
+    """Count rows as finished by a task."""
+
+    task: str
+    rows: bytes
+
+
 class Acknowledge(Request):
     """Acknowledge a lease."""
 

@@ -268,6 +268,7 @@ _VERBS: dict[type[m.Message], Callable[[QueueService, Any], Any]] = {
     m.Drop: lambda service, request: service.drop(request.task, request.started, request.below),
     m.BeginAgain: lambda service, request: service.begin_again(request.partition, request.rows),
     m.GiveUp: lambda service, request: service.give_up(request.partition, request.rows),
+    m.Finish: lambda service, request: service.finish(request.task, m.to_rows(request.rows)),
     m.Acknowledge: lambda service, request: service.acknowledge(request.lease),
     m.GiveBack: lambda service, request: service.give_back(request.lease),
     m.Release: lambda service, request: service.release(request.consumer),

@@ -226,6 +226,7 @@ class SyncQueue:
     drop = _blocking(calls.Verbs.drop)
     begin_again = _blocking(calls.Verbs.begin_again)
     give_up = _blocking(calls.Verbs.give_up)
+    finish = _blocking(calls.Verbs.finish)
     acknowledge = _blocking(calls.Verbs.acknowledge)
     give_back = _blocking(calls.Verbs.give_back)
     release = _blocking(calls.Verbs.release)

@@ -144,6 +144,9 @@ class QueueService:
         names = [name for name in self._controller.over() if not self._payloads.being_read(name)]
         for name in names:
             self._clear(name)
+        for name in self._controller.in_the_way():
+            if not self._payloads.being_read(name):
+                self._controller.give_way(name)
         return names
 
     def _clear(self, name: str) -> None:
@@ -307,6 +310,11 @@ class QueueService:
     def give_up(self, partition: str, rows: Iterable[int]) -> None:
         """Give rows up, as `TransferQueue` says."""
         self._serve(self._controller.give_up(partition, [int(row) for row in rows]))
+        self._make_room()
+
+    def finish(self, task: str, rows: Iterable[int]) -> None:
+        """Finish rows for a task, as `TransferQueue` says."""
+        self._serve(self._controller.finish(task, rows))
         self._make_room()
 
     def waiting_now(self) -> list[str]:
