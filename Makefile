@@ -185,6 +185,7 @@ perf: $(STAMP) perf-queue
 	OMP_NUM_THREADS=1 GLOO_SOCKET_IFNAME=lo $(PY) -m tests.benchmarks.bench_weight_sync
 	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_overhead
 	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_simulation
+	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_control_plane
 	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_paced
 	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_prediction
 	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_checkpoints

@@ -6,9 +6,10 @@ from __future__ import annotations
 import math
 
 from harness.checks.plugins import looks_at_whole_batches
-from harness.config import ConfigError, JobConfig
+from harness.config import AlgorithmConfig, ConfigError, JobConfig
 from harness.config.fields import MOST_DEVICES
 from harness.config.placement import DEVICE_ROLES, Placement, devices_of, resolve_split
+from harness.runtime.messages import BYTES_OF_A_SAMPLE, FRAME_LIMIT
 from schedules import Schedule
 
 
@@ -123,6 +124,7 @@ def check_batch(config: JobConfig, schedule: Schedule, placement: Placement) -> 
         )
     if looks_at_whole_batches(algorithm):
         _check_whole_batch(config, schedule, world)
+    _check_reports(algorithm)
     _check_micro_batches(config, world, "training")
     if algorithm.has_critic:
         _check_micro_batches(config, training_ranks(config, placement, "critic"), "critic")
@@ -137,6 +139,18 @@ def check_batch(config: JobConfig, schedule: Schedule, placement: Placement) -> 
         raise ConfigError(
             f"engine.slots={config.engine.slots} is less than algorithm.group_size={algorithm.group_size}; "
             f"set engine.slots={algorithm.group_size} or more"
+        )
+
+
+def _check_reports(algorithm: AlgorithmConfig) -> None:
+    """Check that what is told of each sample of an iteration, trained or refused, fits into a message."""
+    samples = algorithm.admitted_groups * algorithm.group_size * (algorithm.filter_rounds if algorithm.filters else 1)
+    most = FRAME_LIMIT // BYTES_OF_A_SAMPLE
+    if samples > most:
+        rounds = f" in algorithm.filter_rounds={algorithm.filter_rounds}" if algorithm.filters else ""
+        raise ConfigError(
+            f"algorithm.batch_groups={algorithm.batch_groups} of algorithm.group_size={algorithm.group_size}{rounds} "
+            f"make up to {samples:,} samples an iteration, more than the {most:,} that a message tells of"
         )
 
 

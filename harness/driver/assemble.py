@@ -46,7 +46,8 @@ from harness.transfer_queue import LocalQueue, TransferQueue
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.membership import Fleet
-from harness.workers.dataflow import JobShape, Numbering, queue_spec
+from harness.workers.dataflow import RECORD, JobShape, Numbering, queue_spec
+from harness.workers.recording import Recorded, Recording, RecordRole, TrainedIteration
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import AdvantageStage, columns_compared
 from harness.workers.training_state import RememberingRole
@@ -121,15 +122,16 @@ class Assembly:
         return [*self.coordinator.waits.lines(), *lines, *self.queue.waiting_now()]
 
 
-def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
+def assemble(run: RunSpec, backend: Backend, observer: Observer, recording: Recording) -> Assembly:
     """Start all roles and build the job around them."""
     config = run.config
     storage = queue_storage(config.cluster)
     queue = backend.runtime.start_queue(queue_spec(job_shape(run, backend)), run.checkpoints, storage)
-    roles = start_roles(run, backend, queue)
+    roles = start_roles(run, backend, queue, recording)
     worlds: dict[str, Sequence[Handle[RememberingRole]]] = {r: roles[r] for r in ("actor", "critic") if r in roles}
     already = AlreadyDone(0 if run.resumed is None else run.resumed.version)
-    stages = stage_pools(run, backend, queue, roles, observer, already)
+    host = _host_restarts(run, backend, queue, roles, observer)
+    stages = stage_pools(run, roles, observer, already, host)
     coordinator, fleet = connect_weights(run, backend, queue, roles, observer)
     rollout = RolloutPool(fleet, observer, already=already)
     prompts, refill = prompt_source(run, backend, queue, observer)
@@ -143,7 +145,6 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
         trainer=TrainerPool(
             roles["actor"],
             observer,
-            config.training.tensor_parallel,
             already,
             prompts.trained,
             critics=roles.get("critic", ()),
@@ -153,6 +154,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer) -> Assembly:
             queue,
             observer,
             [rollout, *stages.values()],
+            partial(_recorded, roles[RECORD][0], host),
             _evaluation(run, backend, fleet, roles, observer),
             already,
             _checkpoints(run, backend, queue, worlds, roles["advantages"][0], prompts),
@@ -191,7 +193,7 @@ def job_shape(run: RunSpec, backend: Backend) -> JobShape:
     )
 
 
-def start_roles(run: RunSpec, backend: Backend, queue: TransferQueue) -> Roles:
+def start_roles(run: RunSpec, backend: Backend, queue: TransferQueue, recording: Recording) -> Roles:
     """Start all workers with their roles."""
     schedule, placement, counts = run.schedule, run.plan.placement, worker_counts(run, backend)
     spec = WorkerSpec(
@@ -208,18 +210,18 @@ def start_roles(run: RunSpec, backend: Backend, queue: TransferQueue) -> Roles:
         turns_of=PlacedTurns(placement.devices, counts, limit_s=run.turn_timeout_s),
         loads_after_each_batch=schedule.loads_after_each_batch,
         replay=run.replay,
+        recording=recording,
     )
     build = build_in_stages if schedule.colocated and run.plan.backend == "real" else build_roles
     return start_workers(backend, placement, counts, partial(build, spec=spec))
 
 
 def stage_pools(
-    run: RunSpec, backend: Backend, queue: TransferQueue, roles: Roles, observer: Observer, already: AlreadyDone
+    run: RunSpec, roles: Roles, observer: Observer, already: AlreadyDone, host: WorkerRestarts | None
 ) -> dict[str, StagePool]:
     """The roles between rollout and training, and filter. What makes a batch where groups are refused works beside the
     schedule."""
     before = _BEFORE_KEPT if run.config.refills else ()
-    host = _host_restarts(run, backend, queue, roles, observer)
     pools = {
         role: StagePool(role, roles[role], observer, already, host if role in HOST_ROLES else None)
         for role in STAGES
@@ -299,8 +301,16 @@ def _host_restarts(
     """Restarts of the worker that has all roles of the host; None where one of them remembers something."""
     if run.config.algorithm.kl_target is not None:
         return None
-    handles = [handle for role in HOST_ROLES for handle in roles.get(role, ())]
+    handles = [handle for role in (*HOST_ROLES, RECORD) for handle in roles.get(role, ())]
     return WorkerRestarts(handles, run.restarts, backend.runtime, queue, backend.clock, observer.restarted)
+
+
+async def _recorded(
+    recorder: Handle[RecordRole], restarts: WorkerRestarts | None, trained: TrainedIteration
+) -> Recorded:
+    if restarts is None:
+        return await recorder.role.record(trained)
+    return await restarts.carried_out(lambda: recorder.role.record(trained))
 
 
 def _engines_are_alone(placement: Placement) -> bool:
@@ -393,7 +403,7 @@ def worker_counts(run: RunSpec, backend: Backend) -> dict[str, int]:
     """Workers of every role, those on the host too."""
     devices = run.plan.placement.devices
     on_devices = {role: backend.engines.workers(role, len(its)) for role, its in devices.items()}
-    return on_devices | dict.fromkeys(host_roles(run.config.algorithm), 1)
+    return on_devices | dict.fromkeys((*host_roles(run.config.algorithm), RECORD), 1)
 
 
 def capacity_rows(config: JobConfig, schedule: Schedule) -> int:

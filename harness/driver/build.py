@@ -25,7 +25,7 @@ from harness.transfer_queue import TransferQueue
 from harness.weight_sync.simulated import PacedRole
 from harness.workers.actor import ActorRole
 from harness.workers.critic import CriticRole
-from harness.workers.dataflow import CRITIC_TRAINING, Numbering
+from harness.workers.dataflow import CRITIC_TRAINING, RECORD, Numbering
 from harness.workers.dealing import DealtQueue, DealtReader, WorldScatter
 from harness.workers.episodes import Episodes
 from harness.workers.filtering import FilterStage
@@ -38,6 +38,7 @@ from harness.workers.readers import (
     TensorParallelReader,
     tensor_parallel_group,
 )
+from harness.workers.recording import Recording, RecordRole
 from harness.workers.replaying import RecordedReader
 from harness.workers.reward_pool import reward_scorer
 from harness.workers.rollout import Ports, RolloutRole, RolloutSettings
@@ -75,6 +76,7 @@ class WorkerSpec:
     colocated: bool
     scores_beside_actor: bool
     turns_of: Callable[[str, int], Turns]
+    recording: Recording
     loads_after_each_batch: bool = False
     started: Mapping[int, RolloutEngine] = field(default_factory=dict)
     replay: Replay | None = None
@@ -255,6 +257,7 @@ def _actor(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> ActorRole
         mask_truncated=spec.config.algorithm.mask_truncated,
         updates=_updates(engine, spec),
         baseline_of=spec.config.algorithm.group_size if spec.config.algorithm.has_greedy_baseline else None,
+        reports=number % spec.engines.ranks_together == 0,
     )
     if spec.colocated:
         role.sender = spec.engines.local_sender(spec.clock)
@@ -285,6 +288,7 @@ def _critic(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> CriticRo
         rank=number,
         mask_truncated=algorithm.mask_truncated,
         updates=ONE_STEP if steps == 1 else updates,
+        reports=number % tensor_parallel == 0,
         name=str(number),
         rows=rows,
         minimum=rows,
@@ -341,6 +345,10 @@ def _as_completed(number: int, spec: WorkerSpec) -> MicroBatchReader:
     return DealtReader(own, WorldScatter(), ranks=ranks, group_size=group_size, together=tensor_parallel)
 
 
+def _record(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> RecordRole:
+    return RecordRole(spec.queue, spec.clock, spec.recording, name=str(number))
+
+
 _BUILD: dict[str, Callable[[int, WorkerSpec, ColocatedTrainer], Any]] = {
     "rollout": _rollout,
     "reward": _reward,
@@ -350,6 +358,7 @@ _BUILD: dict[str, Callable[[int, WorkerSpec, ColocatedTrainer], Any]] = {
     "actor_fwd": _actor_fwd,
     "critic": _critic,
     "actor": _actor,
+    RECORD: _record,
 }
 
 
@@ -367,5 +376,6 @@ ROLE_CLASSES: dict[str, type] = {
     "actor_fwd": OldLogProbStage,
     "critic": CriticRole,
     "actor": ActorRole,
+    RECORD: RecordRole,
 }
 """Class of each role, by which the driver knows what it may ask of it."""

@@ -103,6 +103,11 @@ class Checkpoints:
         every = 1 if self._leave() else self._settings.every
         return self._newest + every <= version < self._last
 
+    @property
+    def waits_for_queue(self) -> bool:
+        """Whether one was begun whose queue is still to be saved."""
+        return self._begun is not None
+
     def leaving(self, version: int) -> bool:
         """Whether the run ends, as this version was made, when the queue is saved that a checkpoint waits for."""
         return self._begun is not None and version < self._last and self._leave()

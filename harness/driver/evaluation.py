@@ -10,17 +10,19 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncIterator, Callable, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
+from typing import TypeVar
 
 import numpy as np
 
 from harness.config import EvalConfig
 from harness.metrics.samples import CUSTOM
 from harness.protocols import Completion, Request, Sampling
+from harness.runtime.messages import BYTES_OF_A_TOKEN, FRAME_LIMIT
 from harness.runtime.runtime import Handle, RealClock, Runtime, ask_all
 from harness.tasks import Problem, Sample, Task
 from harness.tasks.evaluating import EvaluatedPolicy, found_by
@@ -28,6 +30,8 @@ from harness.weight_sync.membership import Fleet
 from harness.workers.computing_role import ComputingRole
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import RewardStage, completed_sample
+
+T = TypeVar("T")
 
 FIRST_SAMPLE = 1 << 40
 """Ids of held-out samples begin here: no sample of training has such a one, so the two never share a draw."""
@@ -117,7 +121,7 @@ class Evaluation:
             start = time.monotonic()
             problems, requests = self._requests()
             completions = await self._completed(engines, problems, requests)
-            rewards, exact = await self.reward.role.evaluate(problems, completions)
+            rewards, exact = await self._judged(problems, requests, completions)
             custom = await self._custom(engines, version)
             seconds = time.monotonic() - start
             found = self._found(version, completions, np.array(rewards), np.array(exact), seconds, custom)
@@ -128,15 +132,39 @@ class Evaluation:
         self, engines: Sequence[Handle[RolloutRole]], problems: Sequence[Problem], requests: Sequence[Request]
     ) -> list[Completion]:
         """Completions by all engines together, in the order of the requests; a problem for each."""
-        answers = [problem.answer for problem in problems]
-        shares = [slice(place, None, len(engines)) for place in range(len(engines))]
+        asked = list(zip(requests, (problem.answer for problem in problems), strict=True))
+
+        async def complete(engine: Handle[RolloutRole], share: Sequence[tuple[Request, str]]) -> list[Completion]:
+            done: list[Completion] = []
+            for part in in_calls(share, [self._size_of(request) for request, _ in share]):
+                requests, answers = map(list, zip(*part, strict=True))
+                done += await engine.role.evaluate(requests, answers)
+            return done
+
         async with asyncio.TaskGroup() as tasks:
-            asked = [
-                tasks.create_task(engine.role.evaluate(list(requests[share]), answers[share]))
-                for engine, share in zip(engines, shares, strict=True)
+            shares = [
+                tasks.create_task(complete(engine, asked[place :: len(engines)]))
+                for place, engine in enumerate(engines)
             ]
-        done = {completion.sample_id: completion for task in asked for completion in task.result()}
+        done = {completion.sample_id: completion for task in shares for completion in task.result()}
         return [done[request.sample_id] for request in requests]
+
+    def _size_of(self, request: Request) -> int:
+        """The most bytes that a message has of this request and of its completion."""
+        sampling = request.sampling or self.sampling
+        return 1024 + BYTES_OF_A_TOKEN * (len(request.prompt) + sampling.max_tokens)
+
+    async def _judged(
+        self, problems: Sequence[Problem], requests: Sequence[Request], completions: Sequence[Completion]
+    ) -> tuple[list[float], list[bool]]:
+        """The reward of each completion, and whether it is right."""
+        rewards: list[float] = []
+        exact: list[bool] = []
+        sizes = [self._size_of(request) for request in requests]
+        for part in in_calls(list(zip(problems, completions, strict=True)), sizes):
+            of_part = await self.reward.role.evaluate(*map(list, zip(*part, strict=True)))
+            rewards, exact = rewards + of_part[0], exact + of_part[1]
+        return rewards, exact
 
     async def _custom(self, engines: Sequence[Handle[RolloutRole]], version: int) -> dict[str, float]:
         """Values that the user's function finds, of responses that it asks for."""
@@ -209,3 +237,17 @@ class Evaluation:
         await self.runtime.start_clocks(self.clock.origin)
         await ask_all(engines, lambda engine: engine.let_go())
         await ask_all(self.others, lambda role: role.let_go())
+
+
+def in_calls(items: Sequence[T], sizes: Sequence[int], limit: int = FRAME_LIMIT) -> Iterator[list[T]]:
+    """Items in order, as many at a time as a message has room for, one at least. sizes: bytes of each, at most."""
+    part: list[T] = []
+    left = limit
+    for item, size in zip(items, sizes, strict=True):
+        if part and size > left:
+            yield part
+            part, left = [], limit
+        part.append(item)
+        left -= size
+    if part:
+        yield part

@@ -4,22 +4,34 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal, Protocol
 
-from harness.metrics.arrivals import Arrivals
 from harness.metrics.ledger import DropReason
 from harness.metrics.schemas import Restart
 from harness.protocols import Span
 
 if TYPE_CHECKING:
     from harness.driver.evaluation import Evaluated
+    from harness.workers.recording import Recorded, TrainedIteration
     from harness.workers.training import TrainReport
 
 EngineEvent = Literal["lost", "leaves", "left", "joins", "works"]
 
 
+@dataclass(frozen=True)
+class EndedIteration:
+    """trained: what is to be recorded of it; close: is called with what was, and with the metrics of the queue, as
+    `queue_metrics` names them."""
+
+    trained: TrainedIteration
+    close: Callable[[Recorded, Mapping[str, float]], None]
+
+
 class Observer(Protocol):
     """Hears what happens in a job, as it happens. Whatever it hears is progress."""
+
+    group_size: int
 
     def admitted(self, rows: Sequence[int], prompt_tokens: int, at: float) -> None:
         """Rows were admitted. at: seconds of the run's clock."""
@@ -45,9 +57,8 @@ class Observer(Protocol):
     def evaluated(self, found: Evaluated) -> None:
         """A version's held-out accuracy."""
 
-    def published(self, version: int) -> Callable[[Mapping[str, float]], None]:
-        """Ends an iteration now. What is left to do, which may take milliseconds and is called with the metrics of the
-        queue, as `queue_metrics` names them."""
+    def published(self, version: int) -> EndedIteration:
+        """Ends an iteration now, which is then to be recorded."""
 
 
 class RunListener:
@@ -62,9 +73,6 @@ class RunListener:
 
     def iteration(self, metrics: Mapping[str, float]) -> None:
         """Hear the metrics of an iteration that was closed."""
-
-    def arrivals(self, found: Arrivals) -> None:
-        """Hear what of an iteration depended on timing."""
 
     def evaluated(self, found: Evaluated) -> None:
         """Hear a version's held-out accuracy."""

@@ -16,7 +16,7 @@ from harness.workers.actor import ActorRole
 from harness.workers.critic import CriticRole
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import Stage
-from harness.workers.training import TrainReport, one_report_per_group
+from harness.workers.training import TrainReport
 from schedules.protocol import PauseMode
 
 
@@ -320,20 +320,18 @@ class RolloutPool(Pool[RolloutRole]):
 
 
 class TrainerPool:
-    """The training world, and the critic's, which learns from the same batches; `tensor_parallel` neighbouring ranks
-    train on the same micro-batches."""
+    """The training world, and the critic's, which learns from the same batches."""
 
     def __init__(
         self,
         ranks: Sequence[Handle[ActorRole]],
         observer: Observer,
-        tensor_parallel: int = 1,
         already: AlreadyDone | None = None,
         trained: Callable[[Sequence[TrainReport]], None] = lambda reports: None,
         critics: Sequence[Handle[CriticRole]] = (),
     ) -> None:
         """trained: is told as well."""
-        self.ranks, self.observer, self.tensor_parallel, self.trained = ranks, observer, tensor_parallel, trained
+        self.ranks, self.observer, self.trained = ranks, observer, trained
         self.critics = critics
         self._already = already or AlreadyDone()
 
@@ -344,7 +342,6 @@ class TrainerPool:
         async with asyncio.TaskGroup() as asked:
             actors = asked.create_task(ask_all(self.ranks, lambda actor: actor.train(iteration, first)))
             critics = asked.create_task(ask_all(self.critics, lambda critic: critic.train(iteration)))
-        each, of_values = (one_report_per_group(asked.result(), self.tensor_parallel) for asked in (actors, critics))
-        self.observer.trained(iteration, each, of_values)
-        self.trained(each)
+        self.observer.trained(iteration, actors.result(), critics.result())
+        self.trained(actors.result())
         self.observer.doing("actor", "waiting")

@@ -19,7 +19,7 @@ from harness.protocols import Clock
 from harness.tasks import Dealer, Problem
 from harness.transfer_queue import Column, Ragged, TransferQueue
 from harness.workers.computing_role import abandon
-from harness.workers.dataflow import Numbering, partition_name, text_column
+from harness.workers.dataflow import RECORD, Numbering, partition_name, text_column
 from harness.workers.training import TrainReport
 
 
@@ -47,7 +47,8 @@ class RecordedDrops:
     async def _take(self, group: int) -> None:
         """Take a group in place of the actor: as it was recorded, it need not have been started yet."""
         rows = tuple(range(group * self._group_size, (group + 1) * self._group_size))
-        await self._queue.get("actor", self._group_size, only=rows, consumer="dropped")
+        if await self._queue.get("actor", self._group_size, only=rows, consumer="dropped") is not None:
+            await self._queue.finish(RECORD, rows)
 
     async def ended(self) -> None:
         """Wait until all of them are out."""
@@ -127,6 +128,8 @@ class PromptSource:
             return self._recorded.take_out()
         n = self.group_size
         rows = await self.queue.drop("actor", started="rollout", below=started_below * n)
+        if rows:
+            await self.queue.finish(RECORD, rows)
         return sorted({row // n for row in rows})
 
     async def close(self) -> None:
@@ -143,7 +146,7 @@ class PromptSource:
         n = self.group_size
         baselines = {sample: reward for report in reports for sample, reward in report.baselines.items()}
         for rows in (rows for report in reports for rows in report.trained):
-            told = zip(rows.rows.tolist(), rows.reward.tolist(), strict=True)
+            told = zip(rows.samples.tolist(), rows.rewards.tolist(), strict=True)
             for first, group in groupby(told, key=lambda one: one[0] - one[0] % n):
                 compared = [baselines[first]] if first in baselines else []
                 self.dealer.record_rewards(first, [*compared, *(reward for _, reward in group)])

@@ -10,12 +10,14 @@ from typing import Any
 from harness.driver.checkpoint_files import Cut
 from harness.driver.checkpointing import Checkpoints
 from harness.driver.evaluation import Evaluation
-from harness.driver.observer import Observer
+from harness.driver.observer import EndedIteration, Observer
 from harness.driver.pools import AlreadyDone, Pool, RolloutPool
 from harness.runtime.runtime import retrieved
 from harness.transfer_queue import TransferQueue
 from harness.transfer_queue.control.reporting import queue_metrics
 from harness.weight_sync.coordinator import Coordinator
+from harness.workers.dataflow import RECORD
+from harness.workers.recording import Recorded, TrainedIteration
 from schedules.protocol import Rollout
 
 _RECORD_AFTER_S = 0.005  # by then the next batch is asked for, and its workers need nothing of the driver
@@ -31,11 +33,14 @@ class PublishedWeights:
         queue: TransferQueue,
         observer: Observer,
         pools: Sequence[Pool[Any]],
+        record: Callable[[TrainedIteration], Awaitable[Recorded]],
         evaluation: Evaluation | None = None,
         already: AlreadyDone | None = None,
         checkpoints: Checkpoints | None = None,
     ) -> None:
+        """record: the samples of an iteration, where their rows lie."""
         self.coordinator, self.queue, self.observer, self.pools = coordinator, queue, observer, pools
+        self.record = record
         self.evaluation, self.checkpoints = evaluation, checkpoints
         self._already = already or AlreadyDone()
         self.cut: Callable[[int], Callable[[], Cut]] = _nothing_to_cut
@@ -140,9 +145,9 @@ class PublishedWeights:
                 await asyncio.gather(copying, return_exceptions=True)
             await asyncio.gather(queue, return_exceptions=True)
             raise
-        record = self.observer.published(version)
+        ended = self.observer.published(version)
         cut = self.cut(version) if due else None
-        self._recording = asyncio.create_task(self._record(record, queue, cut))
+        self._recording = asyncio.create_task(self._record(ended, queue, cut))
         self._recording.add_done_callback(retrieved)  # a run may end before anybody waits for it
         self.observer.doing("actor", "waiting")
 
@@ -175,18 +180,23 @@ class PublishedWeights:
 
     async def _record(
         self,
-        record: Callable[[Mapping[str, float]], None],
+        ended: EndedIteration,
         queue: Awaitable[tuple[Mapping[str, Any], None]],
         cut: Callable[[], Cut] | None,
     ) -> None:
+        """Has the iteration written down; only then its rows are finished. The queue forgets them at once, unless a
+        checkpoint waits for it."""
         described = (await queue)[0]
         if cut is None and self.checkpoints is not None:
             self.checkpoints.complete()
         await asyncio.sleep(_RECORD_AFTER_S)
-        record(queue_metrics(described))
+        ended.close(await self.record(ended.trained), queue_metrics(described))
         if cut is not None:
             assert self.checkpoints is not None
             self.checkpoints.cut(cut())
+        await self.queue.finish(RECORD, ended.trained.rows(self.observer.group_size))
+        if self.checkpoints is None or not self.checkpoints.waits_for_queue:
+            await self.queue.clear_finished()
 
 
 def _nothing_to_cut(version: int) -> Callable[[], Cut]:

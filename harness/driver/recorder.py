@@ -4,53 +4,28 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
+from contextlib import closing
 from dataclasses import dataclass
 from typing import Any
 
 import msgspec
 
-from harness.config import ModelConfig
-from harness.cost_model.shape import sample_flops
 from harness.driver.checkpoint_files import AdmittedGroup, Checkpoint, RecorderState
 from harness.driver.evaluation import Evaluated
-from harness.driver.observer import EngineEvent, RunListener
-from harness.driver.sample_decoders import SampleDecoder
-from harness.metrics.arrivals import Arrivals, RunOf, Sampled, digest_of
+from harness.driver.observer import EndedIteration, EngineEvent, RunListener
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import ENGINE_EVENTS, DropReason, Ledger
-from harness.metrics.parts import Parts
+from harness.metrics.parts import SampleParts, SpanParts
 from harness.metrics.run_files import RunDirectory
-from harness.metrics.samples import (
-    Fate,
-    SampleRecord,
-    filter_metrics,
-    staleness_metrics,
-    straggler_metrics,
-    turn_metrics,
-    untrained_record,
-)
+from harness.metrics.samples import Fate, SampleRecord
 from harness.metrics.schemas import Restart
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock, Span
 from harness.rl.diagnostics import add_diagnostics
 from harness.rl.value_loss import value_metrics
+from harness.workers.recording import Recorded, Recording, TrainedIteration, Untrained, WrittenSoFar
 from harness.workers.training import TrainReport
-
-
-@dataclass(frozen=True)
-class Work:
-    """peak: operations per second of one device; scorings: forward passes over a sample, besides training; epochs:
-    passes of training over it, the critic's too."""
-
-    model: ModelConfig
-    scorings: int
-    peak: float
-    epochs: int = 1
-
-    def flops_of(self, prompt: int, response: int) -> float:
-        return sample_flops(self.model, prompt, response, self.scorings, self.epochs)
-
 
 _LEDGER_EVERY_S = 5.0
 
@@ -69,28 +44,17 @@ class Recorder:
         self,
         timeline: Timeline,
         clock: Clock,
-        decoder: SampleDecoder,
+        recording: Recording,
         *,
-        group_size: int,
         devices: int,
-        several_turns: bool = False,
-        steps_per_version: int = 1,
-        filters: bool = False,
-        limits_samples: bool = False,
-        run_of: RunOf | None = None,
     ) -> None:
-        """run_of: what is recorded of its order of arrival is this run's; none of it without."""
-        self.timeline, self.clock, self.decoder, self.run_of = timeline, clock, decoder, run_of
-        self.steps_per_version = steps_per_version
-        self.group_size, self.devices, self.several_turns = group_size, devices, several_turns
+        """recording: how samples are written down, by whoever reads them."""
+        self.timeline, self.clock, self.recording = timeline, clock, recording
+        self.group_size, self.devices = recording.group_size, devices
         self.ledger = Ledger()
-        self.filters, self.limits_samples = filters, limits_samples
-        """Whether some groups may be refused, and whether samples may take as long as they like."""
         self.events = 0
         """Grows whenever anything happened: what a watch for a stall looks at."""
         self.listeners: list[RunListener] = []
-        self.work: Work | None = None
-        """What samples need to be computed, where it is known what a device can do."""
         self.version = 0
         """The newest that was made known."""
         self.roles: dict[str, str] = {}
@@ -101,9 +65,12 @@ class Recorder:
         """Of roles that died."""
         self._admitted: dict[int, _Admitted] = {}  # in flight
         self._trained_samples = 0
-        self._records: list[SampleRecord] = []  # trained or dropped, and not in the parts
+        self._records: list[SampleRecord] = []  # of a run without parts
+        self._untrained: list[Untrained] = []  # dropped, and not written down
         self._spans: list[Span] = []  # not in the parts yet; of a run that has some
-        self._parts: Parts | None = None
+        self._parts: SpanParts | None = None
+        self._files: dict[str, int] = {}  # bytes of those of samples, as of the last iteration that was recorded
+        self._digests: dict[str, str] = {}
         self._ledger_due = 0.0
         self._trained: tuple[int, Sequence[TrainReport], Sequence[TrainReport]] | None = None
         self._skipped_steps = {"train": 0.0, "critic": 0.0}
@@ -114,14 +81,18 @@ class Recorder:
     def write_into(self, run: RunDirectory) -> None:
         """From now on what is known goes into the run's files as it happens, and is not remembered here."""
         self._run = run
-        if self.run_of is not None:
-            run.begin_arrivals(self.run_of)
-        extra_names = self.decoder.extra_names
-        self._parts = run.open_parts(self.timeline, extra_names)
+        self._parts = run.open_spans(self.timeline)
+        with closing(self._sample_parts(run)) as parts:
+            self._files, self._digests = parts.sizes, parts.digests
+
+    def _sample_parts(self, run: RunDirectory) -> SampleParts:
+        return SampleParts(run.path, self.recording.decoder.extra_names, self.recording.run_of)
 
     def growing_files(self) -> tuple[dict[str, int], dict[str, str]]:
         """Bytes and SHA-256 of the files that grow iteration by iteration, by name; of a run without files nothing."""
-        return ({}, {}) if self._parts is None else (self._run.file_sizes(), self._run.file_digests())
+        if self._parts is None:
+            return {}, {}
+        return self._run.file_sizes() | self._files, self._run.file_digests() | self._digests
 
     def admitted(self, rows: Sequence[int], prompt_tokens: int, at: float) -> None:
         self.events += 1
@@ -131,7 +102,7 @@ class Recorder:
     def dropped(self, rows: Sequence[int], reason: DropReason) -> None:
         self.events += 1
         self.ledger.dropped(rows, reason)
-        self._records += [self._untrained(row, _FATE_OF[reason]) for row in rows]
+        self._untrained += [self._without_training(row, _FATE_OF[reason]) for row in rows]
         for row in rows:
             del self._admitted[row]
         self._given_up[reason] += len(rows)
@@ -173,8 +144,8 @@ class Recorder:
             self.spans(report.spans)
         self._trained = (iteration, reports, of_values)
 
-    def published(self, version: int) -> Callable[[Mapping[str, float]], None]:
-        """Ends iteration version - 1. What is left is called with the metrics of the queue."""
+    def published(self, version: int) -> EndedIteration:
+        """Ends iteration version - 1. Whoever has recorded its samples calls what is left."""
         assert self._trained is not None and self._trained[0] == version - 1
         iteration, reports, of_values = self._trained
         self.version = version
@@ -182,7 +153,10 @@ class Recorder:
         self.timeline.end_iteration(iteration, at)
         for report in reports:
             for rows in report.trained:
-                self.ledger.trained(rows.rows.tolist(), iteration)
+                samples = rows.samples.tolist()
+                self.ledger.trained(samples, iteration)
+                for sample in samples:
+                    del self._admitted[sample]
             if report.baselines:
                 self.dropped(list(report.baselines), "baseline")
         ledger = self.ledger.metrics()
@@ -190,81 +164,57 @@ class Recorder:
             ledger |= self._evaluated.metrics
         self._evaluated = None
         given_up, self._given_up = self._given_up, Counter()
-        settled, self._records = self._records, []  # as of now: a checkpoint may be made of it
+        untrained, self._untrained = self._untrained, []  # as of now: a checkpoint may be made of it
         drops, self._drops = self._drops, []
-        return lambda queue: self._close(
-            iteration, reports, of_values, at, {**ledger, **queue}, given_up, settled, drops
+        trained = TrainedIteration(
+            iteration,
+            [report.trained for report in reports],
+            _added_up(reports),
+            untrained,
+            drops,
+            refused=given_up["filtered"] // self.group_size,
+            late=given_up["straggler"] // self.group_size,
+            into=None if self._parts is None else WrittenSoFar(str(self._run.path.absolute()), self._files),
+        )
+        return EndedIteration(
+            trained, lambda recorded, queue: self._close(trained, reports, of_values, at, recorded, {**ledger, **queue})
         )
 
     def _close(
         self,
-        iteration: int,
+        trained: TrainedIteration,
         reports: Sequence[TrainReport],
         of_values: Sequence[TrainReport],
         at: float,
+        recorded: Recorded,
         counts: Mapping[str, float],
-        given_up: Mapping[DropReason, int],
-        settled: list[SampleRecord],
-        drops: list[list[int]],
     ) -> None:
-        """The metrics of what was trained. counts: of the ledger and the queue, as the iteration ended; given_up:
-        samples that were dropped meanwhile; settled: samples, by then, that are not written yet; drops: stale
-        groups, by each call meanwhile."""
-        trained = [rows for report in reports for rows in report.trained]
-        records = [record for rows in trained for record in self.decoder.records(rows, iteration, self.group_size)]
-        self._trained_samples += len(records)
-        tokens = sum(record.prompt_tokens + record.response_tokens for record in records)
+        """The metrics of what was trained. counts: of the ledger and the queue, as the iteration ended."""
+        iteration = trained.iteration
+        self._trained_samples += recorded.samples
         times = self.timeline.iteration_metrics(iteration)
+        seconds = times["time/iteration_s"]
         metrics = iteration_metrics(
             iteration,
             self._trained_samples,
             at,
             times,
-            throughput_metrics(len(records), tokens, times["time/iteration_s"], self.devices),
-            staleness_metrics(records, self.steps_per_version),
-            self.decoder.metrics(records, _added_up(reports)),
-            turn_metrics(records) if self.several_turns else {},
-            filter_metrics(records, given_up["filtered"] // self.group_size) if self.filters else {},
-            straggler_metrics(records, given_up["straggler"] // self.group_size) if self.limits_samples else {},
+            throughput_metrics(recorded.samples, recorded.tokens, seconds, self.devices),
+            recorded.metrics,
             self._step_metrics("train", reports),
             value_metrics(_added_up(of_values)),
             self._step_metrics("critic", of_values),
-            self._utilisation(records, times["time/iteration_s"]),
+            self._utilisation(recorded.flops, seconds),
             counts,
         )
         for listener in self.listeners:
             listener.iteration(metrics)
-        settled += records
-        for record in records:
-            del self._admitted[record.sample_id]
         if self._parts is None:
-            self._records = settled + self._records
+            self._records += recorded.records
         else:
-            if self.run_of is not None:
-                arrivals = self._arrivals(iteration, reports, drops)
-                self._run.append_arrivals(arrivals)
-                for listener in self.listeners:
-                    listener.arrivals(arrivals)
-            self._parts.responses([response for rows in trained for response in self.decoder.responses(rows)])
-            self._write_parts(self._parts, settled, {iteration: at})
+            self._files, self._digests = recorded.files, recorded.digests
+            self._write_parts(self._parts, {iteration: at})
             self.timeline.forget(iteration)
-
-    def _arrivals(self, iteration: int, reports: Sequence[TrainReport], drops: list[list[int]]) -> Arrivals:
-        ranks = [[rows.rows.tolist() for rows in report.trained] for report in reports]
-        trained = [rows for report in reports for rows in report.trained]
-        sampled = [
-            Sampled(sample, engine, started_at, runs)
-            for rows in trained
-            for sample, engine, started_at, runs in zip(
-                rows.rows.tolist(),
-                rows.engine.tolist(),
-                rows.started_at.tolist(),
-                self.decoder.runs(rows),
-                strict=True,
-            )
-        ]
-        found = (part for rows in trained for part in (rows.responses.values, rows.log_probs.values, rows.reward))
-        return Arrivals(iteration, [rank for rank in ranks if rank], drops, sampled, digest_of(found))
 
     def state(self) -> RecorderState:
         """As the last iteration that ended is written down."""
@@ -291,21 +241,19 @@ class Recorder:
         self.engines += state.engines
         self.timeline.end_iteration(cut.version - 1, state.last_end)
 
-    def _write_parts(self, parts: Parts, records: list[SampleRecord], ended: Mapping[int, float]) -> None:
-        """With all spans that are not there yet."""
+    def _write_parts(self, parts: SpanParts, ended: Mapping[int, float]) -> None:
+        """Writes all spans that are not there yet, and the ledger where it is due."""
         spans, self._spans = self._spans, []
-        parts.samples(records)
         parts.spans(spans, ended)
         if (now := time.monotonic()) >= self._ledger_due:
             self._run.write_ledger(self.ledger, self.engines)
             self._ledger_due = now + _LEDGER_EVERY_S
 
-    def _utilisation(self, records: Sequence[SampleRecord], seconds: float) -> dict[str, float]:
+    def _utilisation(self, flops: float, seconds: float) -> dict[str, float]:
         """Where a device's peak is known."""
-        if self.work is None:
+        if (work := self.recording.work) is None:
             return {}
-        flops = sum(self.work.flops_of(record.prompt_tokens, record.response_tokens) for record in records)
-        return {"throughput/mfu": flops / (seconds * self.devices * self.work.peak)}
+        return {"throughput/mfu": flops / (seconds * self.devices * work.peak)}
 
     def _step_metrics(self, whose: str, reports: Sequence[TrainReport]) -> dict[str, float]:
         """Of the optimizer's steps, which every rank reports alike; nothing of simulated ones."""
@@ -322,7 +270,7 @@ class Recorder:
     def samples(self) -> list[SampleRecord]:
         """One record per sample ever admitted, by sample id, of a run without parts."""
         assert self._parts is None, "they are in the parts"
-        return sorted([*self._records, *self._in_flight()], key=lambda record: record.sample_id)
+        return sorted([*self._records, *self._left()], key=lambda record: record.sample_id)
 
     def write(self, run: RunDirectory) -> None:
         """Everything but the metrics, which are there already. Raises LedgerError if a sample was lost."""
@@ -331,22 +279,21 @@ class Recorder:
             self.write_into(run)
             self._spans, ended = self.timeline.spans, self.timeline.iteration_ends
         assert self._parts is not None
-        self._write_parts(self._parts, [*self._records, *self._in_flight()], ended)
+        with closing(self._sample_parts(run)) as parts:
+            parts.samples([*self._records, *self._left()])
+        self._write_parts(self._parts, ended)
         run.merge_parts()
         run.write_ledger(self.ledger, self.engines)
 
-    def _in_flight(self) -> list[SampleRecord]:
-        return [self._untrained(row, "in_flight") for row in self.ledger.in_flight]
+    def _left(self) -> list[SampleRecord]:
+        """Those that were dropped since the last iteration, or are in flight."""
+        in_flight = [self._without_training(row, "in_flight") for row in self.ledger.in_flight]
+        return [one.record for one in (*self._untrained, *in_flight)]
 
-    def _untrained(self, row: int, fate: Fate) -> SampleRecord:
+    def _without_training(self, row: int, fate: Fate) -> Untrained:
         admitted = self._admitted[row]
-        return untrained_record(
-            row,
-            fate,
-            group_id=admitted.group_id,
-            admitted_at=admitted.at,
-            prompt_tokens=self.decoder.prompt_tokens(admitted.prompt_tokens),
-        )
+        tokens = self.recording.decoder.prompt_tokens(admitted.prompt_tokens)
+        return Untrained(row, fate, admitted.group_id, admitted.at, tokens)
 
 
 _FATE_OF: dict[DropReason, Fate] = {

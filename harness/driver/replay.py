@@ -10,7 +10,6 @@ from pathlib import Path
 
 from harness.config import ConfigError, JobConfig
 from harness.config.placement import Placement
-from harness.driver.observer import RunListener
 from harness.metrics.arrivals import (
     ARRIVALS,
     FORMAT,
@@ -25,7 +24,7 @@ from harness.workers.replaying import RecordedRollout
 
 
 @dataclass(frozen=True)
-class Replay(RunListener):
+class Replay:
     """A recorded run. where: its folder, for messages; engines: of rollout; picklable."""
 
     recording: Recording
@@ -73,7 +72,7 @@ class Replay(RunListener):
             for told in self.recording.iterations
         ]
 
-    def arrivals(self, found: Arrivals) -> None:
+    def check(self, found: Arrivals) -> None:
         """Raises ConfigError where an iteration came out otherwise."""
         if what := differences(self.recording.iterations[found.iteration], found):
             raise ConfigError(

@@ -20,9 +20,8 @@ from harness.driver.backends import Backend, RunSpec, clock_of, event_loop, open
 from harness.driver.checkpoint_files import QUEUE, Checkpoint, Cut
 from harness.driver.finished_rows import Finished, finished_rows
 from harness.driver.observer import IterationListener
-from harness.driver.recorder import Recorder, Work
+from harness.driver.recorder import Recorder
 from harness.driver.restarts import GivenUp, Restarts
-from harness.driver.sample_decoders import RunLengthDecoder, SampleDecoder, TokenDecoder
 from harness.metrics.arrivals import FORMAT, RunOf
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Clock
@@ -43,6 +42,8 @@ from harness.runtime.worker_client import RemoteRole
 from harness.tasks import environment_of, extra_metrics, make_task
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.membership import LostEngine
+from harness.workers.recording import Recording, Work
+from harness.workers.sample_decoders import RunLengthDecoder, SampleDecoder, TokenDecoder
 
 
 def _of_samples(config: JobConfig, real: bool) -> tuple[SampleDecoder, bool]:
@@ -69,6 +70,22 @@ def _work(run: RunSpec) -> Work | None:
     return None if peak is None else Work(run.model, scorings, peak, epochs)
 
 
+def _recording(run: RunSpec) -> Recording:
+    config = run.config
+    decoder, several_turns = _of_samples(config, run.plan.backend == "real")
+    return Recording(
+        decoder,
+        config.algorithm.group_size,
+        steps_per_version=config.algorithm.steps_per_version,
+        several_turns=several_turns,
+        filters=config.algorithm.filters,
+        limits_samples=config.engine.sample_limit_s is not None,
+        work=_work(run),
+        run_of=RunOf(FORMAT, run.seed, config.iterations, config.algorithm.group_size),
+        check=None if run.replay is None else run.replay.check,
+    )
+
+
 def worker_places(
     placement: Placement, *, pooled: bool, host: Sequence[str], per_engine: int = 1
 ) -> dict[tuple[str, str], Place]:
@@ -93,7 +110,6 @@ class Session:
 
     def __init__(self, run: RunSpec, clock: Clock) -> None:
         config, placement, real = run.config, run.plan.placement, run.plan.backend == "real"
-        decoder, several_turns = _of_samples(config, real)
         self.run, self.clock = run, clock
         self.recorder = Recorder(
             Timeline(
@@ -106,18 +122,9 @@ class Session:
                 warmup=config.warmup_iterations,
             ),
             clock,
-            decoder,
-            group_size=config.algorithm.group_size,
+            _recording(run),
             devices=placement.total,
-            several_turns=several_turns,
-            steps_per_version=config.algorithm.steps_per_version,
-            filters=config.algorithm.filters,
-            limits_samples=config.engine.sample_limit_s is not None,
-            run_of=RunOf(FORMAT, run.seed, config.iterations, config.algorithm.group_size),
         )
-        self.recorder.work = _work(run)
-        if run.replay is not None:
-            self.recorder.listeners.append(run.replay)
         if run.resumed is not None:
             self.recorder.go_on_from(run.resumed)
         self._assembly: Assembly | None = None
@@ -138,7 +145,7 @@ class Session:
     def start(self, stack: ExitStack) -> None:
         """Start all workers; the stack ends them."""
         self._backend = open_backend(self.run, self.clock, stack)
-        self._assembly = assemble(self.run, self._backend, self.recorder)
+        self._assembly = assemble(self.run, self._backend, self.recorder, self.recorder.recording)
         watched: list[Beating] = [role for role in self._assembly.roles if isinstance(role, RemoteRole)]
         if isinstance(queue := self._assembly.queue, RemoteQueue):
             watched.append(QueueBeat(queue, self._backend.runtime.kill_queue))

@@ -8,24 +8,25 @@ writer died, is left out. When the run is over they become samples.parquet, resp
 from __future__ import annotations
 
 import json
+import os
 import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pyarrow as pa
 
+from harness.metrics.arrivals import ARRIVALS, Arrivals, RunOf, line_of
 from harness.metrics.atomic_files import GrowingFile
 from harness.metrics.samples import CUSTOM, RESPONSES_SCHEMA, SCHEMA, SampleRecord
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
+from harness.transfer_queue import Ragged
 
 PARTS = "parts"
 SAMPLES, RESPONSES, SPANS = "samples.arrows", "responses.arrows", "spans.arrows"
-
-Response = tuple[int, np.ndarray, np.ndarray, np.ndarray]
-"""Sample id, tokens int64 [L], log-probs float32 [L], mask bool [L]."""
 
 _SPAN_SCHEMA = pa.schema(
     [
@@ -50,7 +51,7 @@ class GrowingTable:
         if not self.file.size:
             self.file.append(schema.serialize())
 
-    def append(self, columns: Mapping[str, Sequence[object]]) -> None:
+    def append(self, columns: Mapping[str, Any]) -> None:
         """Write a batch of rows."""
         table = pa.table(dict(columns), schema=self.schema)
         for batch in table.to_batches():
@@ -72,14 +73,80 @@ def read_growing(path: Path) -> pa.Table:
             return pa.Table.from_batches(batches, reader.schema)
 
 
-class Parts:
-    """The growing tables of one run. timeline: whose spans they are; extra_names: of the values that scores may
-    have."""
+class SampleParts:
+    """The files of a run that grow sample by sample: samples and responses in its parts, and arrivals.jsonl.
+    extra_names: of the values that scores may have; run_of: the first line of arrivals, which there are none of
+    without."""
 
-    def __init__(self, folder: Path, timeline: Timeline, extra_names: Sequence[str]) -> None:
+    def __init__(self, run: Path, extra_names: Sequence[str], run_of: RunOf | None) -> None:
+        folder = run / PARTS
+        folder.mkdir(exist_ok=True)
+        custom = [pa.field(CUSTOM + name, pa.float64()) for name in extra_names]
+        self._samples = GrowingTable(folder / SAMPLES, pa.schema([*SCHEMA, *custom]))
+        self._responses = GrowingTable(folder / RESPONSES, RESPONSES_SCHEMA)
+        self._arrivals = None if run_of is None else GrowingFile(run / ARRIVALS)
+        if self._arrivals is not None and run_of is not None and not self._arrivals.size:
+            self._arrivals.append(line_of(run_of))
+        self._extra_names = list(extra_names)
+
+    @classmethod
+    def cut_back(
+        cls, run: Path, sizes: Mapping[str, int], extra_names: Sequence[str], run_of: RunOf | None
+    ) -> SampleParts:
+        """Opens them as they were when they had these sizes."""
+        for path, size in sizes.items():
+            os.truncate(run / path, size)
+        return cls(run, extra_names, run_of)
+
+    @property
+    def _files(self) -> dict[str, GrowingFile]:
+        arrivals = {} if self._arrivals is None else {ARRIVALS: self._arrivals}
+        return {f"{PARTS}/{SAMPLES}": self._samples.file, f"{PARTS}/{RESPONSES}": self._responses.file} | arrivals
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file, by its path in the run's folder."""
+        return {path: file.size for path, file in self._files.items()}
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the same."""
+        return {path: file.digest for path, file in self._files.items()}
+
+    def samples(self, records: Sequence[SampleRecord]) -> None:
+        """Appends rows of samples."""
+        columns: dict[str, Any] = {name: [getattr(r, name) for r in records] for name in SCHEMA.names}
+        columns |= {CUSTOM + name: [r.custom.get(name) for r in records] for name in self._extra_names}
+        self._samples.append(columns)
+
+    def responses(self, samples: np.ndarray, tokens: Ragged, log_probs: Ragged, masks: Ragged) -> None:
+        """Appends responses: of each sample its tokens, their log-probs, and which of them the policy sampled."""
+        columns = [samples, _lists(tokens, np.int32), _lists(log_probs, np.float32), _lists(masks, np.bool_)]
+        self._responses.append(dict(zip(RESPONSES_SCHEMA.names, columns, strict=True)))
+
+    def arrivals(self, told: Arrivals) -> None:
+        """Appends what of an iteration depended on timing."""
+        assert self._arrivals is not None, "a run whose order of arrival is kept"
+        self._arrivals.append(line_of(told))
+
+    def close(self) -> None:
+        """Closes the files."""
+        with ExitStack() as closing:
+            for file in self._files.values():
+                closing.callback(file.close)
+
+
+def _lists(column: Ragged, dtype: Any) -> pa.ListArray:
+    values = pa.array(column.values.astype(dtype, copy=False))
+    return pa.ListArray.from_arrays(pa.array(column.offsets.astype(np.int32)), values)
+
+
+class SpanParts:
+    """The growing table of the spans of one run. timeline: whose spans they are."""
+
+    def __init__(self, folder: Path, timeline: Timeline) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
-        custom = [pa.field(CUSTOM + name, pa.float64()) for name in extra_names]
         places = [
             {"role": role, "engine": engine, "pool": place.pool, "devices": list(place.devices)}
             for (role, engine), place in timeline.placement.items()
@@ -89,47 +156,25 @@ class Parts:
             "warmup": str(timeline.warmup),
             "started_at": repr(timeline.started_at),
         }
-        self._tables = {
-            SAMPLES: GrowingTable(folder / SAMPLES, pa.schema([*SCHEMA, *custom])),
-            RESPONSES: GrowingTable(folder / RESPONSES, RESPONSES_SCHEMA),
-            SPANS: GrowingTable(folder / SPANS, _SPAN_SCHEMA.with_metadata(told)),
-        }
-        self._extra_names = list(extra_names)
+        self._table = GrowingTable(folder / SPANS, _SPAN_SCHEMA.with_metadata(told))
 
     @property
-    def files(self) -> dict[str, GrowingFile]:
-        """Growing files by name."""
-        return {name: table.file for name, table in self._tables.items()}
-
-    def samples(self, records: Sequence[SampleRecord]) -> None:
-        """Append samples."""
-        columns: dict[str, list[object]] = {name: [getattr(r, name) for r in records] for name in SCHEMA.names}
-        columns |= {CUSTOM + name: [r.custom.get(name) for r in records] for name in self._extra_names}
-        self._tables[SAMPLES].append(columns)
-
-    def responses(self, responses: Sequence[Response]) -> None:
-        """Append responses."""
-        names = RESPONSES_SCHEMA.names
-        ids, tokens, log_probs, masks = (
-            (list(column) for column in zip(*responses, strict=True)) if responses else ([] for _ in names)
-        )
-        columns = [ids, [row.astype(np.int32) for row in tokens], log_probs, masks]
-        self._tables[RESPONSES].append(dict(zip(names, columns, strict=True)))
+    def file(self) -> GrowingFile:
+        """The file in which it grows."""
+        return self._table.file
 
     def spans(self, spans: Iterable[Span], ended: Mapping[int, float]) -> None:
         """ended: iterations, and when."""
         ends = [Span("", "", _ITERATION_END, at, at, 0, iteration) for iteration, at in ended.items()]
         rows = [*spans, *ends]
-        self._tables[SPANS].append({name: [getattr(row, name) for row in rows] for name in _SPAN_SCHEMA.names})
+        self._table.append({name: [getattr(row, name) for row in rows] for name in _SPAN_SCHEMA.names})
 
     def close(self) -> None:
-        """Close all tables."""
-        with ExitStack() as closing:
-            for file in self.files.values():
-                closing.callback(file.close)
+        """Closes the file."""
+        self.file.close()
 
     def remove(self) -> None:
-        """All of it is in other files."""
+        """Removes all parts: they are in other files."""
         self.close()
         shutil.rmtree(self.folder)
 

@@ -20,7 +20,6 @@ from harness.config import JobConfig
 from harness.config.files import read_json, read_text, read_yaml
 from harness.config.inputs import digests, inputs_of, refuse_changed
 from harness.config.job import in_words_of_now
-from harness.metrics.arrivals import ARRIVALS, Arrivals, RunOf, line_of
 from harness.metrics.atomic_files import GrowingFile, Lock, write_text
 from harness.metrics.done import DONE, INCOMPLETE, MODEL, is_done, write_done
 from harness.metrics.iteration import AXES, check_names
@@ -28,7 +27,8 @@ from harness.metrics.ledger import Ledger
 from harness.metrics.parts import (
     PARTS,
     RESPONSES,
-    Parts,
+    SPANS,
+    SpanParts,
     read_growing,
     read_samples_so_far,
     read_timeline_so_far,
@@ -91,8 +91,7 @@ class RunDirectory:
         self._lock: Lock | None = None
         self._metrics: GrowingFile | None = None
         self._system: TextIO | None = None
-        self._arrivals: GrowingFile | None = None
-        self._parts: Parts | None = None
+        self._parts: SpanParts | None = None
 
     @property
     def done(self) -> bool:
@@ -139,17 +138,6 @@ class RunDirectory:
         finite = {name: value if math.isfinite(value) else None for name, value in metrics.items()}
         self._metrics.append(f"{json.dumps(finite)}\n".encode())
 
-    def begin_arrivals(self, run: RunOf) -> None:
-        """The first line of arrivals.jsonl, unless it has one."""
-        self._arrivals = GrowingFile(self.path / ARRIVALS)
-        if not self._arrivals.size:
-            self._arrivals.append(line_of(run))
-
-    def append_arrivals(self, told: Arrivals) -> None:
-        """Add what of an iteration depended on timing to arrivals.jsonl, and flush it."""
-        assert self._arrivals is not None, "begin_arrivals comes first"
-        self._arrivals.append(line_of(told))
-
     def append_evaluation(self, found: Mapping[str, Any]) -> None:
         """Add what was found of one version to eval.jsonl."""
         with (self.path / EVALUATIONS).open("a", encoding="utf-8") as file:
@@ -186,19 +174,18 @@ class RunDirectory:
     def _growing(self) -> dict[str, GrowingFile]:
         """Open files by their paths in the folder."""
         assert self._metrics is not None, "start comes first"
-        parts = {} if self._parts is None else self._parts.files
-        arrivals = {} if self._arrivals is None else {ARRIVALS: self._arrivals}
-        return {"metrics.jsonl": self._metrics} | arrivals | {f"{PARTS}/{name}": file for name, file in parts.items()}
+        spans = {} if self._parts is None else {f"{PARTS}/{SPANS}": self._parts.file}
+        return {"metrics.jsonl": self._metrics} | spans
 
-    def open_parts(self, timeline: Timeline, extra_names: Sequence[str]) -> Parts:
-        """Open the tables of samples, responses and the spans of this timeline, which grow while the run lasts."""
-        self._parts = Parts(self.path / PARTS, timeline, extra_names)
+    def open_spans(self, timeline: Timeline) -> SpanParts:
+        """Open the table to which the spans of this timeline go while the run lasts."""
+        self._parts = SpanParts(self.path / PARTS, timeline)
         return self._parts
 
     def merge_parts(self) -> None:
         """samples.parquet, responses.parquet where there are any, and trace.json, of all that is in the parts, which
         end with it."""
-        assert self._parts is not None, "open_parts comes first"
+        assert self._parts is not None, "open_spans comes first"
         write_table(self.path / "samples.parquet", read_samples_so_far(self._parts.folder))
         responses = read_growing(self._parts.folder / RESPONSES)
         if len(responses):
@@ -247,11 +234,11 @@ class RunDirectory:
             self._close_files()
 
     def _close_files(self) -> None:
-        open_ones = [one for one in (self._parts, self._system, self._metrics, self._arrivals) if one is not None]
+        open_ones = [one for one in (self._parts, self._system, self._metrics) if one is not None]
         with ExitStack() as closing:
             for one in open_ones:
                 closing.callback(one.close)
-            self._parts = self._metrics = self._system = self._arrivals = None
+            self._parts = self._metrics = self._system = None
 
     def __enter__(self) -> RunDirectory:
         with ExitStack() as refused:

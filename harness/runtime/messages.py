@@ -18,8 +18,15 @@ from typing import Annotated, Any, get_origin, get_type_hints
 import msgspec
 import numpy as np
 
-FRAME_LIMIT = 2**32 - 1
-"""Bytes of a message. A training report of 16,384 samples of 16,384 tokens fits, with 12 bytes a token."""
+FRAME_LIMIT = 64 << 20
+"""Bytes of a message, which takes half a second at 1 Gbit/s: rows stay in the queue, and what comes here is of a fixed
+size for each sample. Checks refuse batches whose samples would not fit (`BYTES_OF_A_SAMPLE`), evaluations are cut into
+calls that do (`BYTES_OF_A_TOKEN`)."""
+BYTES_OF_A_SAMPLE = 64
+"""The most that a message has of each sample of a batch: ids, a reward, or why it was dropped."""
+BYTES_OF_A_TOKEN = 20
+"""The most that a message has of each token of a held-out sample: 8 of the token, 4 of its log-prob and version each, a
+mask."""
 
 
 class CannotTravel(TypeError):

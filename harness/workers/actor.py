@@ -37,9 +37,10 @@ class ActorRole(ComputingRole, RememberingRole, SendingWorker):
         mask_truncated: bool = False,
         updates: Updates = ONE_STEP,
         baseline_of: int | None = None,
+        reports: bool = True,
     ) -> None:
         """mask_truncated: responses that were cut off are read, and have no loss; baseline_of: samples of a group, the
-        first of which is read, and not trained; None: all are."""
+        first of which is read, and not trained; None: all are. reports: see `Training`."""
         super().__init__(f"actor[{rank}]", turns)
         self.mask_truncated, self.baseline_of = mask_truncated, baseline_of
         self.engine, self.clock = engine, clock
@@ -56,6 +57,7 @@ class ActorRole(ComputingRole, RememberingRole, SendingWorker):
             noted=self._note_samples,
             updates=updates,
             begins_step=self._begin_step,
+            reports=reports,
         )
         self._settled = asyncio.Event()  # set unless steps of a batch were made, but not all
         self._settled.set()
@@ -93,7 +95,8 @@ class ActorRole(ComputingRole, RememberingRole, SendingWorker):
     def _note_samples(self, report: TrainReport, batch: Batch, iteration: int) -> None:
         learnt = self._learnt(batch)
         report.sums = add_diagnostics(report.sums, _of_samples(learnt, iteration))
-        report.trained.append(_trained_rows(learnt, self.clock.now()))
+        rewards = learnt.dense("reward")
+        report.trained.append(TrainedRows(learnt.rows, samples_in(learnt), rewards, self.clock.now()))
         if self.baseline_of is not None:
             first = samples_in(batch) % self.baseline_of == 0
             rewards = batch.dense("reward")[first]
@@ -137,26 +140,3 @@ def _of_samples(batch: Batch, iteration: int) -> dict[str, float]:
         coefficients = batch.dense("kl_coef")
         sums |= {"kl_samples": float(len(coefficients)), "kl_coef": float(coefficients.sum(dtype=np.float64))}
     return sums
-
-
-def _trained_rows(batch: Batch, at: float) -> TrainedRows:
-    columns: dict[str, Any] = dict(batch.columns)
-    return TrainedRows(
-        rows=samples_in(batch),
-        engine=columns["engine"],
-        responses=columns["response"],
-        loss_mask=columns["loss_mask"],
-        log_probs=columns["log_probs"],
-        versions=columns["versions"],
-        prompt_tokens=columns["prompt"].lengths,
-        reward=columns["reward"],
-        exact_match=columns["exact_match"],
-        reward_failed=columns["reward_failed"],
-        admitted_at=columns["admitted_at"],
-        started_at=columns["started_at"],
-        finished_at=columns["finished_at"],
-        finish_reason=columns["finish_reason"],
-        turns=columns["turns"],
-        trained_at=np.full(len(batch.rows), at),
-        score_extras=columns.get("score_extras"),
-    )

@@ -35,6 +35,7 @@ class CriticRole(Stage, RememberingRole):
         rank: int,
         mask_truncated: bool = False,
         updates: Updates = ONE_STEP,
+        reports: bool = True,
         **stage: Any,
     ) -> None:
         super().__init__(**stage)
@@ -49,6 +50,7 @@ class CriticRole(Stage, RememberingRole):
             accumulate=self._accumulate,
             noted=self._note_samples,
             updates=updates,
+            reports=reports,
         )
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:

@@ -19,6 +19,7 @@ environment wrote; `loss_mask` is True where the policy sampled. `finish_reason`
 
 from __future__ import annotations
 
+import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 
@@ -68,6 +69,16 @@ SQUARE_COLUMNS = {"gradient_squares": ColumnSpec("float32", ragged=True)}
 
 CRITIC_TRAINING = "critic_training"
 """The task by which the critic reads rows a second time, to learn from them."""
+RECORD = "record"
+"""The role on the host, and the task, by which rows are read once more when they have been trained, to be written
+down."""
+RECORDED = (
+    "prompt",
+    "admitted_at",
+    *(column for column in ROLLOUT_COLUMNS if column != "environment_reward"),
+    *REWARD_COLUMNS,
+)
+"""What it reads, besides `score_extras` where scores have such."""
 OF_VALUES = ("prompt", "response", "loss_mask", "finish_reason", *VALUE_COLUMNS, "returns")
 """What it learns from."""
 
@@ -196,6 +207,9 @@ def queue_spec(shape: JobShape) -> QueueSpec:
         columns |= VALUE_COLUMNS | RETURN_COLUMNS | TOKEN_ADVANTAGE_COLUMNS
         tasks["critic"] = TaskSpec(("prompt", "response"), policy=forward, ranks=shape.critic_ranks, whole_groups=True)
         tasks[CRITIC_TRAINING] = TaskSpec(OF_VALUES, policy=training, ranks=shape.critic_ranks, whole_groups=True)
+    tasks[RECORD] = TaskSpec(
+        (*RECORDED, *(EXTRA_COLUMNS if shape.score_extras else ())), policy="ready", lease_s=math.inf, background=True
+    )
     tasks["actor"] = TaskSpec(tuple(trained), policy=training, ranks=training_ranks, whole_groups=True)
     if shape.filter_reads is not None or shape.drops_stragglers:
         columns |= FILTER_COLUMNS

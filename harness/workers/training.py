@@ -20,26 +20,13 @@ from harness.workers.readers import Deadlines, MicroBatchReader
 
 @dataclass
 class TrainedRows:
-    """What the samples of one rank went through. Arrays are [k], in the order of training; ragged ones per token."""
+    """Names a micro-batch that a rank trained, in the order of training. rows: of the queue, which has all else, int64
+    [k]; samples: that they held, int64 [k]; rewards: float32 [k]; at: seconds on the run's clock."""
 
     rows: np.ndarray
-    engine: np.ndarray
-    responses: Ragged
-    loss_mask: Ragged
-    log_probs: Ragged
-    versions: Ragged
-    prompt_tokens: np.ndarray
-    reward: np.ndarray
-    exact_match: np.ndarray
-    reward_failed: np.ndarray
-    admitted_at: np.ndarray
-    started_at: np.ndarray
-    finished_at: np.ndarray
-    finish_reason: np.ndarray
-    turns: np.ndarray
-    trained_at: np.ndarray
-    score_extras: Ragged | None = None
-    """A value for each of the task's `extra_metrics`, where it has any."""
+    samples: np.ndarray
+    rewards: np.ndarray
+    at: float
 
 
 @dataclass
@@ -97,6 +84,8 @@ class Training:
     updates: Updates = ONE_STEP
     begins_step: Callable[[bool], None] = lambda more: None
     """Called in the turn of each step, before it: whether rows of the batch may still be to come."""
+    reports: bool = True
+    """Whether this rank tells of samples: of ranks that share layers, and train on the same ones, only the first."""
 
     async def train(self, iteration: int, first: Deadlines = ()) -> TrainReport:
         """Consumes this rank's share of one batch, micro-batch by micro-batch; an update after each mini-batch.
@@ -106,7 +95,7 @@ class Training:
         report = TrainReport()
         async with aclosing(self._arriving(report, iteration, first)) as arriving:
             await self._train(report, arriving, iteration)
-        return report
+        return report if self.reports else TrainReport(steps=report.steps, spans=report.spans)
 
     async def _train(self, report: TrainReport, arriving: AsyncIterator[Batch], iteration: int) -> None:
         updates, kept = self.updates, list[Batch]()
@@ -225,11 +214,3 @@ def learnt_tokens(batch: Batch, mask_truncated: bool) -> Ragged:
         return mask
     whole = ~np.isin(batch.dense("finish_reason"), TRUNCATED)
     return Ragged(mask.values & np.repeat(whole, mask.lengths), mask.lengths)
-
-
-def one_report_per_group(reports: Sequence[TrainReport], tensor_parallel: int) -> list[TrainReport]:
-    """All ranks' reports, with samples and sums in one of each tensor-parallel group: the others trained the same."""
-    return [
-        report if rank % tensor_parallel == 0 else replace(report, trained=[], sums={}, baselines={})
-        for rank, report in enumerate(reports)
-    ]

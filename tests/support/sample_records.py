@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from harness.metrics.parts import Parts, read_samples_so_far
+from harness.metrics.parts import PARTS, SampleParts, read_samples_so_far
 from harness.metrics.samples import SampleRecord, TrainedSamples, trained_records, write_table
-from harness.metrics.timeline import Timeline
 from harness.protocols import FINISH_REASONS, FinishReason
 
 
@@ -57,7 +58,7 @@ def trained_record(
 def write_samples(path: Path, records: Sequence[SampleRecord]) -> None:
     """samples.parquet, as a run with these samples writes it."""
     names = sorted({name for record in records for name in record.custom})
-    parts = Parts(path.parent / "parts", Timeline({}), names)
-    parts.samples(records)
-    write_table(path, read_samples_so_far(parts.folder))
-    parts.remove()
+    with closing(SampleParts(path.parent, names, run_of=None)) as parts:
+        parts.samples(records)
+    write_table(path, read_samples_so_far(path.parent / PARTS))
+    shutil.rmtree(path.parent / PARTS)

@@ -102,7 +102,7 @@ class _FaultySession(Session):
 
     def start(self, stack: ExitStack) -> None:
         self._backend = replace(open_backend(self.run, self.clock, stack), runtime=self.runtime)
-        self._assembly = assemble(self.run, self._backend, self.recorder)
+        self._assembly = assemble(self.run, self._backend, self.recorder, self.recorder.recording)
 
 
 @dataclass

@@ -1,6 +1,5 @@
 """Settings of the training world: what is refused at the door, and what several ranks on one micro-batch report."""
 
-import numpy as np
 import pytest
 
 from harness.checks.job import JobPlan, plan_job
@@ -8,8 +7,6 @@ from harness.config import ConfigError
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.cost_model.shape import parameters
-from harness.protocols import Span
-from harness.workers.training import TrainReport, one_report_per_group
 
 PUBLISHED = {"0.6b": 0.596, "1.7b": 1.721, "4b": 4.022, "8b": 8.191, "14b": 14.768, "32b": 32.762}
 """Billions of parameters of the dense Qwen3 models, tied embeddings once."""
@@ -44,15 +41,10 @@ def test_ranks_that_share_layers_count_once_where_the_batch_is_dealt_out() -> No
     assert len(plan(micro_batches_of_eight, "training.tensor_parallel=2").placement.devices["actor"]) == 4
 
 
-def test_samples_are_reported_once_and_spans_by_every_rank() -> None:
-    spans = [Span("actor", str(rank), "update_actor", 0.0, 1.0, 0, 0) for rank in range(4)]
-    reports = [
-        TrainReport(trained=[], sums={"tokens": 5.0}, steps=[{"grad_norm": 1.0}], spans=[span]) for span in spans
-    ]
-    once = one_report_per_group(reports, tensor_parallel=2)
-    assert np.sum([report.sums.get("tokens", 0.0) for report in once]) == 10.0
-    assert [report.spans for report in once] == [[span] for span in spans]
-    assert one_report_per_group(reports, tensor_parallel=1) == reports
+def test_a_batch_of_which_no_message_can_tell_is_refused_before_anything_starts() -> None:
+    many = "algorithm.batch_groups=131072 algorithm.group_size=16 engine.slots=16".split()
+    with pytest.raises(ConfigError, match="2,097,152 samples an iteration, more than the 1,048,576 that a message"):
+        plan(*many)
 
 
 @pytest.mark.parametrize("size", PUBLISHED)

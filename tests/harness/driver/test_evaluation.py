@@ -12,7 +12,7 @@ import pytest
 
 from harness.config import EvalConfig
 from harness.config.compose import compose_job
-from harness.driver.evaluation import FIRST_SAMPLE, MOST_SAMPLES, Evaluated, Evaluation
+from harness.driver.evaluation import FIRST_SAMPLE, MOST_SAMPLES, Evaluated, Evaluation, in_calls
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.runtime import RealClock
 from harness.tasks import Problem, make_task
@@ -143,3 +143,8 @@ def test_the_first_version_that_engines_get_from_each_multiple_on_is_due_and_the
     assert evaluated(range(8)) == [0, 2, 4, 6, 7]
     assert evaluated([0, 3, 6, 7]) == [0, 3, 6, 7], "of versions in between engines get none"
     assert evaluated([0, 2, 2, 7, 7]) == [0, 2, 7]
+
+
+def test_calls_are_cut_where_a_message_would_grow_too_long() -> None:
+    assert list(in_calls("abcde", [4, 6, 1, 20, 1], limit=10)) == [["a", "b"], ["c"], ["d"], ["e"]]
+    assert list(in_calls("", [])) == []

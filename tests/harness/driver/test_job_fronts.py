@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import pytest
 
+from harness.driver.observer import EndedIteration
 from harness.driver.pools import RolloutPool, StagePool, TrainerPool
 from harness.driver.published_weights import PublishedWeights
 from harness.protocols import Span
 from harness.transfer_queue import LocalQueue, QueueSpec
 from harness.weight_sync.membership import Fleet
+from harness.workers.recording import Recorded, TrainedIteration
 from tests.support.proxies import Proxy
 from tests.support.role_setting import settle
 from tests.support.unnoticed import none_unnoticed
@@ -49,8 +51,14 @@ class Worker:
         return [Span("rollout", self.name, "generate", self._spans, self._spans + 1, 0, 0)]
 
 
+async def recorded(trained: TrainedIteration) -> Recorded:
+    return Recorded(0, 0, 0.0, {})
+
+
 class Heard:
     """An observer."""
+
+    group_size = 2
 
     def __init__(self) -> None:
         self.lines: list[str] = []
@@ -66,9 +74,12 @@ class Heard:
     def trained(self, iteration: int, reports: Sequence[Any], of_values: Sequence[Any] = ()) -> None:
         self.reports.append((iteration, reports))
 
-    def published(self, version: int) -> Callable[[Mapping[str, float]], None]:
+    def published(self, version: int) -> EndedIteration:
         self.lines.append(f"published {version}")
-        return lambda queue: self.versions.append((version, int(queue["queue/depth_samples"])))
+        trained = TrainedIteration(version - 1, [], {}, [], [], refused=0, late=0, into=None)
+        return EndedIteration(
+            trained, lambda recorded, queue: self.versions.append((version, int(queue["queue/depth_samples"])))
+        )
 
     @property
     def of_spans(self) -> list[str]:
@@ -100,6 +111,7 @@ class Weights:
 class Queue:
     def __init__(self) -> None:
         self.cleared = 0
+        self.finished: list[str] = []
 
     async def describe(self) -> Mapping[str, Any]:
         return {**await LocalQueue(QueueSpec({}, {})).describe(), "depth_samples": 7}
@@ -107,6 +119,9 @@ class Queue:
     async def clear_finished(self) -> list[str]:
         self.cleared += 1
         return []
+
+    async def finish(self, task: str, rows: Any) -> None:
+        self.finished.append(task)
 
 
 def engines(count: int) -> list[Worker]:
@@ -237,7 +252,7 @@ async def test_every_rank_trains_the_batch_and_its_reports_are_heard(first: list
 async def test_a_version_closes_its_iteration_when_its_transfer_lets_the_trainer_go_on(how: str) -> None:
     worker, heard, weights, queue = Worker("0"), Heard(), Weights(), Queue()
     pool = pool_of([worker], heard)
-    front = PublishedWeights(weights, queue, heard, [pool])  # type: ignore[arg-type]
+    front = PublishedWeights(weights, queue, heard, [pool], recorded)  # type: ignore[arg-type]
     (cohort,) = pool.split()
     running = asyncio.create_task(cohort.stream())
     await settle()
@@ -256,7 +271,7 @@ async def test_a_version_closes_its_iteration_when_its_transfer_lets_the_trainer
 async def test_who_computes_while_a_version_is_published_holds_nobody_up() -> None:
     worker, heard, weights = Worker("0"), Heard(), Weights()
     pool = StagePool("reference", [worker], heard)  # type: ignore[arg-type,list-item]
-    front = PublishedWeights(weights, Queue(), heard, [pool])  # type: ignore[arg-type]
+    front = PublishedWeights(weights, Queue(), heard, [pool], recorded)  # type: ignore[arg-type]
     weights.moved.set()
     running = asyncio.create_task(pool.stream())
     await settle()
@@ -273,16 +288,16 @@ async def test_who_computes_while_a_version_is_published_holds_nobody_up() -> No
 
 async def test_a_version_that_is_kept_goes_nowhere() -> None:
     heard, weights, queue = Heard(), Weights(), Queue()
-    front = PublishedWeights(weights, queue, heard, [])  # type: ignore[arg-type]
+    front = PublishedWeights(weights, queue, heard, [], recorded)  # type: ignore[arg-type]
     await front.mark_version(2)
     await front.recorded()
-    assert (weights.asked, heard.versions, queue.cleared) == ([], [(2, 7)], 1)
+    assert (weights.asked, heard.versions, queue.cleared) == ([], [(2, 7)], 2) and queue.finished == ["record"]
 
 
 async def test_a_cohort_alone_swaps_what_has_arrived() -> None:
     heard, weights = Heard(), Weights()
     cohorts = pool_of(engines(3), heard).split(2)
-    front = PublishedWeights(weights, Queue(), heard, [])  # type: ignore[arg-type]
+    front = PublishedWeights(weights, Queue(), heard, [], recorded)  # type: ignore[arg-type]
     await front.wait_arrived(1)
     await front.swap(cohorts[0], 1)
     assert weights.asked == [("wait_arrived", 1), ("wait_arrived", 1), ("swap", ["0", "2"], 1)]
@@ -295,7 +310,7 @@ async def test_a_queue_that_dies_as_an_iteration_is_written_down_is_no_traceback
             raise ConnectionError("the queue died")
 
     async def close_one() -> None:
-        front = PublishedWeights(Weights(), Dead(), Heard(), [])  # type: ignore[arg-type]
+        front = PublishedWeights(Weights(), Dead(), Heard(), [], recorded)  # type: ignore[arg-type]
         await front.mark_version(1)
         await settle()  # then the run ends, by who else met this death
 

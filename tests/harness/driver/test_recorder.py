@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import math
 import pickle
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import replace
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,8 +22,7 @@ from harness.cost_model.shape import sample_flops
 from harness.driver.evaluation import Evaluated
 from harness.driver.observer import IterationListener, RunListener
 from harness.driver.progress import ProgressDisplay
-from harness.driver.recorder import Recorder, Work
-from harness.driver.sample_decoders import RunLengthDecoder, TokenDecoder
+from harness.driver.recorder import Recorder
 from harness.driver.session import worker_places
 from harness.metrics.iteration import METRIC_NAMES
 from harness.metrics.ledger import LedgerError
@@ -32,7 +33,10 @@ from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
 from harness.rl.diagnostics import diagnostics
 from harness.runtime.runtime import RealClock
-from harness.transfer_queue import Ragged
+from harness.transfer_queue import Batch, Ragged
+from harness.workers.dealing import joined, some_rows
+from harness.workers.recording import Recording, RecordRole, Work
+from harness.workers.sample_decoders import RunLengthDecoder, TokenDecoder
 from harness.workers.training import TrainedRows, TrainReport
 from tests.support.fsdp_samples import SMALL
 
@@ -58,41 +62,66 @@ def run(tmp_path: Path) -> Iterator[RunDirectory]:
         yield folder
 
 
+def recorder_of(recording: Recording, *, pooled: bool = False) -> Recorder:
+    timeline = Timeline(worker_places(PLACEMENT, pooled=pooled, host=HOST), warmup=0)
+    return Recorder(timeline, SetClock(), recording, devices=2)
+
+
 @pytest.fixture
 def recorder(run: RunDirectory) -> Recorder:
-    recorder = Recorder(
-        Timeline(worker_places(PLACEMENT, pooled=False, host=HOST), warmup=0),
-        SetClock(),
-        TokenDecoder(),
-        group_size=N,
-        devices=2,
-    )
+    recorder = recorder_of(Recording(TokenDecoder(), N))
     recorder.listeners.append(IterationListener(run.append_metrics))
     return recorder
 
 
-def trained(rows: list[int], version: int) -> TrainedRows:
-    """Responses of two tokens; every first sample of a group is right. Times are those of the row."""
+class Rows:
+    """In place of a queue: rows that were trained."""
+
+    def __init__(self, batches: Sequence[Batch]) -> None:
+        self.batch, self.leases = joined(batches), 0
+
+    async def get(self, task: str, count: int, *, only: Sequence[int], consumer: str) -> Batch:
+        self.leases += 1
+        return some_rows(self.batch, np.flatnonzero(np.isin(self.batch.rows, only)))
+
+    async def give_back(self, lease: int) -> None:
+        self.leases -= 1
+
+
+def trained(rows: list[int], version: int, **columns: Any) -> tuple[TrainedRows, Batch]:
+    """Responses of two tokens; every first sample of a group is right. Times are those of the row, but the last, which
+    the first row has."""
     k = len(rows)
     times = np.array(rows, dtype=np.float64) / 100
-    return TrainedRows(
-        rows=np.array(rows),
-        engine=np.zeros(k, np.int32),
-        responses=Ragged(np.tile(np.array([7, 1]), k), np.full(k, 2)),
-        log_probs=Ragged(np.full(2 * k, -0.5, np.float32), np.full(k, 2)),
-        versions=Ragged(np.full(2 * k, version, np.int32), np.full(k, 2)),
-        loss_mask=Ragged(np.ones(2 * k, np.bool_), np.full(k, 2)),
-        prompt_tokens=np.full(k, 4),
-        reward=np.array([1.0 if row % N == 0 else 0.25 for row in rows], np.float32),
-        exact_match=np.array([row % N == 0 for row in rows]),
-        reward_failed=np.array([row % N == 1 for row in rows]),
-        admitted_at=times,
-        started_at=times + 0.1,
-        finished_at=times + 0.2,
-        finish_reason=np.zeros(k, np.int8),
-        turns=np.ones(k, np.int32),
-        trained_at=times + 0.3,
-    )
+    told: dict[str, Any] = {
+        "engine": np.zeros(k, np.int32),
+        "prompt": Ragged(np.zeros(4 * k, np.int64), np.full(k, 4)),
+        "response": Ragged(np.tile(np.array([7, 1]), k), np.full(k, 2)),
+        "log_probs": Ragged(np.full(2 * k, -0.5, np.float32), np.full(k, 2)),
+        "versions": Ragged(np.full(2 * k, version, np.int32), np.full(k, 2)),
+        "loss_mask": Ragged(np.ones(2 * k, np.bool_), np.full(k, 2)),
+        "reward": np.array([1.0 if row % N == 0 else 0.25 for row in rows], np.float32),
+        "exact_match": np.array([row % N == 0 for row in rows]),
+        "reward_failed": np.array([row % N == 1 for row in rows]),
+        "admitted_at": times,
+        "started_at": times + 0.1,
+        "finished_at": times + 0.2,
+        "finish_reason": np.zeros(k, np.int8),
+        "turns": np.ones(k, np.int32),
+        **columns,
+    }
+    ids = np.array(rows)
+    return TrainedRows(ids, ids, told["reward"], rows[0] / 100 + 0.3), Batch("train_0", ids, told, lease=0)
+
+
+def end(recorder: Recorder, version: int, batches: Sequence[Batch], queue: dict[str, float] | None = None) -> None:
+    """The iteration is published, recorded and closed."""
+    ended = recorder.published(version)
+    rows: Any = Rows(batches)
+    role = RecordRole(rows, recorder.clock, recorder.recording)
+    ended.close(asyncio.run(role.record(ended.trained)), queue or {})
+    role.close()
+    assert not rows.leases, "all was given back"
 
 
 def sums_of(tokens: int, off: float = 0.0) -> dict[str, float]:
@@ -108,7 +137,7 @@ def play(recorder: Recorder, iteration: int, *, version: int, ranks: int = 1) ->
     rows = list(range(first, first + BATCH * N))
     start, share = float(iteration), len(rows) // ranks
     recorder.spans([Span("rollout", "0", "generate", start, start + 0.5, version, iteration)])
-    reports = []
+    reports, batches = [], []
     for rank in range(ranks):
         mine = rows[rank * share : (rank + 1) * share]
         spans = [Span("actor", "0", "update_actor", start + 0.5, start + 0.9, iteration, iteration)] if not rank else []
@@ -117,10 +146,12 @@ def play(recorder: Recorder, iteration: int, *, version: int, ranks: int = 1) ->
             {"grad_norm": 0.25, "learning_rate": 2e-3, "skipped": float(iteration == 0)},
             {"grad_norm": 0.75, "learning_rate": 1e-3, "skipped": 0.0},
         ]
-        reports.append(TrainReport([trained(mine, version)], sums, steps, spans))
+        told, batch = trained(mine, version)
+        reports.append(TrainReport([told], sums, steps, spans))
+        batches.append(batch)
     recorder.trained(iteration, reports)
     recorder.clock.time = iteration + 1.0  # type: ignore[attr-defined]
-    recorder.published(iteration + 1)({"queue/depth_samples": 3.0})
+    end(recorder, iteration + 1, batches, {"queue/depth_samples": 3.0})
 
 
 def admit(recorder: Recorder, groups: range) -> None:
@@ -161,7 +192,7 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
 def test_work_over_what_the_devices_could_do_is_reported_where_that_is_known(
     recorder: Recorder, run: RunDirectory
 ) -> None:
-    recorder.work = Work(SMALL, scorings=1, peak=1e6)
+    recorder.recording = replace(recorder.recording, work=Work(SMALL, scorings=1, peak=1e6))
     admit(recorder, range(BATCH))
     play(recorder, 0, version=0)
     (line,) = load_metrics(run.path)
@@ -192,14 +223,13 @@ def test_held_out_accuracy_is_in_the_line_of_its_version_and_the_initial_one_in_
 
 
 def test_extra_values_of_scores_are_custom_metrics_and_columns(recorder: Recorder, run: RunDirectory) -> None:
-    recorder.decoder = TokenDecoder(("copied", "style/caps"))
+    recorder.recording = replace(recorder.recording, decoder=TokenDecoder(("copied", "style/caps")))
     admit(recorder, range(BATCH))
-    rows = trained(list(range(BATCH * N)), 0)
     values = np.array([[row, np.nan if row else 0.5] for row in range(BATCH * N)])
-    rows.score_extras = Ragged.from_rows(list(values))
+    rows, batch = trained(list(range(BATCH * N)), 0, score_extras=Ragged.from_rows(list(values)))
     recorder.trained(0, [TrainReport([rows], sums_of(12))])
     recorder.clock.time = 1.0  # type: ignore[attr-defined]
-    recorder.published(1)({})
+    end(recorder, 1, [batch])
     (metrics,) = load_metrics(run.path)
     assert (metrics["custom/copied"], metrics["custom/style/caps"]) == (2.5, 0.5)
     recorder.write(run)
@@ -241,7 +271,7 @@ def test_a_trained_sample_keeps_what_it_went_through(recorder: Recorder, run: Ru
     assert (sample["lag_worst"], sample["lag_in_flight"], sample["lag_in_queue"], sample["span"]) == (1, 0, 1, 1)
     assert (sample["prompt_tokens"], sample["response_tokens"], sample["reward"]) == (4, 2, 0.25)
     assert [sample[f"{event}_at"] for event in ("admitted", "started", "finished", "trained")] == pytest.approx(
-        [0.07, 0.17, 0.27, 0.37]
+        [0.07, 0.17, 0.27, 0.36]
     )
 
 
@@ -273,10 +303,10 @@ def test_what_others_were_compared_with_has_a_fate_of_its_own(recorder: Recorder
     steps = [{"grad_norm": 1.0, "learning_rate": 1e-3, "skipped": 0.0}]
     spans = [Span("actor", "0", "update_actor", 0.5, 0.9, 0, 0)]
     baselines = {row: 0.5 for row in rows if row % N == 0}
-    report = TrainReport([trained([row for row in rows if row % N], 0)], sums, steps, spans, baselines)
-    recorder.trained(0, [report])
+    learnt, batch = trained([row for row in rows if row % N], 0)
+    recorder.trained(0, [TrainReport([learnt], sums, steps, spans, baselines)])
     recorder.clock.time = 1.0  # type: ignore[attr-defined]
-    recorder.published(1)({"queue/depth_samples": 0.0})
+    end(recorder, 1, [batch], {"queue/depth_samples": 0.0})
     recorder.write(run)
     assert [sample["fate"] for sample in load_samples(run.path).to_pylist()] == ["dropped_baseline", "trained"] * BATCH
     (line,) = load_metrics(run.path)
@@ -284,20 +314,19 @@ def test_what_others_were_compared_with_has_a_fate_of_its_own(recorder: Recorder
 
 
 def test_a_simulated_sample_is_read_as_runs_of_tokens_and_has_no_reward(run: RunDirectory) -> None:
-    timeline = Timeline(worker_places(PLACEMENT, pooled=True, host=HOST), warmup=0)
-    recorder = Recorder(timeline, SetClock(), RunLengthDecoder(prompt=100), group_size=N, devices=2)
+    recorder = recorder_of(Recording(RunLengthDecoder(prompt=100), N), pooled=True)
     recorder.listeners.append(IterationListener(run.append_metrics))
     admit(recorder, range(3 * BATCH))
     for iteration in range(3):
         rows = list(range(iteration * BATCH * N, (iteration + 1) * BATCH * N))
-        told = trained(rows, iteration)
         runs = [0, 2] if iteration == 2 else [iteration, iteration]
-        told.versions = Ragged(np.tile(np.array(runs, np.int32), len(rows)), np.full(len(rows), 2))
-        told.responses = Ragged(np.tile(np.array([30, 10]), len(rows)), np.full(len(rows), 2))
+        versions = Ragged(np.tile(np.array(runs, np.int32), len(rows)), np.full(len(rows), 2))
+        lengths = Ragged(np.tile(np.array([30, 10]), len(rows)), np.full(len(rows), 2))
+        told, batch = trained(rows, iteration, versions=versions, response=lengths)
         span = Span("actor", "0", "update_actor", iteration, iteration + 0.9, iteration, iteration)
         recorder.trained(iteration, [TrainReport([told], spans=[span])])
         recorder.clock.time = iteration + 1.0  # type: ignore[attr-defined]
-        recorder.published(iteration + 1)({})
+        end(recorder, iteration + 1, [batch])
     recorder.write(run)
     *_, last = load_metrics(run.path)
     assert not [name for name in last if name.startswith(("reward/", "policy/"))]
@@ -452,12 +481,35 @@ def test_a_recorder_that_writes_as_it_goes_remembers_nothing_of_what_is_settled(
     for iteration in range(40):
         admit(recorder, range(iteration * BATCH, (iteration + 1) * BATCH))
         play(recorder, iteration, version=iteration)
-        sizes.append(
-            len(pickle.dumps((recorder._admitted, recorder._records, recorder._spans, recorder.timeline._by_device)))
-        )
+        kept = (recorder._records, recorder._untrained, recorder._spans)
+        sizes.append(len(pickle.dumps((recorder._admitted, *kept, recorder.timeline._by_device))))
     assert max(sizes[1:]) == sizes[1] and not recorder.timeline.spans
     recorder.write(run)
     assert len(load_samples(run.path)) == 40 * BATCH * N and len(load_timeline(run.path).spans) == 80
     responses = read_responses(run.path / "responses.parquet")
     assert responses["sample_id"].to_pylist() == list(range(40 * BATCH * N))
     assert responses["response"][5].as_py() == [7, 1] and not (run.path / PARTS).exists()
+
+
+def test_a_recorder_that_died_over_an_iteration_writes_it_once(recorder: Recorder, run: RunDirectory) -> None:
+    recorder.write_into(run)
+    admit(recorder, range(2 * BATCH))
+    play(recorder, 0, version=0)
+    told, batch = trained(list(range(BATCH * N, 2 * BATCH * N)), 1)
+    recorder.trained(1, [TrainReport([told], sums_of(12))])
+    recorder.clock.time = 2.0  # type: ignore[attr-defined]
+    ended = recorder.published(2)
+    rows: Any = Rows([batch])
+    for torn in (b"half of a batch", b""):  # the first one had written all, and died before anybody knew
+        role = RecordRole(rows, recorder.clock, recorder.recording)
+        recorded = asyncio.run(role.record(ended.trained))
+        role.close()
+        with (run.path / PARTS / RESPONSES).open("ab") as file:
+            file.write(torn)
+    ended.close(recorded, {})
+    assert recorder.growing_files()[0] == {
+        path: (run.path / path).stat().st_size for path in recorder.growing_files()[0]
+    }
+    recorder.write(run)
+    assert load_samples(run.path)["sample_id"].to_pylist() == list(range(2 * BATCH * N))
+    assert read_responses(run.path / "responses.parquet")["sample_id"].to_pylist() == list(range(2 * BATCH * N))

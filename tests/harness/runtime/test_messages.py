@@ -19,7 +19,6 @@ from hypothesis.extra import numpy as arrays
 from harness.protocols import EngineDied, Span
 from harness.runtime import messages as m
 from harness.runtime.runtime import WorkerDied
-from harness.transfer_queue import Ragged
 from harness.weight_sync.plan import Bucket, TensorSpec, TransferError, TransferPlan
 from harness.workers.readers import Deadlines
 from harness.workers.training import TrainedRows, TrainReport
@@ -34,9 +33,6 @@ PLAIN = st.recursive(
 )
 ARRAY = arrays.arrays(
     arrays.scalar_dtypes(), arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3), fill=st.nothing()
-)
-RAGGED = st.lists(st.lists(st.integers(0, 9), max_size=4), max_size=4).map(
-    lambda rows: Ragged.from_rows([np.array(row, np.int32) for row in rows], np.int32)
 )
 SPANS = st.lists(st.builds(Span, TEXT, TEXT, TEXT, NUMBER, NUMBER, SMALL, SMALL), max_size=3)
 PLANS = st.builds(
@@ -86,31 +82,16 @@ def test_tensors_and_paths_arrive_as_they_were() -> None:
     assert m.decode(m.encode(Path("a/b")), Path) == Path("a/b")
 
 
-@given(RAGGED, SPANS)
-def test_a_training_report_arrives_as_it_was(tokens: Ragged, spans: list[Span]) -> None:
-    floats, k = np.arange(len(tokens), dtype=np.float64), len(tokens)
-    of_tokens = {name: tokens for name in ("responses", "loss_mask", "log_probs", "versions")}
-    of_rows = {
-        name: floats for name in ("reward", "exact_match", "reward_failed", "admitted_at", "started_at", "finished_at")
-    }
-    rows = TrainedRows(
-        rows=np.arange(k),
-        engine=np.zeros(k),
-        prompt_tokens=np.zeros(k),
-        finish_reason=np.zeros(k, np.int8),
-        turns=np.ones(k, np.int32),
-        trained_at=floats,
-        **of_tokens,
-        **of_rows,
-    )
+@given(SPANS)
+def test_a_training_report_arrives_as_it_was(spans: list[Span]) -> None:
+    rows = TrainedRows(np.arange(3), np.arange(3) + 8, np.zeros(3, np.float32), 1.5)
     sent = TrainReport([rows], {"loss": np.float64(0.5), "scored": 1}, [{"grad_norm": 2.0}], spans)
     got = m.decode(m.encode(sent), TrainReport)
     assert (got.sums, got.steps, got.spans) == (sent.sums, sent.steps, sent.spans)
     (arrived,) = got.trained
     np.testing.assert_array_equal(arrived.rows, rows.rows)
-    np.testing.assert_array_equal(arrived.responses.values, tokens.values)
-    np.testing.assert_array_equal(arrived.responses.lengths, tokens.lengths)
-    assert arrived.score_extras is None
+    np.testing.assert_array_equal(arrived.samples, rows.samples)
+    assert arrived.rewards.dtype == np.float32 and arrived.at == 1.5
 
 
 @given(st.binary(max_size=40), st.sampled_from([Span, TransferPlan, list[int], np.ndarray, TrainReport, int | None]))

@@ -79,6 +79,15 @@ async def test_many_calls_run_at_a_time(start: Start) -> None:
     assert await asyncio.gather(*(first.role.echo(i) for i in range(500))) == [[i] for i in range(500)]
 
 
+async def test_what_is_too_long_for_a_message_is_refused_and_the_worker_goes_on(start: Start) -> None:
+    first, _ = start()
+    with pytest.raises(ValueError, match=r"a call with \d+ bytes of arguments is too long to travel"):
+        await first.connection.ask(m.Call("echo[0]", "echo", m.msgspec.Raw(bytes(m.FRAME_LIMIT + 1))))
+    with pytest.raises(ValueError, match=r"an answer of \d+ bytes is too long to travel"):
+        await first.role.echo(2**40, times=m.FRAME_LIMIT // 8)
+    assert await first.role.echo(7) == [7]
+
+
 async def test_roles_of_a_worker_share_its_clock(start: Start) -> None:
     first, second = start()
     await first.connection.start_clock(12.5)

@@ -13,7 +13,7 @@ from harness.transfer_queue import Ragged
 from harness.workers.actor import ActorRole, train_batch
 from harness.workers.dataflow import partition_name
 from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader
-from harness.workers.training import Updates, one_report_per_group
+from harness.workers.training import Updates
 from harness.workers.turns import DeviceTurns
 from tests.support.role_setting import CPU, GROUP, GROUPS, ROWS, CountingQueue, TickingClock, settle
 from tests.support.trained_groups import NotingTrainer, columns, groups_of
@@ -80,8 +80,16 @@ async def test_samples_that_others_are_compared_with_are_read_told_and_not_train
     assert report.baselines == {row: float(row) for row in range(0, ROWS, GROUP)}
     assert [row for part in report.trained for row in part.rows] == [row for row in range(ROWS) if row % GROUP]
     assert report.sums["baseline_reward"] / report.sums["baselines"] == np.mean(range(0, ROWS, GROUP))
-    (told,) = one_report_per_group([report, report], 2)[1:]
-    assert not told.baselines, "ranks that share layers trained the same"
+
+
+async def test_of_ranks_that_share_layers_one_tells_of_samples_and_each_of_its_time() -> None:
+    queue = CountingQueue(ROLES)
+    await queue.admit(0)
+    await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)))
+    reader = FifoReader(queue, rank=0, rows=GROUP)
+    role = ActorRole(NotingTrainer(), TickingClock(), rank=1, reader=reader, device=CPU, reports=False)
+    report = await role.train(0)
+    assert not (report.trained or report.sums or report.baselines) and report.steps and report.spans
 
 
 # --- completion order ------------------------------------------------------------------------------------------------

@@ -18,6 +18,7 @@ def test_first_in_first_out_makes_every_forward_pass_and_the_training_wait_their
         "reference": "fifo",
         "actor_fwd": "fifo",
         "actor": "fifo",
+        "record": "ready",
     }
 
 
@@ -30,6 +31,7 @@ def test_in_order_of_completion_only_rollout_keeps_the_order_of_admission() -> N
         "reference": "ready",
         "actor_fwd": "ready",
         "actor": "completion",
+        "record": "ready",
     }
 
 

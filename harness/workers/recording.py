@@ -1,0 +1,261 @@
+"""Writing down what was trained, where its rows lie: a role of the host reads them from the queue once more, writes the
+run's samples, responses and order of arrival, and answers the driver with what is small.
+
+The queue keeps a row until the driver knows that it is written, and finishes it then. A recorder that is started again
+cuts the files back to what the driver knows, reads the same rows, and writes them once.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import weakref
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from harness.config import ModelConfig
+from harness.cost_model.shape import sample_flops
+from harness.metrics.arrivals import Arrivals, RunOf, Sampled
+from harness.metrics.parts import SampleParts
+from harness.metrics.samples import (
+    Fate,
+    SampleRecord,
+    filter_metrics,
+    staleness_metrics,
+    straggler_metrics,
+    turn_metrics,
+    untrained_record,
+)
+from harness.protocols import Clock
+from harness.runtime.runtime import RealClock, open_ended
+from harness.transfer_queue import Batch, TransferQueue
+from harness.workers.computing_role import ComputingRole
+from harness.workers.dataflow import RECORD
+from harness.workers.dealing import joined, some_rows
+from harness.workers.sample_decoders import SampleDecoder
+from harness.workers.training import TrainedRows
+from harness.workers.turns import NO_TURNS
+
+_READ_AT_ONCE = 2048  # rows, of the 4,096 that a get may name
+
+
+class Untrained(NamedTuple):
+    """A sample that was dropped. prompt_tokens: tokens, not values."""
+
+    sample: int
+    fate: Fate
+    group: int
+    admitted_at: float
+    prompt_tokens: int
+
+    @property
+    def record(self) -> SampleRecord:
+        """Its row of samples.parquet."""
+        sample, fate, group, admitted_at, prompt_tokens = self
+        return untrained_record(sample, fate, group_id=group, admitted_at=admitted_at, prompt_tokens=prompt_tokens)
+
+
+@dataclass(frozen=True)
+class Work:
+    """peak: operations per second of one device; scorings: forward passes over a sample, besides training; epochs:
+    passes of training over it, the critic's too."""
+
+    model: ModelConfig
+    scorings: int
+    peak: float
+    epochs: int = 1
+
+    def flops_of(self, prompt: int, response: int) -> float:
+        """Operations for one sample of so many tokens."""
+        return sample_flops(self.model, prompt, response, self.scorings, self.epochs)
+
+
+@dataclass(frozen=True)
+class Recording:
+    """How samples of a job are written down; picklable. several_turns: a task with an environment; filters,
+    limits_samples: whether groups may be refused, and samples cut; work: where the peak of a device is known; run_of:
+    whose order of arrival is kept, none without; check: is shown each iteration's, and raises where a replay came out
+    otherwise."""
+
+    decoder: SampleDecoder
+    group_size: int
+    steps_per_version: int = 1
+    several_turns: bool = False
+    filters: bool = False
+    limits_samples: bool = False
+    work: Work | None = None
+    run_of: RunOf | None = None
+    check: Callable[[Arrivals], None] | None = None
+
+
+@dataclass(frozen=True)
+class WrittenSoFar:
+    """The folder of a run, and how many bytes of its files of samples, by path in it, are known to be as they should
+    be."""
+
+    folder: str
+    sizes: dict[str, int]
+
+
+@dataclass(frozen=True)
+class TrainedIteration:
+    """What the driver knows of an iteration. ranks: micro-batches of each rank that trained its own; sums: of all
+    ranks; untrained: samples dropped since the last one; drops: stale groups, by call; refused, late: groups that a
+    filter refused, and that took too long; into: None where nothing is written, and records are answered."""
+
+    iteration: int
+    ranks: list[list[TrainedRows]]
+    sums: dict[str, float]
+    untrained: list[Untrained]
+    drops: list[list[int]]
+    refused: int
+    late: int
+    into: WrittenSoFar | None
+
+    def rows(self, group_size: int) -> np.ndarray:
+        """All rows of the groups that were trained, int64, with those that others were compared with."""
+        rows = [part.rows for rank in self.ranks for part in rank]
+        groups = np.unique(np.concatenate(rows) // group_size) if rows else np.empty(0, np.int64)
+        return (groups[:, None] * group_size + np.arange(group_size)).ravel()
+
+
+@dataclass
+class Recorded:
+    """tokens: of prompts and responses; flops: where `Recording.work` is known; metrics: of the samples; files,
+    digests: bytes and SHA-256 of what is written; records: where nothing is."""
+
+    samples: int
+    tokens: int
+    flops: float
+    metrics: dict[str, float]
+    files: dict[str, int] = field(default_factory=dict)
+    digests: dict[str, str] = field(default_factory=dict)
+    records: list[SampleRecord] = field(default_factory=list)
+
+
+class RecordRole(ComputingRole):
+    """Records one iteration at a time. It computes in a thread, where time passes by itself, so that the other roles of
+    its worker go on."""
+
+    def __init__(self, queue: TransferQueue, clock: Clock, recording: Recording, *, name: str = "0") -> None:
+        super().__init__(f"{RECORD}[{name}]", NO_TURNS)
+        self.queue, self.clock, self.recording = queue, clock, recording
+        self._work: Callable[..., Awaitable[Any]] = asyncio.to_thread if isinstance(clock, RealClock) else _at_once
+        self._parts: SampleParts | None = None
+
+    @open_ended
+    async def record(self, trained: TrainedIteration) -> Recorded:
+        """Reads the rows of an iteration, gives them back, and writes them down. Waits for nobody: all of them are
+        ready. Raises ValueError for versions that cannot be, and what `Recording.check` raises."""
+        async with self.turn("record"):
+            parts = None if trained.into is None else await self._work(self._opened, trained.into)
+            samples = _IterationSamples(self.recording, trained, parts)
+            for part in (part for rank in trained.ranks for part in rank):
+                batch, leases = await self._read(part.rows)
+                await self._work(samples.add, part, batch)
+                for lease in leases:
+                    await self.queue.give_back(lease)
+            recorded: Recorded = await self._work(samples.recorded)
+            return recorded
+
+    async def _read(self, rows: np.ndarray) -> tuple[Batch, list[int]]:
+        """These rows in this order, whatever partitions they are of, and the leases under which they were read."""
+        read: list[Batch] = []
+        for start in range(0, rows.size, _READ_AT_ONCE):
+            left = rows[start : start + _READ_AT_ONCE]
+            while left.size:
+                with self.waits("record", "rows that were trained"):
+                    batch = await self.queue.get(
+                        RECORD, left.size, only=tuple(left.tolist()), consumer=self.waits.owner
+                    )
+                assert batch is not None, "the queue keeps them until the driver has finished them"
+                read.append(batch)
+                left = left[~np.isin(left, batch.rows)]
+        whole = joined(read)
+        ascending = np.argsort(whole.rows, kind="stable")
+        return some_rows(whole, ascending[np.searchsorted(whole.rows[ascending], rows)]), [one.lease for one in read]
+
+    def _opened(self, into: WrittenSoFar) -> SampleParts:
+        """The files as the driver knows them."""
+        if self._parts is not None and self._parts.sizes == into.sizes:
+            return self._parts
+        self.close()
+        decoder, run_of = self.recording.decoder, self.recording.run_of
+        self._parts = SampleParts.cut_back(Path(into.folder), into.sizes, decoder.extra_names, run_of)
+        weakref.finalize(self, self._parts.close)  # nobody closes a role of a simulated worker
+        return self._parts
+
+    def close(self) -> None:
+        """Closes the files."""
+        if self._parts is not None:
+            self._parts.close()
+            self._parts = None
+
+
+class _IterationSamples:
+    """One iteration's samples, micro-batch by micro-batch in the order of training."""
+
+    def __init__(self, recording: Recording, trained: TrainedIteration, parts: SampleParts | None) -> None:
+        self._recording, self._trained, self._parts = recording, trained, parts
+        self._records: list[SampleRecord] = []
+        self._sampled: list[Sampled] = []
+        self._digest = hashlib.blake2b(digest_size=16)
+
+    def add(self, part: TrainedRows, batch: Batch) -> None:
+        """Takes one micro-batch, and keeps none of its tokens."""
+        recording, samples = self._recording, part.samples
+        decoder = recording.decoder
+        self._records += decoder.records(batch, samples, part.at, self._trained.iteration, recording.group_size)
+        if self._parts is None:
+            return
+        if decoder.has_tokens:
+            columns = (batch.ragged(name) for name in ("response", "log_probs", "loss_mask"))
+            self._parts.responses(samples, *columns)
+        if recording.run_of is not None:
+            of_rows = (samples, batch.dense("engine"), batch.dense("started_at"))
+            told = zip(*(column.tolist() for column in of_rows), decoder.runs(batch), strict=True)
+            self._sampled += [Sampled(*one) for one in told]
+            for values in (batch.ragged("response").values, batch.ragged("log_probs").values, batch.dense("reward")):
+                self._digest.update(np.ascontiguousarray(values).data)
+
+    def recorded(self) -> Recorded:
+        """Writes what is of the whole iteration."""
+        told, records = self._trained, self._records
+        answer = Recorded(
+            len(records),
+            sum(record.prompt_tokens + record.response_tokens for record in records),
+            self._flops(),
+            self._metrics(),
+        )
+        if self._parts is None:
+            return replace(answer, records=[*(one.record for one in told.untrained), *records])
+        if self._recording.run_of is not None:
+            ranks = [[part.samples.tolist() for part in rank] for rank in told.ranks if rank]
+            arrivals = Arrivals(told.iteration, ranks, told.drops, self._sampled, self._digest.hexdigest())
+            self._parts.arrivals(arrivals)
+            if self._recording.check is not None:
+                self._recording.check(arrivals)
+        self._parts.samples([*(one.record for one in told.untrained), *records])
+        return replace(answer, files=self._parts.sizes, digests=self._parts.digests)
+
+    def _metrics(self) -> dict[str, float]:
+        recording, told, records = self._recording, self._trained, self._records
+        metrics = staleness_metrics(records, recording.steps_per_version)
+        metrics |= recording.decoder.metrics(records, told.sums)
+        metrics |= turn_metrics(records) if recording.several_turns else {}
+        metrics |= filter_metrics(records, told.refused) if recording.filters else {}
+        return metrics | (straggler_metrics(records, told.late) if recording.limits_samples else {})
+
+    def _flops(self) -> float:
+        if (work := self._recording.work) is None:
+            return 0.0
+        return sum(work.flops_of(record.prompt_tokens, record.response_tokens) for record in self._records)
+
+
+async def _at_once(step: Callable[..., Any], *args: Any) -> Any:
+    """Does what blocks on a clock that jumps."""
+    return step(*args)
