@@ -10,7 +10,7 @@ import numpy as np
 from harness.protocols import Completion, FinishReason, Request, Sampling
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class RunningSample:
     """One sample on its way. `context` is the prompt and what was sampled so far; `cached` says whether the keys and
     values of all of it but the last token are in its slot."""

@@ -12,25 +12,25 @@ starts continuation requests. So none outlives an update, and this end knows the
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Collection, Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
-from engines.requests import RunningSample, accepted, cut, cut_waiting, require_still
+from engines.requests import RunningSample
 from engines.sglang.client import ServerControl, SGLangClient
 from engines.sglang.options import DEFAULTS, Options
 from engines.sglang.requests import SampleRequests, body_of
 from engines.sglang.server import open_server
 from engines.sglang.weights import SGLangWeightSender
+from engines.slot_engine import SlotEngine
 from harness.protocols import Clock, Completion, EngineDied, PauseMode, Request, Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class SGLangRollout:
+class SGLangRollout(SlotEngine):
     """`harness.protocols.RolloutEngine` over HTTP. Blocks until the server is there; starts at version 0, with the
     weights of `model`, on `device`.
 
@@ -49,10 +49,15 @@ class SGLangRollout:
         name: str = "0",
         options: Options = DEFAULTS,
     ) -> None:
-        self.slots, self.version, self.name, self.sampling = slots, 0, name, sampling
-        self._owner = f"engine {name}"
-        self._seed, self._clock = seed, clock
-        self._vocabulary, self._max_length = model.config.vocab_size, model.config.max_position_embeddings
+        super().__init__(
+            name=name,
+            slots=slots,
+            sampling=sampling,
+            clock=clock,
+            vocabulary=model.config.vocab_size,
+            max_length=model.config.max_position_embeddings,
+        )
+        self._owner, self._seed = f"engine {name}", seed
         self._server = open_server(
             model, slots=slots, device=torch.device(device), name=name, owner=self._owner, options=options
         )
@@ -69,7 +74,6 @@ class SGLangRollout:
             model, client, brackets=self._holds_still, bucket_bytes=options.weight_bucket_bytes
         )
         self._initial = None if self._server.has_initial_weights else dict(model.named_parameters())
-        self._changed = asyncio.Event()
         self._preparing = asyncio.Lock()
         self._requests = SampleRequests(
             client,
@@ -79,26 +83,12 @@ class SGLangRollout:
             require_alive=self._server.require_alive,
             still=lambda: self._control.paused,
         )
-        self._rows: dict[int, RunningSample] = {}
-        self._waiting: deque[RunningSample] = deque()
-        self._done: list[Completion] = []
-        self._admitting = True
-        self._paused = False
         self._held = False  # running samples stay as they are: what ended all the same is returned when they go on
         self._loading = False
-        self._closed = False
 
     @property
     def sampled(self) -> int:
         return self._requests.sampled
-
-    @property
-    def running(self) -> int:
-        return len(self._rows)
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
 
     @property
     def process_ids(self) -> Sequence[int]:
@@ -106,30 +96,20 @@ class SGLangRollout:
         return self._server.process_ids
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests, all or none. Raises ValueError as `check_request`."""
-        self._waiting += accepted(
-            requests,
-            self.name,
-            vocabulary=self._vocabulary,
-            max_length=self._max_length,
-            sampling=self.sampling,
-        )
+        super().submit(requests)
         self._start()
-        self._changed.set()
 
     async def finished(self) -> list[Completion]:
         """Raises RuntimeError: the server is gone, or silent; there is work and no pause, but weights are asleep, or
         incomplete and not on their way; or the engine was closed."""
         self._requests.watch()
         while not self._done:
-            if not (self._paused or self._loading) and (self._rows or (self._admitting and self._waiting)):
+            if not (self._paused or self._loading) and (self._running or (self._admitting and self._waiting)):
                 self._require_ready()
             else:
                 self._require_alive()
-            self._changed.clear()
-            await self._changed.wait()
-        done, self._done = self._done, []
-        return done
+            await self._change()
+        return self._take_done()
 
     async def pause(self, mode: PauseMode) -> None:
         self._require_alive()
@@ -137,7 +117,7 @@ class SGLangRollout:
         if mode == "keep":
             await self._hold()
         elif mode == "wait":
-            if self._rows:
+            if self._running:
                 self._require_ready()
             await self._go_on()
             await self._drained()
@@ -163,9 +143,7 @@ class SGLangRollout:
         """Let samples end with their next token. A sample that the server aborts before its first is requested again,
         for one token. Raises RuntimeError where the server is gone, or does not answer."""
         self._require_alive()
-        self._done += cut_waiting(self._waiting, sample_ids, self._clock.now())
-        self._changed.set()
-        await self._requests.end(cut(self._rows.values(), sample_ids))
+        await self._requests.end(self._cut(sample_ids))
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Raises what `SGLangWeightSender.load` raises. Where the server had a part of the weights by then, the engine
@@ -200,8 +178,7 @@ class SGLangRollout:
         await self._requests.close()
         await self._client.close()
         self._server.stop()
-        self._rows.clear()
-        self._waiting.clear()
+        self._forget_all()
         self._changed.set()
 
     def _start(self) -> None:
@@ -212,11 +189,7 @@ class SGLangRollout:
             and not self._control.asleep
             and self._requests.failure is None
         )
-        while ready and self._admitting and self._waiting and len(self._rows) < self.slots:
-            sample = self._waiting.popleft()
-            if sample.started_at is None:
-                sample.started_at = self._clock.now()
-            self._rows[sample.sample_id] = sample
+        while ready and (sample := self._next_to_start()) is not None:
             self._start_request(sample)
 
     def _start_request(self, sample: RunningSample) -> None:
@@ -236,21 +209,19 @@ class SGLangRollout:
         """A sample that was aborted keeps its slot: the caller of the abort decides what becomes of it."""
         if not self._held:
             self._return([sample])
-            if sample.cut and sample.sample_id in self._rows and not self._requests.ending:
+            if sample.cut and sample in self._running and not self._requests.ending:
                 self._start_request(sample)
         self._changed.set()
 
     def _return(self, samples: Iterable[RunningSample]) -> None:
         """Finish the samples that are done; their slots become free."""
-        now = self._clock.now()
         for sample in samples:
             if (reason := sample.finish_reason()) is not None:
-                del self._rows[sample.sample_id]
-                self._done.append(sample.completion(reason, now))
+                self._finish(sample, reason)
         self._start()
 
     async def _hold(self) -> None:
-        if not self._held and self._rows:
+        if not self._held and self._running:
             if self._holds_still:
                 self._held = True
                 await self._control.hold()
@@ -262,16 +233,15 @@ class SGLangRollout:
         """Undo `_hold`."""
         await self._control.go_on()
         self._held = False
-        self._return([*self._rows.values()])
-        for sample in self._rows.values():
+        self._return([*self._running])
+        for sample in self._running:
             if sample not in self._requests:
                 self._start_request(sample)
 
     async def _drained(self) -> None:
-        while self._rows:
+        while self._running:
             self._require_ready()
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change()
 
     async def _abort(self) -> None:
         if self._control.paused:
@@ -279,11 +249,8 @@ class SGLangRollout:
         await self._requests.end_all(self._control.go_on)
         self._require_alive()
         self._held = False
-        self._return([*self._rows.values()])
-        now = self._clock.now()
-        self._done += [sample.completion("abort", now) for sample in (*self._rows.values(), *self._waiting)]
-        self._rows.clear()
-        self._waiting.clear()
+        self._return([*self._running])
+        self._abort_all()
 
     def _require_alive(self) -> None:
         if self._closed:
@@ -299,6 +266,3 @@ class SGLangRollout:
             raise RuntimeError(self._sender.incomplete)
         if self._control.asleep:
             raise RuntimeError(f"{self._owner} is asleep; call wake() first")
-
-    def _require_still(self, action: str) -> None:
-        require_still(action, self.name, paused=self._paused, running=self.running, waiting=self.waiting)

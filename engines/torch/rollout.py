@@ -9,14 +9,13 @@ time it started cannot reach it (see `kv_slots` for what that rests on, `samplin
 from __future__ import annotations
 
 import asyncio
-from collections import deque
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
 import torch
 
 from engines.loading import ModelWeights, rest_on_host
-from engines.requests import RunningSample, accepted, cut, cut_waiting, require_still
+from engines.slot_engine import SlotEngine
 from engines.torch.kv_slots import SlotModel
 from engines.torch.parking import Parking
 from engines.torch.sampling import draw_each, uniforms
@@ -26,7 +25,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class TorchRollout:
+class TorchRollout(SlotEngine):
     """`harness.protocols.RolloutEngine` in process. It owns `model` and moves it to `device`; it starts at version 0.
 
     A sample that goes on from a partial keeps the partial's start time. Running samples of a paused engine go on with
@@ -44,52 +43,28 @@ class TorchRollout:
         device: torch.device | str = "cpu",
         name: str = "0",
     ) -> None:
-        self.slots = slots
-        self.version = 0
+        super().__init__(
+            name=name,
+            slots=slots,
+            sampling=sampling,
+            clock=clock,
+            vocabulary=model.config.vocab_size,
+            max_length=model.config.max_position_embeddings,
+        )
         self.sampled = 0
-        self.name = name
-        self.sampling = sampling
         self._seed = seed
-        self._clock = clock
         self._device = torch.device(device)
         self._model = model.to(self._device).eval()
         self._weights = ModelWeights(model, f"engine {name}")
         self._cache = SlotModel(model, slots)
         self._parking = Parking(self._cache)
         self._turns = False  # whether samples come back for another turn
-        self._rows: list[RunningSample] = []
-        self._waiting: deque[RunningSample] = deque()
-        self._done: list[Completion] = []
-        self._changed = asyncio.Event()
-        self._admitting = True
-        self._paused = False
-        self._closed = False
-
-    @property
-    def running(self) -> int:
-        return len(self._rows)
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
 
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests, all or none.
-
-        Raises:
-            ValueError: a prompt is empty, leaves the vocabulary, or is too long for the model with max_tokens more.
-        """
-        self._waiting += accepted(
-            requests,
-            self.name,
-            vocabulary=self._model.config.vocab_size,
-            max_length=self._cache.max_length,
-            sampling=self.sampling,
-        )
+        super().submit(requests)
         self._turns = self._turns or any(
             request.partial is not None and request.partial.finish_reason == "stop" for request in requests
         )
-        self._changed.set()
 
     async def finished(self) -> list[Completion]:
         """Takes steps while there is something to do, else waits for `submit`, `resume`, `pause` or `close`; the event
@@ -101,28 +76,26 @@ class TorchRollout:
         while not self._done:
             if self._closed:
                 raise RuntimeError(f"engine {self.name} is closed: nothing more will be finished")
-            if not self._paused and (self._rows or (self._admitting and self._waiting)):
+            if not self._paused and (self._running or (self._admitting and self._waiting)):
                 self.step()
                 await asyncio.sleep(0)
             else:
-                self._changed.clear()
-                await self._changed.wait()
-        done, self._done = self._done, []
-        return done
+                await self._change()
+        return self._take_done()
 
     @torch.inference_mode()
     def step(self) -> None:
         """Start what waits and has a slot, then sample one token for each running sample."""
         self._require_ready()
         self._start()
-        if not self._rows:
+        if not self._running:
             return
         self._fill_cache()
         logits = self._cache.decode(
-            [sample.context[-1] for sample in self._rows], [len(sample.context) - 1 for sample in self._rows]
+            [sample.context[-1] for sample in self._running], [len(sample.context) - 1 for sample in self._running]
         )
-        uniform = [sample.uniforms[len(sample.log_probs)] for sample in self._rows]
-        samplings = [sample.sampling for sample in self._rows]
+        uniform = [sample.uniforms[len(sample.log_probs)] for sample in self._running]
+        samplings = [sample.sampling for sample in self._running]
         tokens, log_probs = draw_each(
             logits, torch.tensor(uniform, dtype=torch.float64, device=self._device), samplings
         )
@@ -130,25 +103,22 @@ class TorchRollout:
             raise FloatingPointError(
                 f"engine {self.name}: log-probabilities under version {self.version} are not finite"
             )
-        for sample, token, log_prob in zip(self._rows, tokens.tolist(), log_probs.tolist(), strict=True):
+        for sample, token, log_prob in zip(self._running, tokens.tolist(), log_probs.tolist(), strict=True):
             sample.context.append(token)
             sample.log_probs.append(log_prob)
             sample.versions.append(self.version)
-        self.sampled += len(self._rows)
+        self.sampled += len(self._running)
         self._retire()
 
     async def pause(self, mode: PauseMode) -> None:
         self._admitting = False
         if mode == "wait":
             # Whoever is in `finished` steps too; a step is whole, so it does not matter whose it is.
-            while self._rows:
+            while self._running:
                 self.step()
                 await asyncio.sleep(0)
         if mode == "abort":
-            now = self._clock.now()
-            self._done += [sample.completion("abort", now) for sample in (*self._rows, *self._waiting)]
-            self._rows.clear()
-            self._waiting.clear()
+            self._abort_all()
         self._paused = True
         self._changed.set()
 
@@ -160,12 +130,6 @@ class TorchRollout:
         """Raises RuntimeError where `finished` would: asleep, closed."""
         self._require_ready()
         self._admitting, self._paused = True, False
-        self._changed.set()
-
-    async def cut(self, sample_ids: Collection[int]) -> None:
-        """Let running samples end with their next token; waiting ones that have some end at once."""
-        cut(self._rows, sample_ids)
-        self._done += cut_waiting(self._waiting, sample_ids, self._clock.now())
         self._changed.set()
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
@@ -191,32 +155,27 @@ class TorchRollout:
 
     async def close(self) -> None:
         """Forget all samples and release the cache; who waits in `finished` gets a RuntimeError."""
-        self._rows.clear()
-        self._waiting.clear()
+        self._forget_all()
         self._cache.release()
         self._closed = True
         self._changed.set()
 
     def _forget_cached(self) -> None:
         self._parking.clear()
-        for sample in self._rows:
+        for sample in self._running:
             sample.cached = False
 
     def _start(self) -> None:
         """Give free slots to waiting samples, in the order of submission."""
-        while self._admitting and self._waiting and len(self._rows) < self.slots:
-            sample = self._waiting.popleft()
-            if sample.started_at is None:
-                sample.started_at = self._clock.now()
+        while (sample := self._next_to_start()) is not None:
             sample.uniforms = uniforms(self._seed, sample.sample_id, sample.sampling.max_tokens).tolist()
-            sample.kept = self._parking.bring(sample.sample_id, sample.context, len(self._rows))
-            self._rows.append(sample)
+            sample.kept = self._parking.bring(sample.sample_id, sample.context, len(self._running) - 1)
 
     def _fill_cache(self) -> None:
         """Prefill what started, or lost its cache, up to the last token: that one is decoded with everyone's. Of what
         its slot holds from its last turn nothing is computed again."""
         whole, rest = [], []
-        for row, sample in enumerate(self._rows):
+        for row, sample in enumerate(self._running):
             if not sample.cached and len(sample.context) > 1:
                 context = sample.context[:-1]
                 if not sample.kept or not self._cache.can_extend(sample.kept, len(context)):
@@ -230,19 +189,19 @@ class TorchRollout:
     def _retire(self) -> None:
         """Take finished samples out of their slots; the last running one moves into the gap: rows stay dense."""
         now = self._clock.now()
-        for row in reversed(range(len(self._rows))):
-            if (reason := self._rows[row].finish_reason()) is None:
+        for row in reversed(range(len(self._running))):
+            if (reason := self._running[row].finish_reason()) is None:
                 continue
-            sample = self._rows[row]
+            sample = self._running[row]
             self._done.append(sample.completion(reason, now))
             parks = self._turns and reason == "stop"
-            last = self._rows.pop()
-            if row < len(self._rows):
+            last = self._running.pop()
+            if row < len(self._running):
                 exchange = self._cache.swap if parks else self._cache.move
-                exchange(len(self._rows), row)
-                self._rows[row] = last
+                exchange(len(self._running), row)
+                self._running[row] = last
             if parks:
-                self._parking.park(sample.sample_id, sample.context, len(self._rows))
+                self._parking.park(sample.sample_id, sample.context, len(self._running))
         if self._done:
             self._changed.set()
 
@@ -252,6 +211,3 @@ class TorchRollout:
         if self._cache.released:
             raise RuntimeError(f"engine {self.name} is asleep; call wake() first")
         self._weights.require_complete()
-
-    def _require_still(self, action: str) -> None:
-        require_still(action, self.name, paused=self._paused, running=self.running, waiting=self.waiting)

@@ -9,14 +9,14 @@ from a partial, the length of that: so it goes on with draws of its own, but not
 from __future__ import annotations
 
 import asyncio
-from collections import deque
 from collections.abc import Collection, Coroutine, Iterable, Sequence
 from typing import TYPE_CHECKING, Any, cast
 
 import numpy as np
 import torch
 
-from engines.requests import RunningSample, accepted, cut, cut_waiting, require_still
+from engines.requests import RunningSample
+from engines.slot_engine import SlotEngine
 from engines.vllm.options import DEFAULTS, Options
 from engines.vllm.process import VLLMProcess
 from engines.vllm.weights import VLLMWeightSender
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
     from vllm.v1.engine.output_processor import RequestOutputCollector
 
 
-class VLLMRollout:
+class VLLMRollout(SlotEngine):
     """`harness.protocols.RolloutEngine` over vLLM. Starting it blocks; it starts at version 0.
 
     device: of this process; tensor_parallel: devices that share each layer, that one and those after it.
@@ -51,28 +51,27 @@ class VLLMRollout:
         tensor_parallel: int = 1,
     ) -> None:
         device = torch.device(device)
-        self.slots, self.version, self.name, self.sampling = slots, 0, name, sampling
-        self._seed, self._clock, self._drain_timeout_s = seed, clock, options.drain_timeout_s
-        self._vocabulary, self._max_length = model.config.vocab_size, model.config.max_position_embeddings
+        super().__init__(
+            name=name,
+            slots=slots,
+            sampling=sampling,
+            clock=clock,
+            vocabulary=model.config.vocab_size,
+            max_length=model.config.max_position_embeddings,
+        )
+        self._seed, self._drain_timeout_s = seed, options.drain_timeout_s
         self._process = VLLMProcess(
             model, slots=slots, device=device, name=name, options=options, tensor_parallel=tensor_parallel
         )
         self._sender = VLLMWeightSender(self._process, model, device, name, options, workers=tensor_parallel)
-        self._waiting: deque[RunningSample] = deque()
-        self._running: dict[int, RunningSample] = {}
         self._numbers: dict[int, str] = {}  # of running samples, as vLLM knows them
-        self._done: list[Completion] = []
         self._starting = asyncio.Lock()  # held while samples are handed to vLLM, and while vLLM is paused
         self._tasks: set[asyncio.Task[None]] = set()
         self._handed_over = 0
-        self._changed = asyncio.Event()
         self._failure: BaseException | None = None
-        self._admitting = True
-        self._paused = False
         self._stale = False  # the cache is to be dropped before anything goes on
         self._asleep: list[str] = []
         self._forgot = False  # its weights, when it slept
-        self._closed = False
 
     @property
     def process_ids(self) -> list[int]:
@@ -83,23 +82,8 @@ class VLLMRollout:
     def sampled(self) -> int:
         return self._process.sampled
 
-    @property
-    def running(self) -> int:
-        return len(self._running)
-
-    @property
-    def waiting(self) -> int:
-        return len(self._waiting)
-
     def submit(self, requests: Sequence[Request]) -> None:
-        """Queue requests, all or none. Raises ValueError as `check_request`."""
-        self._waiting += accepted(
-            requests,
-            self.name,
-            vocabulary=self._vocabulary,
-            max_length=self._max_length,
-            sampling=self.sampling,
-        )
+        super().submit(requests)
         self._go_on()
 
     async def finished(self) -> list[Completion]:
@@ -111,8 +95,7 @@ class VLLMRollout:
                 self._require_ready()
             self._changed.clear()
             await self._process.outlast(self._changed.wait())
-        done, self._done = self._done, []
-        return done
+        return self._take_done()
 
     async def pause(self, mode: PauseMode) -> None:
         """Raises RuntimeError where the engine died, TimeoutError where it did not stop in time."""
@@ -123,9 +106,7 @@ class VLLMRollout:
             await self._process.pause("abort" if mode == "abort" else "keep")
             if mode == "abort":
                 await self._process.ask("return its samples", self._emptied())
-                now = self._clock.now()
-                self._done += [sample.completion("abort", now) for sample in self._waiting]
-                self._waiting.clear()
+                self._abort_all()
         self._paused = True
         self._changed.set()
 
@@ -142,9 +123,7 @@ class VLLMRollout:
     async def cut(self, sample_ids: Collection[int]) -> None:
         """Let samples end with their next token. A sample that vLLM aborts before its first is requested again, for one
         token. Raises as `pause`."""
-        self._done += cut_waiting(self._waiting, sample_ids, self._clock.now())
-        self._changed.set()
-        named = cut(self._running.values(), sample_ids)
+        named = self._cut(sample_ids)
         numbers = [self._numbers[sample.sample_id] for sample in named if sample.sample_id in self._numbers]
         if numbers:
             await self._process.abort(numbers)
@@ -189,8 +168,7 @@ class VLLMRollout:
         self._changed.set()
         for task in self._tasks:
             task.cancel()
-        self._waiting.clear()
-        self._running.clear()
+        self._forget_all()
         await self._process.close()
 
     def _go_on(self) -> None:
@@ -215,11 +193,7 @@ class VLLMRollout:
         """Consumes what waits, in the order of submission; produces requests of vLLM. Ends when no slot is free,
         nothing waits, or nothing may start; what changes that starts it again."""
         async with self._starting:
-            while self._admitting and self._waiting and len(self._running) < self.slots and self._refusal() is None:
-                sample = self._waiting.popleft()
-                if sample.started_at is None:
-                    sample.started_at = self._clock.now()
-                self._running[sample.sample_id] = sample
+            while self._refusal() is None and (sample := self._next_to_start()) is not None:
                 self._handed_over += 1
                 number = f"{sample.sample_id}-{self._handed_over}"
                 collector = await self._process.generate(
@@ -233,11 +207,12 @@ class VLLMRollout:
         (generated,) = (await self._process.outlast(collector.get())).outputs
         ended = extend(sample, generated, greedy=sample.sampling.temperature == 0)
         reason = sample.finish_reason() if sample.cut else ended
-        del self._running[sample.sample_id], self._numbers[sample.sample_id]
+        del self._numbers[sample.sample_id]
         if reason is None:
+            self._running.remove(sample)
             self._waiting.appendleft(sample)
         else:
-            self._done.append(sample.completion(reason, self._clock.now()))
+            self._finish(sample, reason)
         self._go_on()
 
     async def _drain(self) -> None:
@@ -259,8 +234,7 @@ class VLLMRollout:
         while self._running:
             if self._failure is not None:
                 raise self._failure
-            self._changed.clear()
-            await self._changed.wait()
+            await self._change()
 
     async def _wake(self, part: str) -> None:
         await self._process.tell_worker("wake_up", tags=[part])
@@ -278,9 +252,6 @@ class VLLMRollout:
         self._process.require_alive()
         if refusal := self._refusal():
             raise RuntimeError(refusal)
-
-    def _require_still(self, action: str) -> None:
-        require_still(action, self.name, paused=self._paused, running=self.running, waiting=self.waiting)
 
 
 FIRST_LABEL = "default"

@@ -55,14 +55,14 @@ class KeepsItsCache(TorchRollout):
 
 class SaysTheLastVersion(TorchRollout):
     def _retire(self) -> None:
-        for sample in self._rows:
+        for sample in self._running:
             sample.versions[:] = [self.version] * len(sample.versions)
         super()._retire()
 
 
 class SaysTheFirstVersion(TorchRollout):
     def _retire(self) -> None:
-        for sample in self._rows:
+        for sample in self._running:
             sample.versions[:] = [sample.versions[0]] * len(sample.versions)
         super()._retire()
 
