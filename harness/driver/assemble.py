@@ -47,7 +47,7 @@ from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.membership import Fleet
 from harness.workers.dataflow import RECORD, JobShape, Numbering, queue_spec
-from harness.workers.recording import Recorded, Recording, RecordRole, TrainedIteration
+from harness.workers.recording import Recorded, RecordingSettings, RecordRole, TrainedIteration
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import AdvantageStage, columns_compared
 from harness.workers.training_state import RememberingRole
@@ -122,7 +122,7 @@ class Assembly:
         return [*self.coordinator.waits.lines(), *lines, *self.queue.waiting_now()]
 
 
-def assemble(run: RunSpec, backend: Backend, observer: Observer, recording: Recording) -> Assembly:
+def assemble(run: RunSpec, backend: Backend, observer: Observer, recording: RecordingSettings) -> Assembly:
     """Start all roles and build the job around them."""
     config = run.config
     storage = queue_storage(config.cluster)
@@ -174,7 +174,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer, recording: Reco
 
 
 def job_shape(run: RunSpec, backend: Backend) -> JobShape:
-    """What the job's queue depends on."""
+    """The facts that the job's queue depends on."""
     config, placement, task = run.config, run.plan.placement, backend.engines.task
     counts, tensor_parallel = worker_counts(run, backend), config.training.tensor_parallel
     return JobShape(
@@ -193,7 +193,7 @@ def job_shape(run: RunSpec, backend: Backend) -> JobShape:
     )
 
 
-def start_roles(run: RunSpec, backend: Backend, queue: TransferQueue, recording: Recording) -> Roles:
+def start_roles(run: RunSpec, backend: Backend, queue: TransferQueue, recording: RecordingSettings) -> Roles:
     """Start all workers with their roles."""
     schedule, placement, counts = run.schedule, run.plan.placement, worker_counts(run, backend)
     spec = WorkerSpec(
@@ -264,7 +264,7 @@ def connect_weights(
 def prompt_source(
     run: RunSpec, backend: Backend, queue: TransferQueue, observer: Observer
 ) -> tuple[PromptSource, Refill | None]:
-    """Where prompts come from, and who deals again where groups may be refused."""
+    """The source of prompts, and the one that deals again where groups may be refused."""
     config, n = run.config, run.config.algorithm.group_size
     places = places_of(config) if config.refills else None
     prompts = PromptSource(

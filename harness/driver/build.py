@@ -38,11 +38,11 @@ from harness.workers.readers import (
     TensorParallelReader,
     tensor_parallel_group,
 )
-from harness.workers.recording import Recording, RecordRole
+from harness.workers.recording import RecordingSettings, RecordRole
 from harness.workers.replaying import RecordedReader
 from harness.workers.reward_pool import reward_scorer
 from harness.workers.rollout import Ports, RolloutRole, RolloutSettings
-from harness.workers.rollout_feed import FeedOrder, Ordered, Recorded, TakingTurns
+from harness.workers.rollout_feed import FeedOrder, Ordered, RecordedOrder, TakingTurns
 from harness.workers.stages import (
     AdvantageStage,
     OldLogProbStage,
@@ -76,7 +76,7 @@ class WorkerSpec:
     colocated: bool
     scores_beside_actor: bool
     turns_of: Callable[[str, int], Turns]
-    recording: Recording
+    recording: RecordingSettings
     loads_after_each_batch: bool = False
     started: Mapping[int, RolloutEngine] = field(default_factory=dict)
     replay: Replay | None = None
@@ -161,7 +161,7 @@ def _rollout(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> Rollout
     )
     order: FeedOrder = TakingTurns() if spec.config.refills else Ordered()
     if spec.replay is not None:
-        order = Recorded(spec.replay.rollout(number))
+        order = RecordedOrder(spec.replay.rollout(number))
     role = RolloutRole(engine, ports, settings, order)
     if spec.colocated:
         assert beside is not None

@@ -15,7 +15,7 @@ from harness.weight_sync.membership import Fleet
 from harness.workers.actor import ActorRole
 from harness.workers.critic import CriticRole
 from harness.workers.rollout import RolloutRole
-from harness.workers.stages import Stage
+from harness.workers.stages import StageRole
 from harness.workers.training import TrainReport
 from schedules.protocol import PauseMode
 
@@ -77,13 +77,13 @@ class Pool(Generic[Role]):
                     await self._ask_workers(lambda role: role.take_spans())
 
 
-class StagePool(Pool[Stage]):
+class StagePool(Pool[StageRole]):
     """All workers of one role between rollout and training."""
 
     def __init__(
         self,
         name: str,
-        workers: Sequence[Handle[Stage]],
+        workers: Sequence[Handle[StageRole]],
         observer: Observer,
         already: AlreadyDone | None = None,
         restarts: WorkerRestarts | None = None,
@@ -105,7 +105,7 @@ class StagePool(Pool[Stage]):
         await self._long(self._ask_workers(lambda stage: stage.stream()))
         self.observer.doing(self.name, "done")
 
-    async def _ask_workers(self, ask: Ask[Stage]) -> None:
+    async def _ask_workers(self, ask: Ask[StageRole]) -> None:
         if self._restarts is None:
             return await super()._ask_workers(ask)
         (worker,) = self.workers

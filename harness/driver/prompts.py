@@ -305,4 +305,5 @@ class PromptSource:
         return columns
 
     def rows(self, groups: Sequence[int]) -> list[int]:
+        """Rows of these groups."""
         return [group * self.group_size + k for group in groups for k in range(self.group_size)]

@@ -24,7 +24,7 @@ from harness.metrics.timeline import Timeline
 from harness.protocols import Clock, Span
 from harness.rl.diagnostics import add_diagnostics
 from harness.rl.value_loss import value_metrics
-from harness.workers.recording import Recorded, Recording, TrainedIteration, Untrained, WrittenSoFar
+from harness.workers.recording import Recorded, RecordingSettings, TrainedIteration, Untrained, WrittenSoFar
 from harness.workers.training import TrainReport
 
 _LEDGER_EVERY_S = 5.0
@@ -44,7 +44,7 @@ class Recorder:
         self,
         timeline: Timeline,
         clock: Clock,
-        recording: Recording,
+        recording: RecordingSettings,
         *,
         devices: int,
     ) -> None:
@@ -58,11 +58,11 @@ class Recorder:
         self.version = 0
         """The newest that was made known."""
         self.roles: dict[str, str] = {}
-        """What each is doing."""
+        """The doing of each role."""
         self.engines: list[dict[str, Any]] = []
-        """What happened to rollout engines: which, what, when (seconds), why."""
+        """Events of rollout engines: which, what, when (seconds), why."""
         self.restarts: list[Restart] = []
-        """Of roles that died."""
+        """Restarts of roles that died."""
         self._admitted: dict[int, _Admitted] = {}  # in flight
         self._trained_samples = 0
         self._records: list[SampleRecord] = []  # of a run without parts
@@ -79,7 +79,7 @@ class Recorder:
         self._evaluated: Evaluated | None = None  # and in no line yet
 
     def write_into(self, run: RunDirectory) -> None:
-        """From now on what is known goes into the run's files as it happens, and is not remembered here."""
+        """Write what is known into the run's files as it happens from now on, and do not remember it here."""
         self._run = run
         self._parts = run.open_spans(self.timeline)
         with closing(self._sample_parts(run)) as parts:
@@ -217,18 +217,18 @@ class Recorder:
             self.timeline.forget(iteration)
 
     def state(self) -> RecorderState:
-        """As the last iteration that ended is written down."""
+        """The state as the last iteration that ended is written down."""
         last_end = self.timeline.elapsed_window()[1]
         return RecorderState(self._trained_samples, dict(self._skipped_steps), last_end, list(self.engines))
 
     def admitted_groups(self) -> list[AdmittedGroup]:
-        """Those in flight, as of now."""
+        """Groups in flight, as of now."""
         first = {row // self.group_size: row for row in sorted(self.ledger.in_flight, reverse=True)}
         told = [self._admitted[row] for _, row in sorted(first.items())]
         return [AdmittedGroup(one.group_id, one.at, one.prompt_tokens) for one in told]
 
     def go_on_from(self, checkpoint: Checkpoint) -> None:
-        """What was known then; the run's files are as they were."""
+        """Take over what was known then; the run's files are as they were."""
         cut, n = checkpoint.cut, self.group_size
         state = cut.recorder
         if checkpoint.elsewhere:  # what was done on other devices is in the other run's timeline
@@ -242,7 +242,7 @@ class Recorder:
         self.timeline.end_iteration(cut.version - 1, state.last_end)
 
     def _write_parts(self, parts: SpanParts, ended: Mapping[int, float]) -> None:
-        """Writes all spans that are not there yet, and the ledger where it is due."""
+        """Write records and all spans that are not there yet."""
         spans, self._spans = self._spans, []
         parts.spans(spans, ended)
         if (now := time.monotonic()) >= self._ledger_due:
@@ -250,13 +250,13 @@ class Recorder:
             self._ledger_due = now + _LEDGER_EVERY_S
 
     def _utilisation(self, flops: float, seconds: float) -> dict[str, float]:
-        """Where a device's peak is known."""
+        """Utilisation, where a device's peak is known."""
         if (work := self.recording.work) is None:
             return {}
         return {"throughput/mfu": flops / (seconds * self.devices * work.peak)}
 
     def _step_metrics(self, whose: str, reports: Sequence[TrainReport]) -> dict[str, float]:
-        """Of the optimizer's steps, which every rank reports alike; nothing of simulated ones."""
+        """Metrics of the optimizer's steps, which every rank reports alike; nothing of simulated ones."""
         steps = [step for report in reports[:1] for step in report.steps if step]
         if not steps:
             return {}
@@ -286,7 +286,7 @@ class Recorder:
         run.write_ledger(self.ledger, self.engines)
 
     def _left(self) -> list[SampleRecord]:
-        """Those that were dropped since the last iteration, or are in flight."""
+        """Records of samples that were dropped since the last iteration, or are in flight."""
         in_flight = [self._without_training(row, "in_flight") for row in self.ledger.in_flight]
         return [one.record for one in (*self._untrained, *in_flight)]
 

@@ -42,7 +42,7 @@ from harness.runtime.worker_client import RemoteRole
 from harness.tasks import environment_of, extra_metrics, make_task
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.membership import LostEngine
-from harness.workers.recording import Recording, Work
+from harness.workers.recording import RecordingSettings, Work
 from harness.workers.sample_decoders import RunLengthDecoder, SampleDecoder, TokenDecoder
 
 
@@ -70,10 +70,10 @@ def _work(run: RunSpec) -> Work | None:
     return None if peak is None else Work(run.model, scorings, peak, epochs)
 
 
-def _recording(run: RunSpec) -> Recording:
+def _recording(run: RunSpec) -> RecordingSettings:
     config = run.config
     decoder, several_turns = _of_samples(config, run.plan.backend == "real")
-    return Recording(
+    return RecordingSettings(
         decoder,
         config.algorithm.group_size,
         steps_per_version=config.algorithm.steps_per_version,

@@ -65,7 +65,7 @@ class ActorRole(ComputingRole, RememberingRole, SendingWorker):
 
     @open_ended
     async def train(self, iteration: int, first: Deadlines = ()) -> TrainReport:
-        """As `Training.train`; what is published next is version iteration + 1."""
+        """Train as `Training.train`; what is published next is version iteration + 1."""
         report = await self._training.train(iteration, first)
         self.version = iteration + 1
         self._settled.set()
@@ -105,7 +105,7 @@ class ActorRole(ComputingRole, RememberingRole, SendingWorker):
             report.sums = add_diagnostics(report.sums, of_baselines)
 
     def _learnt(self, batch: Batch) -> Batch:
-        """Without the samples that others were compared with."""
+        """The batch without the samples that others were compared with."""
         if self.baseline_of is None:
             return batch
         return some_rows(batch, np.flatnonzero(samples_in(batch) % self.baseline_of))

@@ -16,12 +16,12 @@ from harness.rl.diagnostics import add_diagnostics
 from harness.runtime.runtime import open_ended
 from harness.transfer_queue import Batch, Column
 from harness.workers.readers import MicroBatchReader
-from harness.workers.stages import Stage, prompts_and_responses
+from harness.workers.stages import StageRole, prompts_and_responses
 from harness.workers.training import ONE_STEP, Training, TrainReport, Updates, learnt_tokens
 from harness.workers.training_state import RememberingRole
 
 
-class CriticRole(Stage, RememberingRole):
+class CriticRole(StageRole, RememberingRole):
     """`reader` gives the rows to learn from, those of the batch that the actor trains on. Values are those of the
     version before the iteration's first step, or of an older one where rows wait: `value_version` says of which."""
 
@@ -59,7 +59,7 @@ class CriticRole(Stage, RememberingRole):
 
     @open_ended
     async def train(self, iteration: int) -> TrainReport:
-        """As `Training.train`."""
+        """Train as `Training.train`."""
         report = await self._training.train(iteration)
         self.version = iteration + 1
         return report

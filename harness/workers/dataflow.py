@@ -1,4 +1,4 @@
-"""Which role reads and writes which columns: the queue's schema for one job.
+"""The queue's schema for one job: the columns that each role reads and writes.
 
     prompts ─ prompt, answer, admitted_at ─┐
     rollout ─ response, loss_mask, log_probs, versions, engine, started_at, finished_at, finish_reason, turns,
@@ -46,7 +46,7 @@ ROLLOUT_COLUMNS = {
     "environment_reward": ColumnSpec("float32"),
 }
 SCORED = ("response", "loss_mask", "finish_reason", "turns", "environment_reward")
-"""Of what rollout writes, what rewards are made of."""
+"""Columns of rollout that rewards are made of."""
 REWARD_COLUMNS = {
     "reward": ColumnSpec("float32"),
     "exact_match": ColumnSpec("bool"),
@@ -78,9 +78,9 @@ RECORDED = (
     *(column for column in ROLLOUT_COLUMNS if column != "environment_reward"),
     *REWARD_COLUMNS,
 )
-"""What it reads, besides `score_extras` where scores have such."""
+"""Columns that are recorded, besides `score_extras` where scores have such."""
 OF_VALUES = ("prompt", "response", "loss_mask", "finish_reason", *VALUE_COLUMNS, "returns")
-"""What it learns from."""
+"""Columns that the critic learns from."""
 
 _PARTITION = "train_"
 
@@ -128,7 +128,7 @@ def iteration_of(partition: str) -> int:
 
 @dataclass(frozen=True)
 class JobShape:
-    """What the queue of a job depends on, a field for each.
+    """The facts that the queue of a job depends on, a field for each.
 
     roles: of placement.DEVICE_ROLES; reward and advantages are always there. training_ranks, critic_ranks: of worlds
     each of which reads its share. capacity_rows: the queue's cap, in samples.
@@ -151,12 +151,12 @@ class JobShape:
     environment: bool = False
     """Whether rollout plays with one, which reads what rewards read."""
     advantages_read: Sequence[str] = ()
-    """What advantages are made of besides rewards."""
+    """Columns that advantages are made of besides rewards."""
     batches_compared: bool = False
     """Whether advantages take batches whole, and in order."""
     filter_reads: Sequence[str] | None = None
-    """What the filter is made of besides rewards; None: there is none. With one, a group goes to no role after it
-    before it is `kept`; until then its rows may begin again, and rollout, rewards and filter wait for them."""
+    """Columns that the filter is made of besides rewards; None: there is none. With one, a group goes to no role after
+    it before it is `kept`; until then its rows may begin again, and rollout, rewards and filter wait for them."""
     drops_stragglers: bool = False
     """Whether rows may begin again, too, where a sample of a group took too long."""
     critic_ranks: int = 1
@@ -224,7 +224,7 @@ VERDICTS = "verdicts"
 def _refilled(
     tasks: Mapping[str, TaskSpec], filter_reads: Sequence[str] | None, drops_stragglers: bool
 ) -> dict[str, TaskSpec]:
-    """With a decision between reward and all that follows: whether a group is kept."""
+    """The tasks with a decision between reward and all that follows: whether a group is kept."""
     heard = (
         "reward",
         *(() if filter_reads is None else ("passed",)),

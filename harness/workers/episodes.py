@@ -42,7 +42,7 @@ class Episodes:
         self._seed, self._max_tokens = seed, max_tokens
         self._episodes: dict[int, _Episode] = {}
         self.answers = 0
-        """That the environment gave so far."""
+        """Answers that the environment gave so far."""
 
     def begin(self, sample_id: int, problem: Problem) -> None:
         """The engine gets the sample. One that was begun before begins again."""

@@ -11,7 +11,7 @@ import torch
 from harness.protocols import TRUNCATED
 from harness.rl.filters import Filter
 from harness.transfer_queue import Batch, Column
-from harness.workers.stages import Stage
+from harness.workers.stages import StageRole
 
 
 class Judge(Protocol):
@@ -55,7 +55,7 @@ class DrawnJudge:
 _FILTER = 0x66696C746572  # keys the generator
 
 
-class FilterStage(Stage):
+class FilterStage(StageRole):
     """Judges groups as soon as they are scored."""
 
     role = kind = "filter"

@@ -54,7 +54,7 @@ class Untrained(NamedTuple):
 
     @property
     def record(self) -> SampleRecord:
-        """Its row of samples.parquet."""
+        """The row of samples.parquet."""
         sample, fate, group, admitted_at, prompt_tokens = self
         return untrained_record(sample, fate, group_id=group, admitted_at=admitted_at, prompt_tokens=prompt_tokens)
 
@@ -75,7 +75,7 @@ class Work:
 
 
 @dataclass(frozen=True)
-class Recording:
+class RecordingSettings:
     """How samples of a job are written down; picklable. several_turns: a task with an environment; filters,
     limits_samples: whether groups may be refused, and samples cut; work: where the peak of a device is known; run_of:
     whose order of arrival is kept, none without; check: is shown each iteration's, and raises where a replay came out
@@ -103,7 +103,7 @@ class WrittenSoFar:
 
 @dataclass(frozen=True)
 class TrainedIteration:
-    """What the driver knows of an iteration. ranks: micro-batches of each rank that trained its own; sums: of all
+    """The driver's knowledge of an iteration. ranks: micro-batches of each rank that trained its own; sums: of all
     ranks; untrained: samples dropped since the last one; drops: stale groups, by call; refused, late: groups that a
     filter refused, and that took too long; into: None where nothing is written, and records are answered."""
 
@@ -125,7 +125,7 @@ class TrainedIteration:
 
 @dataclass
 class Recorded:
-    """tokens: of prompts and responses; flops: where `Recording.work` is known; metrics: of the samples; files,
+    """tokens: of prompts and responses; flops: where `RecordingSettings.work` is known; metrics: of the samples; files,
     digests: bytes and SHA-256 of what is written; records: where nothing is."""
 
     samples: int
@@ -141,7 +141,7 @@ class RecordRole(ComputingRole):
     """Records one iteration at a time. It computes in a thread, where time passes by itself, so that the other roles of
     its worker go on."""
 
-    def __init__(self, queue: TransferQueue, clock: Clock, recording: Recording, *, name: str = "0") -> None:
+    def __init__(self, queue: TransferQueue, clock: Clock, recording: RecordingSettings, *, name: str = "0") -> None:
         super().__init__(f"{RECORD}[{name}]", NO_TURNS)
         self.queue, self.clock, self.recording = queue, clock, recording
         self._work: Callable[..., Awaitable[Any]] = asyncio.to_thread if isinstance(clock, RealClock) else _at_once
@@ -150,7 +150,7 @@ class RecordRole(ComputingRole):
     @open_ended
     async def record(self, trained: TrainedIteration) -> Recorded:
         """Reads the rows of an iteration, gives them back, and writes them down. Waits for nobody: all of them are
-        ready. Raises ValueError for versions that cannot be, and what `Recording.check` raises."""
+        ready. Raises ValueError for versions that cannot be, and what `RecordingSettings.check` raises."""
         async with self.turn("record"):
             parts = None if trained.into is None else await self._work(self._opened, trained.into)
             samples = _IterationSamples(self.recording, trained, parts)
@@ -163,7 +163,7 @@ class RecordRole(ComputingRole):
             return recorded
 
     async def _read(self, rows: np.ndarray) -> tuple[Batch, list[int]]:
-        """These rows in this order, whatever partitions they are of, and the leases under which they were read."""
+        """The rows in this order, whatever partitions they are of, and the leases under which they were read."""
         read: list[Batch] = []
         for start in range(0, rows.size, _READ_AT_ONCE):
             left = rows[start : start + _READ_AT_ONCE]
@@ -199,7 +199,7 @@ class RecordRole(ComputingRole):
 class _IterationSamples:
     """One iteration's samples, micro-batch by micro-batch in the order of training."""
 
-    def __init__(self, recording: Recording, trained: TrainedIteration, parts: SampleParts | None) -> None:
+    def __init__(self, recording: RecordingSettings, trained: TrainedIteration, parts: SampleParts | None) -> None:
         self._recording, self._trained, self._parts = recording, trained, parts
         self._records: list[SampleRecord] = []
         self._sampled: list[Sampled] = []

@@ -39,7 +39,7 @@ class TakingTurns(Ordered):
                 feeds.create_task(feed.take_all(partition, feed.group_size))
 
 
-class Recorded:
+class RecordedOrder:
     """Takes what this engine began in a recorded run, in the same order, and beside it what was dropped there. It goes
     on where it was."""
 

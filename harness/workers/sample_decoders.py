@@ -1,4 +1,5 @@
-"""What the columns of a trained sample mean: of tokens that were sampled, or of runs of tokens that were simulated."""
+"""Decoders of the columns of a trained sample: of tokens that were sampled, or of runs of tokens that were
+simulated."""
 
 from __future__ import annotations
 
@@ -43,10 +44,10 @@ class SampleDecoder(Protocol):
         """Records of a micro-batch; the trainer held version `iteration` when the batch started."""
 
     def metrics(self, records: Sequence[SampleRecord], sums: Mapping[str, float]) -> dict[str, float]:
-        """What these samples, and the sums of their training, say of the policy."""
+        """Metrics that these samples, and the sums of their training, give of the policy."""
 
     def runs(self, batch: Batch) -> Iterator[list[tuple[int, int]]]:
-        """For each sample, which versions gave it how many tokens, one after another."""
+        """Runs of each sample, one after another: (version, tokens)."""
 
 
 @dataclass(frozen=True)

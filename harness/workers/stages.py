@@ -32,7 +32,7 @@ from harness.workers.reward_scorers import FailureLog, RewardScorer
 from harness.workers.turns import NO_TURNS, Turns
 
 
-class Stage(ComputingRole, ABC):
+class StageRole(ComputingRole, ABC):
     """One worker of a role between rollout and training.
 
     role: the task it is in the queue; kind: what its spans are called; rows: the micro-batch, in samples;
@@ -127,7 +127,7 @@ class Stage(ComputingRole, ABC):
         """The columns that this role adds to these rows."""
 
 
-class RewardStage(Stage):
+class RewardStage(StageRole):
     """Scores each response. A reward that fails on a sample costs that sample its own score, and is counted. sample_s:
     simulated seconds for each, one after the other."""
 
@@ -175,7 +175,7 @@ class RewardStage(Stage):
         self.scorer.close()
 
 
-class AdvantageStage(Stage):
+class AdvantageStage(StageRole):
     """Shapes rewards, and compares the samples of a group with each other, or token by token; takes groups whole, or
     batches (`minimum`)."""
 
@@ -263,7 +263,7 @@ def columns_compared(algorithm: AlgorithmConfig) -> tuple[str, ...]:
     return ("loss_mask", *of_tokens) if algorithm.shaping or compares_lengths(algorithm) else ()
 
 
-class ReferenceStage(Stage):
+class ReferenceStage(StageRole):
     """The initial policy, for the KL of the trained one to it."""
 
     role = kind = "reference"
@@ -276,7 +276,7 @@ class ReferenceStage(Stage):
         return {"ref_log_probs": await self.engine.log_probs(*prompts_and_responses(batch))}
 
 
-class OldLogProbStage(Stage, ReceivingWorker):
+class OldLogProbStage(StageRole, ReceivingWorker):
     """The trainer's own arithmetic at the newest version it has seen, to compare the engine's log-probs with.
 
     `old_version` says which version that was, so that only tokens sampled by the same one are compared.
@@ -307,7 +307,7 @@ class OldLogProbStage(Stage, ReceivingWorker):
                 return [Span(self.role, self.name, "load_weights", start, self.clock.now(), version, version - 1)]
 
 
-class TrainersLogProbStage(Stage):
+class TrainersLogProbStage(StageRole):
     """The same beside the actor: by the trainer's own parameters, as its last step left them. Nothing is sent.
 
     trainer_version: of those parameters, asked right before they are used; no step comes in between, as stage and

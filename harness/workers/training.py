@@ -37,7 +37,7 @@ class TrainReport:
     trained: list[TrainedRows] = field(default_factory=list)
     sums: dict[str, float] = field(default_factory=dict)
     steps: list[dict[str, float]] = field(default_factory=list)
-    """What `TrainEngine.step` said each time, the same on every rank."""
+    """Results of `TrainEngine.step`, each time, the same on every rank."""
     spans: list[Span] = field(default_factory=list)
     baselines: dict[int, float] = field(default_factory=dict)
 
@@ -62,9 +62,10 @@ ONE_STEP = Updates()
 
 
 class Steps(Protocol):
-    """What of an engine a step needs, see `harness.protocols.TrainEngine`."""
+    """The part of an engine that a step needs, see `harness.protocols.TrainEngine`."""
 
-    async def step(self) -> dict[str, float]: ...
+    async def step(self) -> dict[str, float]:
+        """Take an optimizer step."""
 
 
 @dataclass(frozen=True)
@@ -169,7 +170,7 @@ class Training:
             abandon(fetch)
 
     async def _with_proximal(self, report: TrainReport, batch: Batch, iteration: int) -> Batch:
-        """With its log-probs by the weights as they are, where the loss is to stay near those."""
+        """The batch with its log-probs by the weights as they are, where the loss is to stay near those."""
         if self.updates.scorer is None:
             return batch
         async with self._turn():

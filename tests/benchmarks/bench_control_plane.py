@@ -32,7 +32,7 @@ from harness.runtime.runtime import RealClock, RoleName
 from harness.transfer_queue import Batch, Column, QueueSpec, Ragged, TaskSpec, TransferQueue
 from harness.workers.dataflow import PROMPT_COLUMNS, RECORD, RECORDED, REWARD_COLUMNS, ROLLOUT_COLUMNS
 from harness.workers.recording import (
-    Recording,
+    RecordingSettings,
     RecordRole,
     TrainedIteration,
     WrittenSoFar,
@@ -83,7 +83,7 @@ def trained(samples: int, sums: dict[str, float], into: WrittenSoFar) -> Trained
     return TrainedIteration(0, [parts], sums, [], [], refused=0, late=0, into=into)
 
 
-def payload(told: TrainedIteration, tokens: int, recording: Recording, parts: SampleParts) -> tuple[float, int]:
+def payload(told: TrainedIteration, tokens: int, recording: RecordingSettings, parts: SampleParts) -> tuple[float, int]:
     """Busy seconds and bytes where the driver gets and writes everything."""
     busy, size = 0.0, 0
     samples = _IterationSamples(recording, told, parts)
@@ -102,11 +102,13 @@ def payload(told: TrainedIteration, tokens: int, recording: Recording, parts: Sa
     return busy + time.thread_time() - start, size
 
 
-def build(roles: Any, *, queue: TransferQueue, recording: Recording) -> dict[RoleName, Any]:
+def build(roles: Any, *, queue: TransferQueue, recording: RecordingSettings) -> dict[RoleName, Any]:
     return {(RECORD, 0): RecordRole(queue, RealClock.starting_now(), recording)}
 
 
-async def record(runtime: LocalRuntime, told: TrainedIteration, tokens: int, recording: Recording) -> tuple[Any, ...]:
+async def record(
+    runtime: LocalRuntime, told: TrainedIteration, tokens: int, recording: RecordingSettings
+) -> tuple[Any, ...]:
     """Busy seconds, bytes, and seconds until all is written."""
     tasks = {RECORD: TaskSpec(RECORDED, policy="ready", lease_s=math.inf, background=True)}
     queue: Any = runtime.start_queue(QueueSpec(COLUMNS, tasks), None)
@@ -134,7 +136,7 @@ def main() -> None:
     print(f"{'samples x tokens':>18} {'way':>8} {'driver busy s':>14} {'bytes':>15} {'written after s':>16}")
     for size in parser.parse_args().sizes.split(","):
         samples, tokens = map(int, size.split("x"))
-        recording = Recording(TokenDecoder(), GROUP, run_of=RunOf(FORMAT, 0, 1, GROUP))
+        recording = RecordingSettings(TokenDecoder(), GROUP, run_of=RunOf(FORMAT, 0, 1, GROUP))
         for way in ("payload", "record"):
             with tempfile.TemporaryDirectory() as folder:
                 with closing(SampleParts(Path(folder), (), recording.run_of)) as parts:

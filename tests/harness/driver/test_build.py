@@ -15,7 +15,7 @@ from harness.driver.build import WorkerSpec, build_in_stages, build_roles
 from harness.protocols import Request
 from harness.runtime.runtime import RoleName
 from harness.workers.held_engine import HeldEngine
-from harness.workers.recording import Recording
+from harness.workers.recording import RecordingSettings
 from harness.workers.sample_decoders import TokenDecoder
 from harness.workers.turns import NO_TURNS
 from tests.support.role_setting import CPU, TASK, CountingQueue, HandEngine, TickingClock
@@ -72,7 +72,7 @@ def spec_of(log: list[str], monkeypatch: pytest.MonkeyPatch, *settings: str) -> 
         colocated=True,
         scores_beside_actor=True,
         turns_of=lambda role, number: NO_TURNS,
-        recording=Recording(TokenDecoder(), config.algorithm.group_size),
+        recording=RecordingSettings(TokenDecoder(), config.algorithm.group_size),
         loads_after_each_batch=True,
     )
 

@@ -35,7 +35,7 @@ from harness.rl.diagnostics import diagnostics
 from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Batch, Ragged
 from harness.workers.dealing import joined, some_rows
-from harness.workers.recording import Recording, RecordRole, Work
+from harness.workers.recording import RecordingSettings, RecordRole, Work
 from harness.workers.sample_decoders import RunLengthDecoder, TokenDecoder
 from harness.workers.training import TrainedRows, TrainReport
 from tests.support.fsdp_samples import SMALL
@@ -62,14 +62,14 @@ def run(tmp_path: Path) -> Iterator[RunDirectory]:
         yield folder
 
 
-def recorder_of(recording: Recording, *, pooled: bool = False) -> Recorder:
+def recorder_of(recording: RecordingSettings, *, pooled: bool = False) -> Recorder:
     timeline = Timeline(worker_places(PLACEMENT, pooled=pooled, host=HOST), warmup=0)
     return Recorder(timeline, SetClock(), recording, devices=2)
 
 
 @pytest.fixture
 def recorder(run: RunDirectory) -> Recorder:
-    recorder = recorder_of(Recording(TokenDecoder(), N))
+    recorder = recorder_of(RecordingSettings(TokenDecoder(), N))
     recorder.listeners.append(IterationListener(run.append_metrics))
     return recorder
 
@@ -314,7 +314,7 @@ def test_what_others_were_compared_with_has_a_fate_of_its_own(recorder: Recorder
 
 
 def test_a_simulated_sample_is_read_as_runs_of_tokens_and_has_no_reward(run: RunDirectory) -> None:
-    recorder = recorder_of(Recording(RunLengthDecoder(prompt=100), N), pooled=True)
+    recorder = recorder_of(RecordingSettings(RunLengthDecoder(prompt=100), N), pooled=True)
     recorder.listeners.append(IterationListener(run.append_metrics))
     admit(recorder, range(3 * BATCH))
     for iteration in range(3):

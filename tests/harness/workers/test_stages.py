@@ -34,7 +34,7 @@ from harness.workers.stages import (
     OldLogProbStage,
     ReferenceStage,
     RewardStage,
-    Stage,
+    StageRole,
     TrainersLogProbStage,
     columns_compared,
 )
@@ -451,7 +451,7 @@ async def test_rows_that_come_during_a_load_are_scored_by_what_was_loaded() -> N
 # --- a stage over all batches at once ---------------------------------------------------------------------------------
 
 
-class NotingStage(Stage):
+class NotingStage(StageRole):
     """A reference that computes nothing, and keeps the rows of each micro-batch."""
 
     role = kind = "reference"
