@@ -235,18 +235,15 @@ class Measuring(Reverse):
         return Score(score.reward, score.exact_match, {"length": float(sample.tokens)} | stops)
 
 
-async def test_extra_values_of_scores_reach_the_report_of_training() -> None:
+async def test_extra_values_of_scores_reach_what_is_recorded() -> None:
     queue = CountingQueue(roles=("rollout", "actor"), score_extras=True)
     rows = await queue.admit(0)
     await queue.respond(rows)
     await RewardStage(Measuring(), scored_here(Measuring()), **stage_options(queue, ROWS, 1)).process(0)
-    await AdvantageStage(group_size=GROUP, advantages=DR_GRPO, **stage_options(queue, ROWS, GROUP)).process(0)
-    report = await actor(queue, NotingTrainer()).train(0)
-    for part in report.trained:
-        assert part.score_extras is not None
-        length, stops = part.score_extras.values.reshape(-1, 2).T
-        assert length.tolist() == part.responses.lengths.tolist()
-        assert np.isnan(stops).tolist() == [tokens <= 3 for tokens in length]
+    batch = await queue.read("record")
+    length, stops = batch.ragged("score_extras").values.reshape(-1, 2).T
+    assert length.tolist() == batch.ragged("response").lengths.tolist()
+    assert np.isnan(stops).tolist() == [tokens <= 3 for tokens in length]
 
 
 async def test_an_extra_value_that_the_task_does_not_declare_is_refused() -> None:
