@@ -335,6 +335,38 @@ def test_a_docstring_begins_with_its_subject_or_a_verb() -> None:
     assert offenders(FILES, without_subject) == {}
 
 
+MOST_ATTRIBUTES, MOST_PARAMETERS = 12, 10
+
+
+def attributes_of(own: ast.ClassDef) -> set[str]:
+    """Names that its methods assign to, of `self`."""
+    return {
+        node.attr
+        for node in ast.walk(own)
+        if isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store) and ast.unparse(node.value) == "self"
+    }
+
+
+def constructor_parameters(own: ast.ClassDef) -> int:
+    found = [node.args for node in own.body if isinstance(node, ast.FunctionDef) and node.name == "__init__"]
+    return sum(len(args.args) + len(args.kwonlyargs) - 1 for args in found)
+
+
+def test_a_class_with_many_attributes_or_parameters_says_why() -> None:
+    """Fields of a record are none of them: they are what it is."""
+
+    def large(file: str) -> set[str]:
+        return {
+            own.name
+            for own in ast.walk(tree(file))
+            if isinstance(own, ast.ClassDef)
+            and (len(attributes_of(own)) > MOST_ATTRIBUTES or constructor_parameters(own) > MOST_PARAMETERS)
+            and not re.search("attributes|parameters", ast.get_docstring(own) or "")
+        }
+
+    assert offenders(FILES, large) == {}
+
+
 def test_tests_share_by_support_not_by_each_other() -> None:
     """Only the suite that holds broken engines against the contract runs the contract's own tests."""
     others = [path for path in (ROOT / "tests").rglob("*.py") if path.parent.name != "contract"]

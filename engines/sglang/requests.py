@@ -108,7 +108,7 @@ class SampleRequests:
     prepare: awaited before each request; gives the version that the server has. ended: called with a sample when its
     request is over and the sample has its tokens. changed: called when there is a `failure`. require_alive: raises
     RuntimeError if the server is gone. The server may be silent about running samples for the client's timeout_s,
-    longer only where `still`.
+    longer only where `still`. Thirteen attributes: six are these.
     """
 
     def __init__(

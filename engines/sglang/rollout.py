@@ -35,6 +35,8 @@ class SGLangRollout(SlotEngine):
     weights of `model`, on `device`.
 
     Raises what `open_server` raises; RuntimeError or TimeoutError where the server does not start.
+
+    Sixteen attributes: six are parts that speak to the server, and six what it was last asked for.
     """
 
     def __init__(

@@ -162,7 +162,10 @@ class RunningSamples:
 
 class Decoding:
     """The decoding of one engine. Times are seconds on the caller's clock. Every call first moves on to its time; none
-    goes back."""
+    goes back.
+
+    Seventeen attributes: nine are the state at the last event, from which the next one follows.
+    """
 
     def __init__(self, cost: DecodeCost, *, slots: int, version: int = 0) -> None:
         self.slots = slots

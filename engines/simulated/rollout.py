@@ -39,6 +39,8 @@ class SimulatedRollout:
     `group_size` slots have become free (then the role that fills the engine has something to do); each sample keeps
     the time at which it finished. Where there are several turns, each is handed over at once. On a real clock a timer
     that comes late delays what is reported, and no sample.
+
+    Twenty-four attributes: ten say whether it stands still, and why; six what is done and not handed over.
     """
 
     def __init__(

@@ -80,6 +80,8 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
 
     Parameters are kept in float32; a bfloat16 model computes in bfloat16, reduces gradients in float32 and is sent to
     engines in bfloat16. mesh: of `init_world`, or None for one rank of float32 without a process group.
+
+    Sixteen attributes: nine are what it was made with, which every pass and every step reads.
     """
 
     def __init__(

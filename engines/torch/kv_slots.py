@@ -81,7 +81,7 @@ class SlotModel:
     """Runs the model's own modules against the slot cache; rows of a decode pass are slots 0, 1, 2, ...
 
     The cache is, per layer, keys and values of [slots, length, kv_heads, head_dim] in the model's dtype, allocated once
-    for `slots` sequences of `max_length` tokens.
+    for `slots` sequences of `max_length` tokens. Of its fifteen attributes nine are the sizes of model and cache.
     """
 
     def __init__(self, model: PreTrainedModel, slots: int) -> None:

@@ -6,7 +6,7 @@ import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 import msgspec
@@ -37,8 +37,23 @@ class _Admitted:
     prompt_tokens: int
 
 
+@dataclass
+class _SinceVersion:
+    """Events since the newest version. given_up: samples; drops: stale groups, of each call; evaluated: in no line of
+    metrics yet; trained: the iteration, reports of the actor's ranks, and of the critic's."""
+
+    untrained: list[Untrained] = field(default_factory=list)
+    given_up: Counter[DropReason] = field(default_factory=Counter)
+    drops: list[list[int]] = field(default_factory=list)
+    evaluated: Evaluated | None = None
+    trained: tuple[int, Sequence[TrainReport], Sequence[TrainReport]] | None = None
+
+
 class Recorder:
-    """`harness.driver.observer.Observer`. One iteration is closed when the version it made has been published."""
+    """`harness.driver.observer.Observer`. One iteration is closed when the version it made has been published.
+
+    Twenty-three attributes: five are for others to look at while a run goes on, and six are its files.
+    """
 
     def __init__(
         self,
@@ -66,17 +81,13 @@ class Recorder:
         self._admitted: dict[int, _Admitted] = {}  # in flight
         self._trained_samples = 0
         self._records: list[SampleRecord] = []  # of a run without parts
-        self._untrained: list[Untrained] = []  # dropped, and not written down
+        self._since = _SinceVersion()
         self._spans: list[Span] = []  # not in the parts yet; of a run that has some
         self._parts: SpanParts | None = None
         self._files: dict[str, int] = {}  # bytes of those of samples, as of the last iteration that was recorded
         self._digests: dict[str, str] = {}
         self._ledger_due = 0.0
-        self._trained: tuple[int, Sequence[TrainReport], Sequence[TrainReport]] | None = None
         self._skipped_steps = {"train": 0.0, "critic": 0.0}
-        self._given_up = Counter[DropReason]()  # samples, since the last version
-        self._drops: list[list[int]] = []  # stale groups, of each call since the last version
-        self._evaluated: Evaluated | None = None  # and in no line yet
 
     def write_into(self, run: RunDirectory) -> None:
         """Write what is known into the run's files as it happens from now on, and do not remember it here."""
@@ -102,12 +113,12 @@ class Recorder:
     def dropped(self, rows: Sequence[int], reason: DropReason) -> None:
         self.events += 1
         self.ledger.dropped(rows, reason)
-        self._untrained += [self._without_training(row, _FATE_OF[reason]) for row in rows]
+        self._since.untrained += [self._without_training(row, _FATE_OF[reason]) for row in rows]
         for row in rows:
             del self._admitted[row]
-        self._given_up[reason] += len(rows)
+        self._since.given_up[reason] += len(rows)
         if reason == "stale":
-            self._drops.append([row // self.group_size for row in rows[:: self.group_size]])
+            self._since.drops.append([row // self.group_size for row in rows[:: self.group_size]])
 
     def doing(self, role: str, what: str) -> None:
         self.events += 1
@@ -135,19 +146,20 @@ class Recorder:
             self._spans += spans
 
     def evaluated(self, found: Evaluated) -> None:
-        self._evaluated = found
+        self._since.evaluated = found
         for listener in self.listeners:
             listener.evaluated(found)
 
     def trained(self, iteration: int, reports: Sequence[TrainReport], of_values: Sequence[TrainReport] = ()) -> None:
         for report in (*reports, *of_values):
             self.spans(report.spans)
-        self._trained = (iteration, reports, of_values)
+        self._since.trained = (iteration, reports, of_values)
 
     def published(self, version: int) -> EndedIteration:
         """Ends iteration version - 1. Whoever has recorded its samples calls what is left."""
-        assert self._trained is not None and self._trained[0] == version - 1
-        iteration, reports, of_values = self._trained
+        since = self._since
+        assert since.trained is not None and since.trained[0] == version - 1
+        iteration, reports, of_values = since.trained
         self.version = version
         at = self.clock.now()
         self.timeline.end_iteration(iteration, at)
@@ -160,20 +172,17 @@ class Recorder:
             if report.baselines:
                 self.dropped(list(report.baselines), "baseline")
         ledger = self.ledger.metrics()
-        if self._evaluated is not None and self._evaluated.version:  # there is no line for the first one
-            ledger |= self._evaluated.metrics
-        self._evaluated = None
-        given_up, self._given_up = self._given_up, Counter()
-        untrained, self._untrained = self._untrained, []  # as of now: a checkpoint may be made of it
-        drops, self._drops = self._drops, []
+        if since.evaluated is not None and since.evaluated.version:  # there is no line for the first one
+            ledger |= since.evaluated.metrics
+        self._since = _SinceVersion()  # as of now: a checkpoint may be made of it
         trained = TrainedIteration(
             iteration,
             [report.trained for report in reports],
             _added_up(reports),
-            untrained,
-            drops,
-            refused=given_up["filtered"] // self.group_size,
-            late=given_up["straggler"] // self.group_size,
+            since.untrained,
+            since.drops,
+            refused=since.given_up["filtered"] // self.group_size,
+            late=since.given_up["straggler"] // self.group_size,
             into=None if self._parts is None else WrittenSoFar(str(self._run.path.absolute()), self._files),
         )
         return EndedIteration(
@@ -288,7 +297,7 @@ class Recorder:
     def _left(self) -> list[SampleRecord]:
         """Records of samples that were dropped since the last iteration, or are in flight."""
         in_flight = [self._without_training(row, "in_flight") for row in self.ledger.in_flight]
-        return [one.record for one in (*self._untrained, *in_flight)]
+        return [one.record for one in (*self._since.untrained, *in_flight)]
 
     def _without_training(self, row: int, fate: Fate) -> Untrained:
         admitted = self._admitted[row]

@@ -50,6 +50,8 @@ class Coordinator:
     they take each as soon as it is there. Engines come and go between transfers. At most one transfer is under way in
     the background. Where one fails for good, its error is raised by every call from then on, and by `finish`: the run
     ends.
+
+    Fifteen attributes: nine are the parts that it brings together.
     """
 
     def __init__(

@@ -225,7 +225,7 @@ class WorldTurns:
     cancelled while it waited for a turn cannot ask for another one: the other ranks may be in that turn already.
 
     store: of the whole world, over a connection of its own (one that waits keeps others waiting). Raises TimeoutError
-    after `limit_s` without a turn.
+    after `limit_s` without a turn. Thirteen attributes: five parameters, and what is known of each loop.
     """
 
     def __init__(self, store: Store, *, rank: int, ranks: int, device: Turns, limit_s: float | None) -> None:

@@ -49,7 +49,8 @@ class Edge:
 
 
 class Process:
-    """A process of a simulated run. died: how, once it has."""
+    """A process of a simulated run. died: how, once it has. Thirteen attributes: the ways to hinder it, and four edges
+    to others."""
 
     def __init__(self, name: str, random: Random) -> None:
         self.name, self.died = name, ""

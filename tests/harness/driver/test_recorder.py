@@ -481,7 +481,7 @@ def test_a_recorder_that_writes_as_it_goes_remembers_nothing_of_what_is_settled(
     for iteration in range(40):
         admit(recorder, range(iteration * BATCH, (iteration + 1) * BATCH))
         play(recorder, iteration, version=iteration)
-        kept = (recorder._records, recorder._untrained, recorder._spans)
+        kept = (recorder._records, recorder._since.untrained, recorder._spans)
         sizes.append(len(pickle.dumps((recorder._admitted, *kept, recorder.timeline._by_device))))
     assert max(sizes[1:]) == sizes[1] and not recorder.timeline.spans
     recorder.write(run)
