@@ -23,7 +23,7 @@ OWN = set(re.findall(r"^OWN := (.*)$", TEXT, re.MULTILINE)[0].split())
 
 
 def make(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    own = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL")  # the tests may be run by make
+    own = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "ARGS")  # the tests may be run by make
     environment = {name: value for name, value in os.environ.items() if name not in own}
     return subprocess.run(["make", *words], cwd=folder, env=environment, capture_output=True, text=True, check=False)
 

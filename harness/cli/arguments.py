@@ -15,8 +15,8 @@ def own_arguments(arguments: Sequence[str], *names: str) -> tuple[dict[str, list
     own: dict[str, list[str]] = {name: [] for name in names}
     others = []
     for argument in arguments:
-        name, _, value = argument.partition("=")
-        if name in own:
+        name, equals, value = argument.partition("=")
+        if equals and name in own:
             own[name].append(value)
         else:
             others.append(argument)

@@ -284,7 +284,9 @@ class ServedStream(FramedStream):
             self.close(error)
 
     def _unsendable(self, error: OSError) -> None:
-        self.close(error)
+        if self._reading:
+            return super()._unsendable(error)
+        self.close(error)  # no reader would see that the client has gone
 
     def _torn(self, error: WireError) -> None:
         _log.warning("%s: %s", self._name, error)

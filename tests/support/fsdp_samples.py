@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Coroutine, Sequence
+from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -43,9 +43,9 @@ BOUNDS = {
 """Options of losses: some of the tokens below are outside of these."""
 
 
-def free(correction: str, **settings: Any) -> AlgorithmConfig:
-    """`FREE` with another loss, and its bounds."""
-    return replace(FREE, correction=correction, options=BOUNDS.get(correction, {}), **settings)
+def free(correction: str, options: Mapping[str, float] | None = None, **settings: Any) -> AlgorithmConfig:
+    """`FREE` with another loss, its bounds, and these options of it."""
+    return replace(FREE, correction=correction, options={**BOUNDS.get(correction, {}), **(options or {})}, **settings)
 
 
 def batch_of(samples: Sequence[int]) -> TrainBatch:

@@ -50,7 +50,7 @@ class Sender:
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> VLLMRollout:
     monkeypatch.setattr(rollout, "VLLMProcess", Process)
-    monkeypatch.setattr(rollout, "WeightSender", Sender)
+    monkeypatch.setattr(rollout, "VLLMWeightSender", Sender)
     return VLLMRollout(build_model(MODEL), sampling=Sampling(8), slots=2, seed=0, clock=TickingClock())
 
 

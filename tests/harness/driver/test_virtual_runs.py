@@ -139,7 +139,7 @@ STUCK = {
 
 
 def planted(schedule: type[FullyAsync], monkeypatch: pytest.MonkeyPatch) -> JobConfig:
-    monkeypatch.setitem(SCHEDULES, "planted", schedule)
+    monkeypatch.setitem(SCHEDULES, "planted", f"{__name__}:{schedule.__name__}")
     config = job()
     return replace(config, schedule=replace(config.schedule, name="planted"))
 

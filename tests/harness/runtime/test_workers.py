@@ -310,7 +310,7 @@ async def test_a_call_to_a_worker_that_just_ended_says_so_though_another_is_half
     here = Unknown()
     handle = here.connected()
     await handle.connected()
-    calls = [asyncio.create_task(handle.role.warn("x" * (64 << 20)))]
+    calls = [asyncio.create_task(handle.role.warn("x" * (63 << 20)))]
     await asyncio.sleep(0)
     (client,) = here.server.clients
     client.stream.close()
