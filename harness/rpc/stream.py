@@ -61,6 +61,10 @@ class FramedStream:
         self._loop = asyncio.get_running_loop()
         self._loop.add_reader(sock.fileno(), self._readable)
 
+    def fileno(self) -> int:
+        """Number of its descriptor, below 0 once it has ended."""
+        return self._sock.fileno()
+
     @property
     def is_open(self) -> bool:
         """Whether the connection has not ended."""

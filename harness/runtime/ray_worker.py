@@ -19,6 +19,7 @@ import ray
 
 from harness.config.fields import ConfigError
 from harness.logs import RUN, log_as_lines, run_in
+from harness.rpc.children import end_with_peer
 from harness.rpc.sockets import Address, listen
 from harness.runtime.runtime import Built, RoleName, role_name
 from harness.runtime.worker_server import WorkerServer
@@ -84,6 +85,7 @@ class WorkerActor:
             return pickle.loads(build)(roles)
 
         asyncio.get_running_loop().call_later(self._start_s, self._leave_alone)
+        end_with_peer(lambda: [client.stream for client in list(self._server.clients)], _CLOSED_S)
         await self._server.serve(made)
         if self._left:
             os._exit(1)  # Ray's own way out asks its head
