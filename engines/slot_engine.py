@@ -5,25 +5,28 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Sequence
+from typing import TYPE_CHECKING
 
 from engines.requests import RunningSample, accepted, cut, cut_waiting, require_still
 from harness.protocols import Clock, Completion, FinishReason, Request, Sampling
+
+if TYPE_CHECKING:
+    from transformers import PreTrainedModel
 
 
 class SlotEngine:
     """Base of rollout engines that hold each running sample in a slot. A subclass generates; it sets `_changed` where
     something happened that `finished` or a pause may wait for.
 
-    slots: samples at a time. vocabulary: token ids are below it. max_length: most tokens of prompt and response.
+    model: its config says which token ids there are, and how long a sample may be; not kept. slots: samples at a time.
 
     Its attributes are more than a dozen: they are the parts of one state, which every engine had to itself before.
     """
 
-    def __init__(
-        self, *, name: str, slots: int, sampling: Sampling, clock: Clock, vocabulary: int, max_length: int
-    ) -> None:
+    def __init__(self, model: PreTrainedModel, *, name: str, slots: int, sampling: Sampling, clock: Clock) -> None:
         self.name, self.slots, self.sampling, self.version = name, slots, sampling, 0
-        self._clock, self._vocabulary, self._max_length = clock, vocabulary, max_length
+        self._clock = clock
+        self._vocabulary, self._max_length = model.config.vocab_size, model.config.max_position_embeddings
         self._waiting: deque[RunningSample] = deque()
         self._running: list[RunningSample] = []
         self._done: list[Completion] = []

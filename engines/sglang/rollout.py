@@ -51,14 +51,7 @@ class SGLangRollout(SlotEngine):
         name: str = "0",
         options: Options = DEFAULTS,
     ) -> None:
-        super().__init__(
-            name=name,
-            slots=slots,
-            sampling=sampling,
-            clock=clock,
-            vocabulary=model.config.vocab_size,
-            max_length=model.config.max_position_embeddings,
-        )
+        super().__init__(model, name=name, slots=slots, sampling=sampling, clock=clock)
         self._owner, self._seed = f"engine {name}", seed
         self._server = open_server(
             model, slots=slots, device=torch.device(device), name=name, owner=self._owner, options=options

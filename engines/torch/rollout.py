@@ -43,14 +43,7 @@ class TorchRollout(SlotEngine):
         device: torch.device | str = "cpu",
         name: str = "0",
     ) -> None:
-        super().__init__(
-            name=name,
-            slots=slots,
-            sampling=sampling,
-            clock=clock,
-            vocabulary=model.config.vocab_size,
-            max_length=model.config.max_position_embeddings,
-        )
+        super().__init__(model, name=name, slots=slots, sampling=sampling, clock=clock)
         self.sampled = 0
         self._seed = seed
         self._device = torch.device(device)

@@ -52,14 +52,7 @@ class VLLMRollout(SlotEngine):
         tensor_parallel: int = 1,
     ) -> None:
         device = torch.device(device)
-        super().__init__(
-            name=name,
-            slots=slots,
-            sampling=sampling,
-            clock=clock,
-            vocabulary=model.config.vocab_size,
-            max_length=model.config.max_position_embeddings,
-        )
+        super().__init__(model, name=name, slots=slots, sampling=sampling, clock=clock)
         self._seed, self._drain_timeout_s = seed, options.drain_timeout_s
         self._process = VLLMProcess(
             model, slots=slots, device=device, name=name, options=options, tensor_parallel=tensor_parallel
