@@ -3,14 +3,14 @@ refuses are dealt other prompts.
 
 A filter takes rewards float32 [groups, n], as the task gave them, and, where it has such keyword-only parameters,
 `exact_match` (bool [groups, n]), `lengths` (the sampled tokens of each response, int64 [groups, n]) and `truncated`
-(bool [groups, n], whether the limit on tokens ended it). It returns bool [groups]: whether to keep each. What it says
-of a group depends on nothing else, so that a group's fate does not depend on when it was generated.
+(bool [groups, n], whether the limit on tokens ended it). It returns bool [groups]: whether to keep each. It is asked
+for one group at a time, so that a group's fate does not depend on when it was generated, and beside which others.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -18,9 +18,10 @@ import torch
 from harness.config import AlgorithmConfig
 from harness.config.plugins import keywords, named_by
 from harness.config.registries import find_function
+from harness.rl.groups import one_by_one
 
-Filter = Callable[[torch.Tensor, Mapping[str, torch.Tensor]], torch.Tensor]
-"""Rewards float32 [groups, n], and of `GIVEN` what the filter reads -> bool [groups]."""
+Filter = Callable[..., torch.Tensor]
+"""Rewards float32 [groups, n], and by name of `GIVEN` what the filter reads -> bool [groups]."""
 
 
 def zero_variance(rewards: torch.Tensor) -> torch.Tensor:
@@ -41,15 +42,15 @@ GIVEN = {"exact_match": "exact_match", "lengths": "loss_mask", "truncated": "fin
 
 
 def filter_of(algorithm: AlgorithmConfig) -> Filter | None:
-    """The filter that the settings name, with its options; None where they name nothing. Raises ConfigError for an
-    option that it lacks, and for a function of the user's that cannot be called as such."""
+    """The filter that the settings name, with its options, group by group; None where they name nothing. Raises
+    ConfigError for an option that it lacks, and for a function of the user's that cannot be called as such."""
     if not algorithm.filters:
         return None
     function = _named(algorithm.filter)
     own = named_by(function, algorithm.options)
     options = keywords(function, own, "algorithm.options", algorithm.filter, given=GIVEN)
 
-    def keep(rewards: torch.Tensor, given: Mapping[str, torch.Tensor]) -> torch.Tensor:
+    def keep(rewards: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:
         kept = function(rewards, **given, **options)
         if kept.shape != rewards.shape[:1] or kept.dtype != torch.bool:
             raise ValueError(
@@ -58,7 +59,7 @@ def filter_of(algorithm: AlgorithmConfig) -> Filter | None:
             )
         return kept
 
-    return keep
+    return one_by_one(keep)
 
 
 def given_to_filter(algorithm: AlgorithmConfig) -> tuple[str, ...]:

@@ -10,13 +10,21 @@ OfGroups = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
 """Rewards float32 [groups, n], and lengths int64 [groups, n] where it reads them -> float32 [groups, n]."""
 
 
-def one_by_one(function: OfGroups) -> OfGroups:
-    """How many groups come together is the schedule's, and no bit may depend on it: not even `torch.std` is the same
+def one_by_one(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
+    """The same function of rewards, and of what else it is given by name, all [groups, ...], asked for one group at a
+    time.
+
+    How many groups come together is the schedule's, and no bit may depend on it: not even `torch.std` is the same
     for one row and for several, as it has an algorithm of its own (`std_var_all_cpu`) for a single result."""
 
-    def alone(rewards: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
-        if lengths is None:
-            return torch.cat([function(group, None) for group in rewards.split(1)])
-        return torch.cat([function(*group) for group in zip(rewards.split(1), lengths.split(1), strict=True)])
+    def alone(rewards: torch.Tensor, lengths: torch.Tensor | None = None, **given: torch.Tensor) -> torch.Tensor:
+        columns = given if lengths is None else {**given, "lengths": lengths}
+        parts = {name: column.split(1) for name, column in columns.items()}
+        return torch.cat(
+            [
+                function(group, **{name: part[place] for name, part in parts.items()})
+                for place, group in enumerate(rewards.split(1))
+            ]
+        )
 
     return alone

@@ -93,7 +93,7 @@ def _step(name: str, algorithm: AlgorithmConfig, longest: int) -> Shaping:
     options = keywords(function, own, "algorithm.options", name, given=GIVEN)
     wanted = inspect.signature(function).parameters
 
-    def step(rewards: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
+    def step(rewards: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
         there: dict[str, Any] = {"lengths": lengths, "longest": longest}
         return function(rewards, **{name: value for name, value in there.items() if name in wanted}, **options)
 

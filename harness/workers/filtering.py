@@ -30,7 +30,7 @@ class RewardJudge:
     def __call__(self, batch: Batch) -> np.ndarray:
         made = {"exact_match": _exact_match, "lengths": _lengths, "truncated": _truncated}
         given = {name: self._grouped(made[name](batch)) for name in self._given}
-        return self._keep(self._grouped(batch.dense("reward")), given).numpy()
+        return self._keep(self._grouped(batch.dense("reward")), **given).numpy()
 
     def _grouped(self, column: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(column)).view(-1, self._group_size)

@@ -243,4 +243,4 @@ def test_groups_that_are_kept_are_those_of_dynamic_sampling() -> None:
     for number in NUMBERS:
         rewards, _ = drawn(number)
         expected = [len(set(row.tolist())) > 1 for row in rewards]
-        assert keep(torch.from_numpy(rewards), {}).tolist() == expected
+        assert keep(torch.from_numpy(rewards)).tolist() == expected
