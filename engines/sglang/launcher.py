@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import os
 import signal
+import socket
 import sys
 import threading
 import types
@@ -127,6 +128,15 @@ def die_with_standard_input() -> None:
     threading.Thread(target=watch, name="standard-input", daemon=True).start()
 
 
+def listen_on(bound: socket.socket) -> None:
+    """Let uvicorn's servers listen on this socket. SGLang has no flag for one, and makes such a server in this process,
+    to be run on the port of its flags: which could be another process's by then."""
+    import uvicorn
+
+    run = uvicorn.Server.run
+    uvicorn.Server.run = lambda server, sockets=None: run(server, [bound])  # type: ignore[method-assign, assignment]
+
+
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
     prepare_for_cpu()
 
@@ -135,6 +145,7 @@ if __name__ == "__main__":
     from sglang.srt.entrypoints.http_server import launch_server
     from sglang.srt.server_args import prepare_server_args
 
+    listen_on(socket.socket(fileno=int(os.environ.pop("CADENCE_SGLANG_SOCKET"))))
     # Not on the command line, which other users can read.
     token = os.environ.pop("CADENCE_SGLANG_TOKEN")
     launch_server(prepare_server_args([*sys.argv[1:], f"--api-key={token}"]))

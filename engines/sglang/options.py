@@ -17,6 +17,8 @@ from harness.config.fields import ConfigError, Count, Fraction, Positive, Switch
 from harness.cost_model.memory_plan import EngineShare
 
 URL, TOKEN, PYTHON = "CADENCE_SGLANG_URL", "CADENCE_SGLANG_TOKEN", "CADENCE_SGLANG_PYTHON"
+SOCKET = "CADENCE_SGLANG_SOCKET"
+"""Names the open, bound socket that a server started here listens on: `launcher.py`."""
 _ROOT = Path(__file__).resolve().parents[2]
 
 

@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from engines.loading import write_model
-from engines.sglang.options import TOKEN, URL, Options, interpreter, servers
+from engines.sglang.options import SOCKET, TOKEN, URL, Options, interpreter, servers
 from engines.torch.model import float32_head
 from harness.protocols import EngineDied
 from harness.rpc.children import kill_group
@@ -92,11 +92,12 @@ class LocalServer:
         """
         self.owner, self.token = owner, secrets.token_urlsafe(32)
         self._folder = tempfile.TemporaryDirectory(prefix="cadence-sglang-")
-        folder, port = Path(self._folder.name), _free_port()
-        self.url = f"http://127.0.0.1:{port}"
+        folder = Path(self._folder.name)
         (folder / "model").mkdir()
         write_model(model, folder / "model")
-        with (folder / "server.log").open("wb") as log:
+        with (folder / "server.log").open("wb") as log, bound_socket() as bound:
+            port = int(bound.getsockname()[1])
+            self.url = f"http://127.0.0.1:{port}"
             self._log = (folder / "server.log").open("rb")
             self._process = subprocess.Popen(
                 [
@@ -108,7 +109,8 @@ class LocalServer:
                 stdin=subprocess.PIPE,  # held open for as long as the server may live: see launcher.py
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=_environment(device, self.token),
+                env=_environment(device, self.token) | {SOCKET: str(bound.fileno())},
+                pass_fds=(bound.fileno(),),
                 start_new_session=True,
             )
 
@@ -220,13 +222,15 @@ def _environment(device: torch.device, token: str) -> dict[str, str]:
     return inherited | own
 
 
-def _free_port() -> int:
-    """A port that the kernel gives to nobody unasked, as are the next thousand, of which the server takes more: it does
-    so half a minute later."""
+def bound_socket() -> socket.socket:
+    """A socket of loopback for the server, which listens half a minute later: nobody else gets its port meanwhile, nor,
+    unasked, one of the next thousand, of which some servers take more. OSError where no port is free."""
     below = int(_KERNELS_PORTS.read_text().split()[0]) - 1000
     own = range(_FIRST_PORT, below)
-    for port in (*SystemRandom().sample(own, min(len(own), 100)), 0):
-        with socket.socket() as probe, suppress(OSError):
-            probe.bind(("127.0.0.1", port))
-            return int(probe.getsockname()[1])
-    raise OSError("no port of 127.0.0.1 is free")
+    bound = socket.socket()
+    for port in SystemRandom().sample(own, min(len(own), 100)):
+        with suppress(OSError):
+            bound.bind(("127.0.0.1", port))
+            return bound
+    bound.bind(("127.0.0.1", 0))
+    return bound

@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import socket
+import subprocess
+import sys
 import threading
+import time
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import httpx2
 import numpy as np
 import pytest
 import torch
@@ -39,15 +44,43 @@ SEED, SLOTS = 3, 4
 PROMPT = np.array([5, 6, 7])
 
 
-def test_a_servers_port_is_none_that_another_process_gets_by_chance_before_the_server_takes_it(
+def test_a_server_listens_on_a_port_that_was_bound_for_it_before_it_was_started(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     kernels = tmp_path / "ip_local_port_range"
     monkeypatch.setattr(local_server, "_KERNELS_PORTS", kernels)
-    kernels.write_text("21100\t60999\n")
-    assert {local_server._free_port() for _ in range(20)} <= set(range(20_000, 20_100))
     kernels.write_text("1024\t65535\n")  # it may give every one
-    assert local_server._free_port() >= 1024
+    with local_server.bound_socket() as bound:
+        assert bound.getsockname()[1] >= 1024
+    kernels.write_text("21100\t60999\n")
+    with local_server.bound_socket() as bound:
+        port = bound.getsockname()[1]
+        assert port in range(20_000, 20_100)
+        with socket.socket() as other, pytest.raises(OSError, match="in use"):
+            other.bind(("127.0.0.1", port))
+        serve = (
+            "import os, socket, sys; from engines.sglang.launcher import listen_on; import uvicorn\n"
+            "async def app(scope, receive, send):\n"
+            "    await send({'type': 'http.response.start', 'status': 200, 'headers': []})\n"
+            "    await send({'type': 'http.response.body', 'body': str(os.getpid()).encode()})\n"
+            "listen_on(socket.socket(fileno=int(sys.argv[1])))\n"
+            f"uvicorn.Server(uvicorn.Config(app, port={port}, lifespan='off')).run()"
+        )
+        command = [sys.executable, "-c", serve, str(bound.fileno())]
+        process = subprocess.Popen(command, pass_fds=(bound.fileno(),), stderr=subprocess.DEVNULL)
+    try:
+        with httpx2.Client(timeout=WAIT_S, trust_env=False) as http:
+            deadline = time.monotonic() + WAIT_S
+            while True:
+                try:
+                    assert int(http.get(f"http://127.0.0.1:{port}").text) == process.pid
+                    break
+                except httpx2.ConnectError:
+                    assert process.poll() is None and time.monotonic() < deadline
+                    time.sleep(0.05)
+    finally:
+        process.kill()
+        process.wait()
 
 
 def weights(seed: int) -> Iterator[tuple[str, torch.Tensor]]:
