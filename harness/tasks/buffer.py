@@ -65,6 +65,7 @@ class DealtProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     group: int
     prompt: list[int]
     answer: str
+    row: str = ""
 
 
 class DealerState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -116,7 +117,7 @@ class Dealer:
         if self.buffer is None:
             return None
         out = [
-            DealtProblem(first, one.group, one.problem.prompt.tolist(), one.problem.answer)
+            DealtProblem(first, one.group, one.problem.prompt.tolist(), one.problem.answer, one.problem.row)
             for first, one in self._out.items()
         ]
         try:
@@ -139,5 +140,6 @@ class Dealer:
                 f"{type(error).__name__}: {why}; let load take what state gives, or start anew with FORCE=1"
             ) from error
         self._out = {
-            one.first_sample: _Out(Problem(np.array(one.prompt, np.int64), one.answer), one.group) for one in state.out
+            one.first_sample: _Out(Problem(np.array(one.prompt, np.int64), one.answer, one.row), one.group)
+            for one in state.out
         }

@@ -6,6 +6,7 @@ import json
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -157,7 +158,7 @@ def _read(
         if len(tokens) > max_prompt_tokens:
             too_long += 1
             continue
-        problems.append(Problem(tokens, answer))
+        problems.append(Problem(tokens, answer, Path(place).name if not place.startswith(HUB) else place))
     if not problems:
         why = f": all {too_long} prompts have more than {max_prompt_tokens} tokens" if too_long else ""
         raise ValueError(f"{source.name} holds no problem{why}")

@@ -18,10 +18,14 @@ HELD_OUT_SEED = (1 << 64) - 1
 
 @dataclass(frozen=True, slots=True)
 class Problem:
-    """A prompt and its answer. prompt: int64 [P]; answer: what the reward reads, "" where there is nothing to read."""
+    """A prompt and its answer. prompt: int64 [P]; answer: what the reward reads, "" where there is nothing to read.
+
+    row: where it is from, such as `sums.jsonl:3`; "" for one that is made up.
+    """
 
     prompt: np.ndarray
     answer: str
+    row: str = ""
 
 
 @dataclass(frozen=True, slots=True)

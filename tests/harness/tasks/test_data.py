@@ -71,6 +71,7 @@ def test_every_row_comes_once_per_pass_in_an_order_of_its_own(tmp_path: Path) ->
     assert sorted(first) == sorted(second) and first != second != prompts_of(task, range(15), seed=1)
     assert sorted(first + held_out) == sorted(f"{n}+1=" for n in range(20)), "no problem is trained on and held out"
     assert task.held_out(5).answer == task.held_out(0).answer
+    assert all(p.row == f"sums.jsonl:{p.answer}" for p in (task.problem(0, 0), task.held_out(0)))
     assert task.problem(2**63 + 7, 2**63).answer.isdecimal(), "far passes are passes too"
     assert task.summary == f"{path}: 15 problems to train on, 5 held out"
 
