@@ -15,7 +15,6 @@ from schedules.protocol import Job
 Transport = Literal["collective", "local", "ipc", "host_staged"]
 Order = str
 """`fifo`, `completion`, or `package.module:Class` of a policy of the queue that training follows instead."""
-ORDERS: tuple[Order, ...] = ("fifo", "completion")
 
 
 def option(
@@ -59,8 +58,6 @@ class Schedule(ABC):
                 if not least <= value <= most:
                     fix = f"{least} or more" if most == math.inf else f"{least} to {most}"
                     raise ValueError(f"schedule.{made.name}={value} is out of bounds; use {fix}")
-        if self.order not in ORDERS and ":" not in self.order:
-            raise ValueError(f"schedule.order={self.order} is unknown; choose {', '.join(ORDERS)} or `module:Class`")
 
     @property
     @abstractmethod

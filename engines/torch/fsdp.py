@@ -41,7 +41,7 @@ from engines.torch.moments import Moments
 from engines.torch.scoring import VALUE_HEAD, AtTokens, ScoringModel, TokenScorer, TorchScorer, score_parts
 from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import Scorer, TrainBatch, ValueBatch
-from harness.rl.aggregation import divisor, token_weights
+from harness.rl.aggregation import aggregation_of
 from harness.rl.diagnostics import add_diagnostics, diagnostics
 from harness.rl.kl import estimator_of
 from harness.rl.learning_rate import learning_rate, peak_rate
@@ -120,6 +120,7 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
         if outline is not None:
             fill_shards(scorer, outline, device)
         self._device, self._algorithm = device, algorithm
+        self._aggregation = aggregation_of(algorithm.aggregation)
         self.masters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._parameters = sum(parameter.numel() for parameter in self.masters.values())  # DTensors count whole
         self._step, self._steps, self._horizon = torch.zeros((), dtype=torch.int64), steps, horizon
@@ -170,9 +171,9 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
 
     def _back_propagate(self, losses: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor) -> None:
         """Losses of tokens, float32 [tokens] in rows of these lengths; those under the mask, aggregated as set."""
-        weights = token_weights(self._algorithm.aggregation, mask, lengths, self._horizon)
+        weights, divisor = self._aggregation(mask, lengths, self._horizon)
         (losses if weights is None else losses * weights).sum().backward()
-        self._divisor += divisor(self._algorithm.aggregation, mask, lengths)
+        self._divisor += divisor
         self._unfinished = True
 
     async def step(self) -> dict[str, float]:

@@ -150,6 +150,10 @@ def _check_algorithm(config: JobConfig, schedule: Schedule) -> None:
     """Also that each option is one of them: neither names those of the other."""
     algorithm = config.algorithm
     _check_kl(algorithm)
+    if is_path(algorithm.aggregation):
+        from harness.rl.aggregation import aggregation_of
+
+        aggregation_of(algorithm.aggregation)
     if algorithm.rejection:
         from harness.rl.rejection import rejection_of
 

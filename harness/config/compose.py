@@ -23,7 +23,7 @@ from harness.config.files import read_yaml
 from harness.config.job import COMMON_TO_TASKS, refuse_moved
 from harness.config.model_folder import is_source, looks_like_source, model_settings
 from harness.config.plugins import Plugin, as_file_name, defaults, is_path, load, make, plugin
-from harness.config.registries import find
+from harness.config.registries import check_name, find
 from schedules import Schedule, Transport
 
 _ROOT = Path(__file__).resolve().parents[2]  # a checkout, or where packages are installed: experiments/ comes along
@@ -196,6 +196,7 @@ def make_schedule(config: JobConfig) -> Schedule:
     eta, transport = made.eta, getattr(made, "transport", None)
     if not isinstance(eta, int | float) or not 0 <= eta < math.inf:
         raise ConfigError(f"schedule={name} has eta={eta}; make it a number of iterations, 0 or more")
+    check_name("schedule.order", made.order)
     if transport not in get_args(Transport):
         raise ConfigError(f"schedule={name} has transport={transport}; choose one of {', '.join(get_args(Transport))}")
     if made.colocated != (transport == "local"):

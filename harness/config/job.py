@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import field
-from typing import Annotated, Any, Literal, get_args
+from typing import Annotated, Any, Literal
 
 from pydantic import Field, Strict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -141,16 +141,6 @@ def trained_in_iteration(algorithm: Mapping[str, Any]) -> int:
     return trained
 
 
-Aggregation = Literal[
-    "token_mean",
-    "token_sum",
-    "sequence_mean_token_mean",
-    "sequence_mean_token_sum",
-    "sequence_mean_token_sum_norm",
-]
-AGGREGATIONS: tuple[Aggregation, ...] = get_args(Aggregation)
-
-
 @dataclass(frozen=True, config=STRICT)
 class AlgorithmConfig:
     """GRPO and its optimizer."""
@@ -170,7 +160,7 @@ class AlgorithmConfig:
     top_p: Fraction = 1.0
     normalise_std: Switch = True  # divide advantages by the group's standard deviation; gae: whiten them over the batch
     correction: str = "clip"  # how off-policy samples are treated: docs/algorithms.md
-    aggregation: Aggregation = "token_mean"  # of the losses of tokens
+    aggregation: str = "token_mean"  # of the losses of tokens
     proximal: Literal["actor_fwd", "trainer", "log_linear"] = "actor_fwd"  # whose log-probs decoupled clips against
     kl_coef: NotNegative = 0.0
     kl: str = "k3"  # estimator of the KL to the reference
@@ -409,6 +399,7 @@ class JobConfig:
             *((("task.reward", reward),) if reward is not None else ()),
             ("algorithm.correction", algorithm.correction),
             ("algorithm.advantage", algorithm.advantage),
+            ("algorithm.aggregation", algorithm.aggregation),
             ("algorithm.kl", algorithm.kl),
             ("algorithm.filter", algorithm.filter),
             *(("algorithm.shaping", step) for step in algorithm.shaping),

@@ -100,6 +100,17 @@ ADVANTAGES = {
     "optimal_token_baseline": "harness.rl.token_baseline:optimal_token_baseline",
 }
 
+AGGREGATIONS = {
+    name: f"harness.rl.aggregation:{name}"
+    for name in (
+        "token_mean",
+        "token_sum",
+        "sequence_mean_token_mean",
+        "sequence_mean_token_sum",
+        "sequence_mean_token_sum_norm",
+    )
+}
+
 KL_ESTIMATORS = {
     "k1": "harness.rl.kl:k1",
     "k2": "harness.rl.kl:k2",
@@ -122,6 +133,11 @@ STORAGES = {
     "ray": "harness.transfer_queue.storage.ray_objects:RayUnits",
 }
 
+ORDERS = {
+    "fifo": "harness.transfer_queue.control.policies:Fifo",
+    "completion": "harness.transfer_queue.control.policies:CompletionFirst",
+}
+
 REGISTRIES: Mapping[str, Mapping[str, str]] = {
     "schedule": SCHEDULES,
     "engine": ENGINES,
@@ -129,11 +145,13 @@ REGISTRIES: Mapping[str, Mapping[str, str]] = {
     "task.reward": REWARDS,
     "algorithm.correction": CORRECTIONS,
     "algorithm.advantage": ADVANTAGES,
+    "algorithm.aggregation": AGGREGATIONS,
     "algorithm.kl": KL_ESTIMATORS,
     "algorithm.shaping": SHAPING,
     "algorithm.filter": FILTERS,
     "algorithm.rejection": REJECTIONS,
     "cluster.queue": STORAGES,
+    "schedule.order": ORDERS,
 }
 """Names by setting, and the import path of each. Losses, advantages and the like are functions, whose keyword-only
 parameters are their options (`algorithm.options`); the others are classes."""

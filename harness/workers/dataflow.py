@@ -25,6 +25,7 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
+from harness.config.registries import ORDERS
 from harness.transfer_queue import Batch, ColumnSpec, QueueSpec, Ragged, TaskSpec
 from schedules import Order
 
@@ -165,7 +166,7 @@ class JobShape:
 def queue_spec(shape: JobShape) -> QueueSpec:
     """The columns and tasks of a job's queue."""
     training_ranks = shape.training_ranks if shape.order == "fifo" else 1
-    forward, training = ("fifo", "fifo") if shape.order == "fifo" else ("ready", shape.order)
+    forward, training = ("fifo", "fifo") if shape.order == "fifo" else ("ready", ORDERS.get(shape.order, shape.order))
     columns = PROMPT_COLUMNS | ROLLOUT_COLUMNS | REWARD_COLUMNS | ADVANTAGE_COLUMNS
     trained = [*PROMPT_COLUMNS, *ROLLOUT_COLUMNS, *REWARD_COLUMNS, *ADVANTAGE_COLUMNS]
     for of_rewards in ("answer", "environment_reward"):

@@ -14,8 +14,7 @@ import pytest
 import torch
 
 from harness.config import AlgorithmConfig
-from harness.config.job import AGGREGATIONS
-from harness.config.registries import KL_ESTIMATORS, REJECTIONS
+from harness.config.registries import AGGREGATIONS, KL_ESTIMATORS, REJECTIONS
 from harness.rl.advantages import advantages_of
 from harness.rl.gae import gae_of
 from harness.rl.kl import estimator_of

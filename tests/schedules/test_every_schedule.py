@@ -19,10 +19,10 @@ from harness.acceptance.chaos.jobs import base, with_options
 from harness.comparison.promises import FinishedRun
 from harness.config import JobConfig
 from harness.config.compose import make_schedule
+from harness.config.registries import ORDERS
 from harness.driver.assemble import capacity_rows
 from harness.driver.recorder import Recorder
 from schedules import Schedule, Transport
-from schedules.base import ORDERS
 from tests.support.engine_events import Event, simulate_with
 from tests.support.examples import examples
 from tests.support.fake_job import FakeJob

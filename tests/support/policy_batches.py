@@ -9,7 +9,7 @@ import numpy as np
 import torch
 
 from harness.config import AlgorithmConfig
-from harness.rl.aggregation import divisor, token_weights
+from harness.rl.aggregation import aggregation_of
 
 RANDOM, EXTREME = 200, 50
 NUMBERS = range(RANDOM + EXTREME)
@@ -51,8 +51,8 @@ def aggregated(
     case: Case, losses: torch.Tensor, aggregation: str, log_probs: torch.Tensor
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """The loss of the batch, and its gradient in log_probs [R]."""
-    weights = token_weights(aggregation, case.mask, case.lengths, case.there.shape[1])
+    weights, divisor = aggregation_of(aggregation)(case.mask, case.lengths, case.there.shape[1])
     total = (losses if weights is None else losses * weights).sum()
-    loss = total / max(1, divisor(aggregation, case.mask, case.lengths))
+    loss = total / max(1, divisor)
     (gradient,) = torch.autograd.grad(loss, log_probs, retain_graph=True)
     return loss.detach(), gradient

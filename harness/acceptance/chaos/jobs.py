@@ -12,8 +12,8 @@ from typing import Any, Literal, Protocol, TypeVar, get_args, get_origin, get_ty
 
 from harness.config import CostConfig, JobConfig, LatencyConfig, LengthsConfig, ScheduleConfig
 from harness.config.compose import compose_job, make_schedule
+from harness.config.registries import ORDERS
 from schedules import Schedule
-from schedules.base import ORDERS
 
 T = TypeVar("T")
 
@@ -89,7 +89,7 @@ def random_options(schedule: type[Schedule], choose: Choose) -> dict[str, Any]:
 def _values(own: dataclasses.Field[Any], kind: Any) -> Sequence[Any]:
     least, most = own.metadata.get("bounds", (own.default, own.default))
     if own.name == "order":
-        return ORDERS
+        return tuple(ORDERS)
     if examples := own.metadata.get("examples"):
         return tuple(examples)
     if kind is bool:

@@ -12,7 +12,7 @@ from engines.torch.fsdp import FSDPEngine
 from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
 from harness.config import TrainingConfig
-from harness.config.job import AGGREGATIONS
+from harness.config.registries import AGGREGATIONS
 from harness.cost_model.shape import parameters
 from harness.protocols import Sampling, TrainEngine
 from harness.runtime.runtime import RealClock

@@ -10,7 +10,7 @@ import torch
 from torch.distributed import TCPStore
 
 from harness.config import AlgorithmConfig
-from harness.config.job import AGGREGATIONS
+from harness.config.registries import AGGREGATIONS
 from tests.support.fsdp_samples import SAMPLES, World, assert_close, free, gradients, plain_gradients, train
 from tests.support.losses import CUTTABLE
 from tests.support.processes import run_in_processes

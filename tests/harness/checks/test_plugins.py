@@ -206,7 +206,7 @@ def test_the_path_is_in_the_fairness_key(lab: Path) -> None:
         (["algorithm.options.low=1"], "algorithm.options.low is no option of clip or group; leave it out"),
         (["algorithm.advantage=mean"], "algorithm.advantage=mean is unknown; choose one of group, dr_grpo, "),
         (["schedule.order=my_lab.losses:cispo"], "schedule.order=my_lab.losses:cispo lacks "),
-        (["schedule.order=lifo"], "schedule.order=lifo is unknown; choose fifo, completion or `module:Class`"),
+        (["schedule.order=lifo"], "schedule.order=lifo is unknown; choose one of fifo, completion, or "),
         (["task=my_lab.losses:cispo"], "is no class; make it a frozen dataclass"),
         (["task=my_lab.schedules:Pairs"], "lacks name, vocabulary_size"),
         (["engine=my_lab.losses:cispo"], "engine=my_lab.losses:cispo lacks "),

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from harness.config import ConfigError
-from harness.config.compose import compose_job
+from harness.config.compose import compose_job, make_schedule
 from harness.config.registries import ENGINES, REGISTRIES, find
 
 LOADED = [(setting, name) for setting, names in REGISTRIES.items() for name in names if names is not ENGINES]
@@ -21,7 +21,7 @@ def test_a_name_of_nothing_is_refused_with_those_that_there_are(setting: str) ->
     given = {"algorithm.shaping": "algorithm.shaping=[nope]", "algorithm.rejection": "algorithm.rejection.nope=[0,1]"}
     typed = {"schedule": "schedule.name", "engine": "engine.name", "task": "task.name"}.get(setting, setting)
     with pytest.raises(ConfigError) as refused:
-        compose_job([given.get(setting, f"{typed}=nope")])
+        make_schedule(compose_job(["schedule=fully_async", given.get(setting, f"{typed}=nope")]))
     choices = ", ".join(REGISTRIES[setting])
     assert str(refused.value) == (
         f"{setting}=nope is unknown; choose one of {choices}, or `package.module:Name` of your own"
@@ -29,6 +29,6 @@ def test_a_name_of_nothing_is_refused_with_those_that_there_are(setting: str) ->
 
 
 def test_every_built_in_name_is_accepted() -> None:
-    for setting in ("algorithm.correction", "algorithm.advantage", "algorithm.kl", "algorithm.filter"):
-        for name in REGISTRIES[setting]:
-            assert (setting, name) in compose_job([f"{setting}={name}"]).named
+    for setting in ("correction", "advantage", "aggregation", "kl", "filter"):
+        for name in REGISTRIES[f"algorithm.{setting}"]:
+            assert (f"algorithm.{setting}", name) in compose_job([f"algorithm.{setting}={name}"]).named

@@ -5,8 +5,7 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-from harness.config.job import AGGREGATIONS
-from harness.config.registries import ADVANTAGES, CORRECTIONS, FILTERS, KL_ESTIMATORS, REJECTIONS, SHAPING
+from harness.config.registries import ADVANTAGES, AGGREGATIONS, CORRECTIONS, FILTERS, KL_ESTIMATORS, REJECTIONS, SHAPING
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "algorithms.md"
 KINDS = {

@@ -5,9 +5,8 @@ import pytest
 import torch
 
 from harness.config import AlgorithmConfig
-from harness.config.job import AGGREGATIONS
-from harness.config.registries import CORRECTIONS, KL_ESTIMATORS, find
-from harness.rl.aggregation import divisor, token_weights
+from harness.config.registries import AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, find
+from harness.rl.aggregation import aggregation_of
 from harness.rl.kl import estimator_of, k3
 from harness.rl.losses import policy_loss
 from harness.rl.losses.clipped import clip, decoupled
@@ -235,9 +234,9 @@ def cut_gradient(name: str, kind: str, parts: list[slice]) -> torch.Tensor:
     for part in parts:
         rows, of = slice(ends[part.start], ends[part.stop]), lengths[part]
         inputs = (leaf[rows], behaviour[rows], advantages[rows], mask[rows])
-        losses, weights = loss(*inputs, lengths=of), token_weights(kind, mask[rows], of, 14)
+        losses, (weights, divisor) = loss(*inputs, lengths=of), aggregation_of(kind)(mask[rows], of, 14)
         (losses if weights is None else losses * weights).sum().backward()
-        divided += divisor(kind, mask[rows], of)
+        divided += divisor
     assert leaf.grad is not None
     return leaf.grad / max(1, divided)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import pytest
 
+from harness.config.registries import ORDERS
 from harness.workers.dataflow import CRITIC_TRAINING, OF_VALUES, JobShape, iteration_of, partition_name, queue_spec
 
 ROLES = ["rollout", "reference", "actor_fwd", "actor"]
@@ -30,7 +31,7 @@ def test_in_order_of_completion_only_rollout_keeps_the_order_of_admission() -> N
         "advantages": "ready",
         "reference": "ready",
         "actor_fwd": "ready",
-        "actor": "completion",
+        "actor": ORDERS["completion"],
         "record": "ready",
     }
 
