@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Literal, Protocol
 from harness.metrics.ledger import DropReason
 from harness.metrics.schemas import Restart
 from harness.protocols import Span
+from harness.tasks import Problem
 
 if TYPE_CHECKING:
     from harness.driver.evaluation import Evaluated
@@ -33,8 +34,8 @@ class Observer(Protocol):
 
     group_size: int
 
-    def admitted(self, rows: Sequence[int], prompt_tokens: int, at: float) -> None:
-        """Rows were admitted. at: seconds of the run's clock."""
+    def admitted(self, rows: Sequence[int], problem: Problem, at: float) -> None:
+        """The rows of a group were admitted. at: seconds of the run's clock."""
 
     def dropped(self, rows: Sequence[int], reason: DropReason) -> None:
         """Rows were dropped."""

@@ -270,7 +270,7 @@ class PromptSource:
 
     def _tell_admitted(self, group: int, problem: Problem, at: float) -> None:
         first = self.first_sample(group)
-        self.observer.admitted(range(first, first + self.group_size), len(problem.prompt), at)
+        self.observer.admitted(range(first, first + self.group_size), problem, at)
 
     async def write(
         self, partition: str, groups: Sequence[int], problems: Sequence[Problem], at: Sequence[float]

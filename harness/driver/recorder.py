@@ -16,7 +16,7 @@ from harness.driver.evaluation import Evaluated
 from harness.driver.observer import EndedIteration, EngineEvent, RunListener
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import ENGINE_EVENTS, DropReason, Ledger
-from harness.metrics.parts import SampleParts, SpanParts
+from harness.metrics.parts import DriverParts, SampleParts
 from harness.metrics.run_files import RunDirectory
 from harness.metrics.samples import Fate, SampleRecord
 from harness.metrics.schemas import Restart
@@ -24,6 +24,7 @@ from harness.metrics.timeline import Timeline
 from harness.protocols import Clock, Span
 from harness.rl.diagnostics import add_diagnostics
 from harness.rl.value_loss import value_metrics
+from harness.tasks import Problem
 from harness.workers.recording import Recorded, RecordingSettings, TrainedIteration, Untrained, WrittenSoFar
 from harness.workers.training import TrainReport
 
@@ -52,7 +53,7 @@ class _SinceVersion:
 class Recorder:
     """`harness.driver.observer.Observer`. One iteration is closed when the version it made has been published.
 
-    Twenty-three attributes: five are for others to look at while a run goes on, and six are its files.
+    Twenty-four attributes: five are for others to look at while a run goes on, and six are its files.
     """
 
     def __init__(
@@ -83,7 +84,8 @@ class Recorder:
         self._records: list[SampleRecord] = []  # of a run without parts
         self._since = _SinceVersion()
         self._spans: list[Span] = []  # not in the parts yet; of a run that has some
-        self._parts: SpanParts | None = None
+        self._problems: list[tuple[int, Problem]] = []  # the same
+        self._parts: DriverParts | None = None
         self._files: dict[str, int] = {}  # bytes of those of samples, as of the last iteration that was recorded
         self._digests: dict[str, str] = {}
         self._ledger_due = 0.0
@@ -92,7 +94,7 @@ class Recorder:
     def write_into(self, run: RunDirectory) -> None:
         """Write what is known into the run's files as it happens from now on, and do not remember it here."""
         self._run = run
-        self._parts = run.open_spans(self.timeline)
+        self._parts = run.open_parts(self.timeline)
         with closing(self._sample_parts(run)) as parts:
             self._files, self._digests = parts.sizes, parts.digests
 
@@ -105,10 +107,13 @@ class Recorder:
             return {}, {}
         return self._run.file_sizes() | self._files, self._run.file_digests() | self._digests
 
-    def admitted(self, rows: Sequence[int], prompt_tokens: int, at: float) -> None:
+    def admitted(self, rows: Sequence[int], problem: Problem, at: float) -> None:
         self.events += 1
         self.ledger.admit(rows)
-        self._admitted |= {row: _Admitted(row // self.group_size, at, prompt_tokens) for row in rows}
+        group = rows[0] // self.group_size
+        self._admitted |= dict.fromkeys(rows, _Admitted(group, at, len(problem.prompt)))
+        if self._parts is not None and self.recording.decoder.has_tokens:
+            self._problems.append((group, problem))
 
     def dropped(self, rows: Sequence[int], reason: DropReason) -> None:
         self.events += 1
@@ -250,10 +255,12 @@ class Recorder:
         self.engines += state.engines
         self.timeline.end_iteration(cut.version - 1, state.last_end)
 
-    def _write_parts(self, parts: SpanParts, ended: Mapping[int, float]) -> None:
-        """Write records and all spans that are not there yet."""
+    def _write_parts(self, parts: DriverParts, ended: Mapping[int, float]) -> None:
+        """Write all spans and problems that are not there yet."""
         spans, self._spans = self._spans, []
         parts.spans(spans, ended)
+        problems, self._problems = self._problems, []
+        parts.problems(problems)
         if (now := time.monotonic()) >= self._ledger_due:
             self._run.write_ledger(self.ledger, self.engines)
             self._ledger_due = now + _LEDGER_EVERY_S

@@ -1,8 +1,9 @@
 """The findings of a run so far, in tables that grow batch by batch while it goes on, so that its driver need not
-remember it: samples, responses and spans, in the folder `parts` of the run.
+remember it: samples, responses, problems and spans, in the folder `parts` of the run.
 
 Each is a file in Arrow's stream format. It can be read at any moment; what follows the last whole batch, where its
-writer died, is left out. When the run is over they become samples.parquet, responses.parquet and trace.json.
+writer died, is left out. When the run is over they become samples.parquet, responses.parquet, problems.parquet and
+trace.json.
 """
 
 from __future__ import annotations
@@ -17,16 +18,27 @@ from typing import Any
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 
 from harness.metrics.arrivals import ARRIVALS, Arrivals, RunOf, line_of
 from harness.metrics.atomic_files import GrowingFile
-from harness.metrics.samples import CUSTOM, RESPONSES_SCHEMA, SCHEMA, SampleRecord
+from harness.metrics.samples import (
+    CUSTOM,
+    LONGEST_ANSWER,
+    PROBLEM_ROW,
+    PROBLEMS_SCHEMA,
+    RESPONSES_SCHEMA,
+    SCHEMA,
+    SampleRecord,
+)
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
+from harness.tasks import Problem
 from harness.transfer_queue import Ragged
 
 PARTS = "parts"
 SAMPLES, RESPONSES, SPANS = "samples.arrows", "responses.arrows", "spans.arrows"
+PROBLEMS = "problems.arrows"
 
 _SPAN_SCHEMA = pa.schema(
     [
@@ -141,8 +153,8 @@ def _lists(column: Ragged, dtype: Any) -> pa.ListArray:
     return pa.ListArray.from_arrays(pa.array(column.offsets.astype(np.int32)), values)
 
 
-class SpanParts:
-    """The growing table of the spans of one run. timeline: whose spans they are."""
+class DriverParts:
+    """The growing tables of one run that its driver writes. timeline: whose spans they are."""
 
     def __init__(self, folder: Path, timeline: Timeline) -> None:
         folder.mkdir(exist_ok=True)
@@ -156,22 +168,39 @@ class SpanParts:
             "warmup": str(timeline.warmup),
             "started_at": repr(timeline.started_at),
         }
-        self._table = GrowingTable(folder / SPANS, _SPAN_SCHEMA.with_metadata(told))
+        self._spans = GrowingTable(folder / SPANS, _SPAN_SCHEMA.with_metadata(told))
+        self._problems = GrowingTable(folder / PROBLEMS, PROBLEMS_SCHEMA)
 
     @property
-    def file(self) -> GrowingFile:
-        """The file in which it grows."""
-        return self._table.file
+    def files(self) -> dict[str, GrowingFile]:
+        """The files in which they grow, by path in the run's folder."""
+        return {f"{PARTS}/{SPANS}": self._spans.file, f"{PARTS}/{PROBLEMS}": self._problems.file}
 
     def spans(self, spans: Iterable[Span], ended: Mapping[int, float]) -> None:
         """ended: iterations, and when."""
         ends = [Span("", "", _ITERATION_END, at, at, 0, iteration) for iteration, at in ended.items()]
         rows = [*spans, *ends]
-        self._table.append({name: [getattr(row, name) for row in rows] for name in _SPAN_SCHEMA.names})
+        self._spans.append({name: [getattr(row, name) for row in rows] for name in _SPAN_SCHEMA.names})
+
+    def problems(self, admitted: Sequence[tuple[int, Problem]]) -> None:
+        """Appends groups with their problems. A group that is admitted again after a checkpoint stands there twice: the
+        last one counts."""
+        if not admitted:
+            return
+        problems = [problem for _, problem in admitted]
+        columns = {
+            "group_id": [group for group, _ in admitted],
+            "row": [problem.row or None for problem in problems],
+            "prompt": _lists(Ragged.from_rows([problem.prompt for problem in problems]), np.int32),
+            "answer": [problem.answer[:LONGEST_ANSWER] for problem in problems],
+        }
+        self._problems.append(columns)
 
     def close(self) -> None:
-        """Closes the file."""
-        self.file.close()
+        """Closes the files."""
+        with ExitStack() as closing:
+            for file in self.files.values():
+                closing.callback(file.close)
 
     def remove(self) -> None:
         """Removes all parts: they are in other files."""
@@ -180,11 +209,24 @@ class SpanParts:
 
 
 def read_samples_so_far(folder: Path) -> pa.Table:
-    """Samples as samples.parquet has them: by sample id, with those of the `custom/` columns that have a value."""
+    """Samples as samples.parquet has them: by sample id, with the row of their problem, and those of the `custom/`
+    columns that have a value."""
     table = read_growing(folder / SAMPLES)
     custom = sorted(name for name in table.column_names if name.startswith(CUSTOM))
     filled = [name for name in custom if table.column(name).null_count < len(table)]
-    return table.select([*SCHEMA.names, *filled]).sort_by("sample_id").combine_chunks()
+    table = table.select([*SCHEMA.names, *filled]).sort_by("sample_id").combine_chunks()
+    problems = read_problems_so_far(folder)
+    places = pa.compute.index_in(table["group_id"], problems["group_id"])
+    return table.add_column(len(SCHEMA), PROBLEM_ROW, problems["row"].take(places))
+
+
+def read_problems_so_far(folder: Path) -> pa.Table:
+    """Problems as problems.parquet has them, by group."""
+    if not (folder / PROBLEMS).exists():  # a run that was begun before they were kept
+        return PROBLEMS_SCHEMA.empty_table()
+    groups = read_growing(folder / PROBLEMS)
+    _, newest = np.unique(groups["group_id"].to_numpy()[::-1], return_index=True)
+    return groups.take(len(groups) - 1 - newest)
 
 
 def read_timeline_so_far(folder: Path) -> Timeline:

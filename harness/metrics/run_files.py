@@ -27,13 +27,13 @@ from harness.metrics.ledger import Ledger
 from harness.metrics.parts import (
     PARTS,
     RESPONSES,
-    SPANS,
-    SpanParts,
+    DriverParts,
     read_growing,
+    read_problems_so_far,
     read_samples_so_far,
     read_timeline_so_far,
 )
-from harness.metrics.samples import read_samples, write_responses, write_table
+from harness.metrics.samples import read_samples, write_table, write_tokens
 from harness.metrics.schemas import (
     LARGEST,
     EvaluationLine,
@@ -91,7 +91,7 @@ class RunDirectory:
         self._lock: Lock | None = None
         self._metrics: GrowingFile | None = None
         self._system: TextIO | None = None
-        self._parts: SpanParts | None = None
+        self._parts: DriverParts | None = None
 
     @property
     def done(self) -> bool:
@@ -174,22 +174,22 @@ class RunDirectory:
     def _growing(self) -> dict[str, GrowingFile]:
         """Open files by their paths in the folder."""
         assert self._metrics is not None, "start comes first"
-        spans = {} if self._parts is None else {f"{PARTS}/{SPANS}": self._parts.file}
-        return {"metrics.jsonl": self._metrics} | spans
+        return {"metrics.jsonl": self._metrics} | ({} if self._parts is None else self._parts.files)
 
-    def open_spans(self, timeline: Timeline) -> SpanParts:
-        """Open the table to which the spans of this timeline go while the run lasts."""
-        self._parts = SpanParts(self.path / PARTS, timeline)
+    def open_parts(self, timeline: Timeline) -> DriverParts:
+        """Open the tables of the driver, with the spans of this timeline, which grow while the run lasts."""
+        self._parts = DriverParts(self.path / PARTS, timeline)
         return self._parts
 
     def merge_parts(self) -> None:
-        """samples.parquet, responses.parquet where there are any, and trace.json, of all that is in the parts, which
-        end with it."""
-        assert self._parts is not None, "open_spans comes first"
+        """samples.parquet, responses.parquet and problems.parquet where there are any, and trace.json, of all that is
+        in the parts, which end with it."""
+        assert self._parts is not None, "open_parts comes first"
         write_table(self.path / "samples.parquet", read_samples_so_far(self._parts.folder))
         responses = read_growing(self._parts.folder / RESPONSES)
-        if len(responses):
-            write_responses(self.path / "responses.parquet", responses)
+        for name, table in (("responses", responses), ("problems", read_problems_so_far(self._parts.folder))):
+            if len(table):
+                write_tokens(self.path / f"{name}.parquet", table)
         self.write_trace(read_timeline_so_far(self._parts.folder))
         del responses
         self._parts.remove()

@@ -71,6 +71,8 @@ class SampleRecord:
     custom: Mapping[str, float] = field(default_factory=dict)
 
 
+PROBLEM_ROW = pa.field("row", pa.string())
+"""The column by which the problem of a sample is found."""
 SCHEMA = pa.schema(
     [
         pa.field("sample_id", pa.int64(), nullable=False),
@@ -99,6 +101,10 @@ SCHEMA = pa.schema(
         pa.field("reward_failed", pa.bool_()),
     ]
 )
+
+
+FILE_SCHEMA = pa.schema([*SCHEMA, PROBLEM_ROW])
+"""Columns of samples.parquet: of records, and what is known of their problems."""
 
 
 def untrained_record(
@@ -344,14 +350,14 @@ def read_columns(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
 
 
 def read_samples(path: Path) -> pa.Table:
-    """The table of samples.parquet: the columns of SCHEMA, then whatever others the file has.
+    """The table of samples.parquet: the columns of FILE_SCHEMA, then whatever others the file has.
 
     A column that may be null and is not there reads as null, so that older runs stay readable. Raises ValueError where
     another one is missing, or one has another type.
     """
     found = read_columns(path)
     columns = []
-    for expected in SCHEMA:
+    for expected in FILE_SCHEMA:
         if expected.name not in found.column_names and expected.nullable:
             columns.append(pa.nulls(found.num_rows, expected.type))
             continue
@@ -365,8 +371,8 @@ def read_samples(path: Path) -> pa.Table:
             raise ValueError(f"{path} cannot be read: column {expected.name} has no value in some rows")
     if unknown := set(found.column("fate").unique().to_pylist()) - set(FATES):
         raise ValueError(f"{path} cannot be read: {unknown} is no fate of a sample; they are {', '.join(FATES)}")
-    others = [name for name in found.column_names if name not in SCHEMA.names]
-    schema = pa.schema([*SCHEMA, *(found.schema.field(name) for name in others)])
+    others = [name for name in found.column_names if name not in FILE_SCHEMA.names]
+    schema = pa.schema([*FILE_SCHEMA, *(found.schema.field(name) for name in others)])
     return pa.table([*columns, *(found.column(name) for name in others)], schema=schema)
 
 
@@ -383,6 +389,16 @@ def _trained(records: Iterable[SampleRecord]) -> list[SampleRecord]:
     return trained
 
 
+PROBLEMS_SCHEMA = pa.schema(
+    [
+        pa.field("group_id", pa.int64(), nullable=False),
+        PROBLEM_ROW,
+        pa.field("prompt", pa.list_(pa.int32()), nullable=False),
+        pa.field("answer", pa.string(), nullable=False),
+    ]
+)
+LONGEST_ANSWER = 2000
+"""Characters of an answer that are kept: its row leads to the rest."""
 RESPONSES_SCHEMA = pa.schema(
     [
         pa.field("sample_id", pa.int64(), nullable=False),
@@ -396,13 +412,12 @@ RESPONSES_SCHEMA = pa.schema(
 _GROUP_ROWS, _GROUP_BYTES = 1 << 20, 256 << 20
 
 
-def write_responses(path: Path, table: pa.Table) -> None:
-    """Write responses.parquet: a row per sample, by sample id: its tokens, their log-probabilities when sampled, and
-    whether the policy sampled them. table: of RESPONSES_SCHEMA, in any order; no more than a part of it is copied at a
-    time."""
-    order = np.argsort(table["sample_id"].to_numpy(), kind="stable")
+def write_tokens(path: Path, table: pa.Table) -> None:
+    """Write a table with lists of tokens as Parquet, ordered by its first column. No more than a part of it is copied
+    at a time."""
+    order = np.argsort(table[0].to_numpy(), kind="stable")
     rows = max(1, min(_GROUP_ROWS, _GROUP_BYTES * len(order) // max(1, table.nbytes)))
-    with replacing(path) as temporary, pq.ParquetWriter(temporary, RESPONSES_SCHEMA) as writer:
+    with replacing(path) as temporary, pq.ParquetWriter(temporary, table.schema) as writer:
         for start in range(0, len(order), rows):
             writer.write_table(table.take(order[start : start + rows]).combine_chunks())
 

@@ -59,7 +59,7 @@ def buffer_of(path: str, options: Mapping[str, Any], saved: str | None) -> DataB
 
 
 class DealtProblem(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """The problem of a group that is not over; prompt: token ids."""
+    """The problem of a group that is not over; prompt: token ids; row: "" in older checkpoints."""
 
     first_sample: int
     group: int
@@ -95,7 +95,7 @@ class Dealer:
     def problem(self, group: int, first_sample: int) -> Problem:
         """The problem of a group; the same one again where the run went on from a checkpoint."""
         if self.buffer is None:
-            return self._task.problem(group, self._seed)
+            return self._task.problem(group, self._seed).numbered(group)
         if (out := self._out.get(first_sample)) is not None:  # before the run went on from a checkpoint
             return out.problem
         problem = self.buffer.take(self._task, group, self._seed)

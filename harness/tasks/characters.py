@@ -38,7 +38,7 @@ class CharacterTask(TextTask, ABC):
 
     def problem(self, group_id: int, seed: int) -> Problem:
         word, answer = self.draw(draws(seed, group_id))
-        return Problem(self.encode(word + "="), answer)
+        return Problem(self.encode(word + "="), answer, str(group_id))
 
     def held_out(self, index: int) -> Problem:
         return self.problem(index, HELD_OUT_SEED)

@@ -95,7 +95,7 @@ class Lookup(TextTask):
         held = np.append(letters[1:], random.choice(DIGITS))
         held[hops - 1] = random.choice(DIGITS)
         table = "".join(letter + there for letter, there in zip(letters, held, strict=True))
-        return Problem(self.encode(f"{letters[0]}="), letters[0] + table)
+        return Problem(self.encode(f"{letters[0]}="), letters[0] + table, str(group_id))
 
     def held_out(self, index: int) -> Problem:
         return self.problem(index, HELD_OUT_SEED)

@@ -79,7 +79,7 @@ class ReasoningGym(TextTask):
             tokens = self.encode(self.tokenizer.chat(messages, self.chat_options))
         if len(tokens) > self.max_prompt_tokens:
             raise ValueError(f"problem {number} of {self.dataset} has {len(tokens)} tokens; set task.max_prompt_tokens")
-        return Problem(tokens, str(number))
+        return Problem(tokens, str(number), str(group_id))
 
     def held_out(self, index: int) -> Problem:
         return self.problem(index, HELD_OUT_SEED)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Awaitable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Protocol
 
 import numpy as np
@@ -20,12 +20,16 @@ HELD_OUT_SEED = (1 << 64) - 1
 class Problem:
     """A prompt and its answer. prompt: int64 [P]; answer: what the reward reads, "" where there is nothing to read.
 
-    row: where it is from, such as `sums.jsonl:3`; "" for one that is made up.
+    row: where it is from, such as `sums.jsonl:3`, or the number that a task makes it of; "" where nobody says.
     """
 
     prompt: np.ndarray
     answer: str
     row: str = ""
+
+    def numbered(self, number: int) -> Problem:
+        """The problem with this row, where it has none."""
+        return self if self.row else replace(self, row=str(number))
 
 
 @dataclass(frozen=True, slots=True)

@@ -9,7 +9,7 @@ import numpy as np
 
 from harness.config.registries import find
 from harness.driver.prompts import PromptSource
-from harness.tasks import Dealer
+from harness.tasks import Dealer, Problem
 from harness.transfer_queue import Ragged
 from harness.transfer_queue.local import LocalQueue
 from harness.workers.dataflow import JobShape, Numbering, queue_spec
@@ -35,10 +35,10 @@ class Heard:
         self.rows: list[int] = []
         self.prompt_tokens: dict[int, int] = {}
 
-    def admitted(self, rows: Sequence[int], prompt_tokens: int, at: float) -> None:
+    def admitted(self, rows: Sequence[int], problem: Problem, at: float) -> None:
         assert at == 12.5
         self.rows += rows
-        self.prompt_tokens |= dict.fromkeys(rows, prompt_tokens)
+        self.prompt_tokens |= dict.fromkeys(rows, len(problem.prompt))
 
     def dropped(self, rows: Sequence[int], reason: str) -> None:
         self.dropped_rows += sorted(rows)

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow.parquet as pq
 import pytest
 import torch
 from rich.console import Console
@@ -33,6 +34,7 @@ from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
 from harness.rl.diagnostics import diagnostics
 from harness.runtime.runtime import RealClock
+from harness.tasks import Problem
 from harness.transfer_queue import Batch, Ragged
 from harness.workers.dealing import joined, some_rows
 from harness.workers.recording import RecordingSettings, RecordRole, Work
@@ -156,7 +158,8 @@ def play(recorder: Recorder, iteration: int, *, version: int, ranks: int = 1) ->
 
 def admit(recorder: Recorder, groups: range) -> None:
     for group in groups:
-        recorder.admitted(range(group * N, (group + 1) * N), prompt_tokens=4, at=group / 100)
+        problem = Problem(np.arange(4) + group, f"answer {group}", row=f"a.jsonl:{group}")
+        recorder.admitted(range(group * N, (group + 1) * N), problem, at=group / 100)
 
 
 def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDirectory) -> None:
@@ -468,7 +471,9 @@ def test_what_happened_can_be_read_while_the_run_goes_on_and_after_its_writer_di
     for name in (SAMPLES, RESPONSES, SPANS):
         path = run.path / PARTS / name
         path.write_bytes(path.read_bytes()[:-5])  # in the middle of the second batch
-    assert load_samples(run.path)["sample_id"].to_pylist() == list(range(BATCH * N))
+    so_far = load_samples(run.path)
+    assert so_far["sample_id"].to_pylist() == list(range(BATCH * N))
+    assert so_far["row"].to_pylist() == [f"a.jsonl:{sample // N}" for sample in range(BATCH * N)]
     assert load_timeline(run.path).iteration_ends == {0: 1.0}
     assert len(read_growing(run.path / PARTS / RESPONSES)) == BATCH * N
 
@@ -481,11 +486,15 @@ def test_a_recorder_that_writes_as_it_goes_remembers_nothing_of_what_is_settled(
     for iteration in range(40):
         admit(recorder, range(iteration * BATCH, (iteration + 1) * BATCH))
         play(recorder, iteration, version=iteration)
-        kept = (recorder._records, recorder._since.untrained, recorder._spans)
+        kept = (recorder._records, recorder._since.untrained, recorder._spans, recorder._problems)
         sizes.append(len(pickle.dumps((recorder._admitted, *kept, recorder.timeline._by_device))))
     assert max(sizes[1:]) == sizes[1] and not recorder.timeline.spans
+    admit(recorder, range(40 * BATCH, 41 * BATCH))  # in flight at the end
     recorder.write(run)
-    assert len(load_samples(run.path)) == 40 * BATCH * N and len(load_timeline(run.path).spans) == 80
+    samples, problems = load_samples(run.path), pq.read_table(run.path / "problems.parquet").to_pylist()
+    assert len(samples) == 41 * BATCH * N and len(load_timeline(run.path).spans) == 80
+    assert samples["row"].to_pylist() == [f"a.jsonl:{sample // N}" for sample in range(41 * BATCH * N)]
+    assert problems[7] == {"group_id": 7, "row": "a.jsonl:7", "prompt": [7, 8, 9, 10], "answer": "answer 7"}
     responses = read_responses(run.path / "responses.parquet")
     assert responses["sample_id"].to_pylist() == list(range(40 * BATCH * N))
     assert responses["response"][5].as_py() == [7, 1] and not (run.path / PARTS).exists()

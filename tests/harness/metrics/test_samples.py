@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.metrics.samples import (
+    FILE_SCHEMA,
     SCHEMA,
     Fate,
     SampleRecord,
@@ -144,13 +145,13 @@ def test_parquet_gives_back_the_rows_sorted_by_sample(tmp_path: Path) -> None:
     write_samples(path, records[::-1])
     table = read_samples(path)
     assert [record_of(row) for row in table.to_pylist()] == records
-    assert table.schema.equals(SCHEMA)
+    assert table.schema.equals(FILE_SCHEMA)
     assert [file.name for file in tmp_path.iterdir()] == ["samples.parquet"]
 
 
 def test_parquet_of_no_sample_still_has_its_columns(tmp_path: Path) -> None:
     write_samples(tmp_path / "samples.parquet", [])
-    assert read_samples(tmp_path / "samples.parquet").column_names == COLUMNS
+    assert read_samples(tmp_path / "samples.parquet").column_names == FILE_SCHEMA.names
 
 
 def test_extra_values_of_scores_are_columns_and_means_over_the_samples_that_have_them(tmp_path: Path) -> None:
@@ -160,7 +161,7 @@ def test_extra_values_of_scores_are_columns_and_means_over_the_samples_that_have
     assert custom_metrics(records) == {"custom/copied": 0.75, "custom/style/caps": 2.0}
     write_samples(path, records)
     table = read_samples(path)
-    assert table.column_names == [*COLUMNS, "custom/copied", "custom/style/caps"]
+    assert table.column_names == [*FILE_SCHEMA.names, "custom/copied", "custom/style/caps"]
     assert table["custom/copied"].to_pylist() == [None, 1.0, None, 0.5]  # by sample id: the first is in flight
     assert sorted(map(record_of, table.to_pylist()), key=lambda r: -r.sample_id) == sorted(
         records, key=lambda r: -r.sample_id
@@ -175,7 +176,7 @@ def test_a_file_with_more_or_fewer_optional_columns_is_read_and_one_without_a_re
     whole = read_samples(path)
     pq.write_table(whole.drop_columns(["span"]).append_column("later", pa.array(["kept"])), path)
     read = read_samples(path)
-    assert read.column_names == [*COLUMNS, "later"] and read["later"].to_pylist() == ["kept"]
+    assert read.column_names == [*FILE_SCHEMA.names, "later"] and read["later"].to_pylist() == ["kept"]
     assert read["span"].to_pylist() == [None] and record_of(read.to_pylist()[0]).sample_id == 7
     pq.write_table(whole.drop_columns(["fate"]), path)
     with pytest.raises(ValueError, match="column fate .string. is missing"):
