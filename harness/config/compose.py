@@ -90,14 +90,15 @@ _WRITTEN_IF_SET = {
     "eval": ("every", "samples", "k", "function"),
     "checkpoint": ("every", "keep", "background", "begin_with"),
     "restarts": ("limit",),
+    "texts": ("samples", "characters"),
     "model": (
         *("architecture", "tokenizer", "attention_bias", "qk_norm", "sliding_window", "sliding_layers"),
         *("rope_theta", "norm_eps", "fp32_head"),
     ),
 }
 """Settings that a configuration names only where they are not the default, as before there were any."""
-_GROUPS_WRITTEN_IF_SET = ("eval", "checkpoint", "replay", "restarts")
-NOT_IN_CELL = ("experiment", "seeds", "force", "save_weights", "checkpoint", "restarts")
+_GROUPS_WRITTEN_IF_SET = ("eval", "checkpoint", "replay", "restarts", "texts")
+NOT_IN_CELL = ("experiment", "seeds", "force", "save_weights", "checkpoint", "restarts", "texts")
 """Settings that do not change what a run computes, so that they do not name a cell."""
 
 

@@ -328,6 +328,14 @@ class EvalConfig:
 
 
 @dataclass(frozen=True, config=STRICT)
+class TextsConfig:
+    """Prompts and responses as text, beside tokens, in samples.parquet and eval_responses.parquet; docs/results.md."""
+
+    samples: CountFromZero = 1000  # of each file, spread evenly over the run; 0: none
+    characters: Count = 2000  # of each text at most
+
+
+@dataclass(frozen=True, config=STRICT)
 class CheckpointConfig:
     """Checkpoints, from which a run goes on when it ended early; docs/checkpoints.md."""
 
@@ -380,6 +388,7 @@ class JobConfig:
     checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
     replay: str | None = None  # a cell's folder, of the same job, whose order of arrival is to be kept: docs/replay.md
     restarts: RestartsConfig = field(default_factory=RestartsConfig)
+    texts: TextsConfig = field(default_factory=TextsConfig)
     max_tokens: Count | None = None  # of a response; None takes the task's own
     save_weights: Switch = True  # keep the final weights in the run's folder
 

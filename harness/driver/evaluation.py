@@ -9,13 +9,14 @@ time, lag or throughput of the run has any of it. Where nothing is sampled, as i
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from itertools import count
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 
@@ -24,8 +25,9 @@ from harness.metrics.samples import CUSTOM
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.messages import BYTES_OF_A_TOKEN, FRAME_LIMIT
 from harness.runtime.runtime import Handle, RealClock, Runtime, ask_all
-from harness.tasks import Problem, Sample, Task
+from harness.tasks import Problem, Sample, Task, extra_metrics
 from harness.tasks.evaluating import EvaluatedPolicy, found_by
+from harness.transfer_queue import Ragged
 from harness.weight_sync.membership import Fleet
 from harness.workers.computing_role import ComputingRole
 from harness.workers.rollout import RolloutRole
@@ -84,7 +86,8 @@ class Evaluation:
     """Evaluates every `settings.every`-th version, version 0, and the last one.
 
     sampling: of training, by which the k responses are sampled, with the same draws for every version; greedy ones have
-    its limits. seed: of the run; problems are the same for all seeds. hear: is told what was found. newest: that was
+    its limits. seed: of the run; problems are the same for all seeds. hear: is told what was found,
+    and the responses, as columns of eval_responses.parquet. newest: that was
     evaluated last. It has twelve parameters, as it holds every part of a job, and asks three of them.
     """
 
@@ -101,7 +104,7 @@ class Evaluation:
         others: Sequence[Handle[ComputingRole]],
         runtime: Runtime,
         clock: RealClock,
-        hear: Callable[[Evaluated], None],
+        hear: Callable[[Evaluated, Mapping[str, Any]], None],
         newest: int = -1,
     ) -> None:
         self.settings, self.task, self.sampling = settings, task, sampling
@@ -121,12 +124,14 @@ class Evaluation:
             start = time.monotonic()
             problems, requests = self._requests()
             completions = await self._completed(engines, problems, requests)
-            rewards, exact = await self._judged(problems, requests, completions)
+            judged = await self._judged(problems, requests, completions)
+            rewards, exact, _ = judged
             custom = await self._custom(engines, version)
             seconds = time.monotonic() - start
             found = self._found(version, completions, np.array(rewards), np.array(exact), seconds, custom)
+            responses = self._responses(version, problems, completions, *judged)
         self.newest = version
-        self.hear(found)
+        self.hear(found, responses)
 
     async def _completed(
         self, engines: Sequence[Handle[RolloutRole]], problems: Sequence[Problem], requests: Sequence[Request]
@@ -156,15 +161,16 @@ class Evaluation:
 
     async def _judged(
         self, problems: Sequence[Problem], requests: Sequence[Request], completions: Sequence[Completion]
-    ) -> tuple[list[float], list[bool]]:
-        """The reward of each completion, and whether it is right."""
+    ) -> tuple[list[float], list[bool], list[list[float]]]:
+        """The reward of each completion, whether it is right, and the extra values of its score."""
         rewards: list[float] = []
         exact: list[bool] = []
+        extras: list[list[float]] = []
         sizes = [self._size_of(request) for request in requests]
         for part in in_calls(list(zip(problems, completions, strict=True)), sizes):
             of_part = await self.reward.role.evaluate(*map(list, zip(*part, strict=True)))
-            rewards, exact = rewards + of_part[0], exact + of_part[1]
-        return rewards, exact
+            rewards, exact, extras = rewards + of_part[0], exact + of_part[1], extras + of_part[2]
+        return rewards, exact, extras
 
     async def _custom(self, engines: Sequence[Handle[RolloutRole]], version: int) -> dict[str, float]:
         """Values that the user's function finds, of responses that it asks for."""
@@ -182,7 +188,7 @@ class Evaluation:
     @cached_property
     def _problems(self) -> list[Problem]:
         """Each once: where the task holds out fewer than are asked for, it begins again."""
-        asked = [self.task.held_out(index) for index in range(self.settings.samples)]
+        asked = [self.task.held_out(index).numbered(index) for index in range(self.settings.samples)]
         return list({(problem.prompt.tobytes(), problem.answer): problem for problem in asked}.values())
 
     def _requests(self) -> tuple[list[Problem], list[Request]]:
@@ -195,6 +201,34 @@ class Evaluation:
                 problems.append(problem)
                 requests.append(Request(sample, problem.prompt, sampling=self.sampling if number else greedy))
         return problems, requests
+
+    def _responses(
+        self,
+        version: int,
+        problems: Sequence[Problem],
+        completions: Sequence[Completion],
+        rewards: Sequence[float],
+        exact: Sequence[bool],
+        extras: Sequence[Sequence[float]],
+    ) -> dict[str, Any]:
+        """Columns of eval_responses.parquet."""
+        count, each = len(problems), 1 + self.settings.k
+        masks = [np.ones(len(one.tokens), np.bool_) if one.mask is None else one.mask for one in completions]
+        named = zip(extra_metrics(self.task), zip(*extras, strict=True), strict=False)
+        return {
+            "version": [version] * count,
+            "row": [problem.row for problem in problems],
+            "number": [place % each for place in range(count)],
+            "prompt": Ragged.from_rows([problem.prompt for problem in problems]),
+            "answer": [problem.answer for problem in problems],
+            "response": Ragged.from_rows([one.tokens for one in completions]),
+            "loss_mask": Ragged.from_rows(masks),
+            "reward": rewards,
+            "exact_match": exact,
+            "finish_reason": [one.finish_reason for one in completions],
+            "turns": [one.turns for one in completions],
+            **{CUSTOM + name: [None if math.isnan(value) else value for value in values] for name, values in named},
+        }
 
     def _found(
         self,

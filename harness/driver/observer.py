@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal, Protocol
+from typing import TYPE_CHECKING, Any, Literal, Protocol
 
 from harness.metrics.ledger import DropReason
 from harness.metrics.schemas import Restart
@@ -55,8 +55,8 @@ class Observer(Protocol):
     def trained(self, iteration: int, reports: Sequence[TrainReport], of_values: Sequence[TrainReport] = ()) -> None:
         """of_values: the critic's reports, where there is one."""
 
-    def evaluated(self, found: Evaluated) -> None:
-        """A version's held-out accuracy."""
+    def evaluated(self, found: Evaluated, responses: Mapping[str, Any]) -> None:
+        """A version's held-out accuracy. responses: as columns of eval_responses.parquet."""
 
     def published(self, version: int) -> EndedIteration:
         """Ends an iteration now, which is then to be recorded."""

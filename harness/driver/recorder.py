@@ -18,7 +18,7 @@ from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import ENGINE_EVENTS, DropReason, Ledger
 from harness.metrics.parts import DriverParts, SampleParts
 from harness.metrics.run_files import RunDirectory
-from harness.metrics.samples import Fate, SampleRecord
+from harness.metrics.samples import Fate, SampleRecord, Texts
 from harness.metrics.schemas import Restart
 from harness.metrics.timeline import Timeline
 from harness.protocols import Clock, Span
@@ -94,7 +94,7 @@ class Recorder:
     def write_into(self, run: RunDirectory) -> None:
         """Write what is known into the run's files as it happens from now on, and do not remember it here."""
         self._run = run
-        self._parts = run.open_parts(self.timeline)
+        self._parts = run.open_parts(self.timeline, self.recording.decoder.extra_names)
         with closing(self._sample_parts(run)) as parts:
             self._files, self._digests = parts.sizes, parts.digests
 
@@ -150,8 +150,10 @@ class Recorder:
         if self._parts is not None:
             self._spans += spans
 
-    def evaluated(self, found: Evaluated) -> None:
+    def evaluated(self, found: Evaluated, responses: Mapping[str, Any]) -> None:
         self._since.evaluated = found
+        if self._parts is not None and responses:
+            self._parts.held_out(responses)
         for listener in self.listeners:
             listener.evaluated(found)
 
@@ -288,8 +290,9 @@ class Recorder:
         assert self._parts is None, "they are in the parts"
         return sorted([*self._records, *self._left()], key=lambda record: record.sample_id)
 
-    def write(self, run: RunDirectory) -> None:
-        """Everything but the metrics, which are there already. Raises LedgerError if a sample was lost."""
+    def write(self, run: RunDirectory, texts: Texts | None = None) -> None:
+        """Everything but the metrics, which are there already. texts: that are kept. Raises LedgerError if a sample was
+        lost."""
         ended: Mapping[int, float] = {}
         if self._parts is None:  # all of it is here; but for the responses, which a simulated run has none of
             self.write_into(run)
@@ -298,7 +301,7 @@ class Recorder:
         with closing(self._sample_parts(run)) as parts:
             parts.samples([*self._records, *self._left()])
         self._write_parts(self._parts, ended)
-        run.merge_parts()
+        run.merge_parts(texts)
         run.write_ledger(self.ledger, self.engines)
 
     def _left(self) -> list[SampleRecord]:

@@ -45,6 +45,7 @@ from harness.metrics.run_files import (
     mirrored_files,
     run_directory,
 )
+from harness.metrics.samples import Texts
 from harness.metrics.schemas import Restart
 from harness.metrics.system import LoadWatch, SystemSampler
 from harness.protocols import EngineDied
@@ -188,7 +189,7 @@ def _attempt(
         with console.status("writing results"):
             if config.save_weights and plan.backend == "real":
                 run_in(runner, _save_models(session.assembly.worlds, folder, spec, manifest))
-            session.recorder.write(folder)
+            session.recorder.write(folder, _texts(config, plan))
             folder.write_summary(summary_of(run_of(folder.path)))
             _draw(folder)
             mirror.finish()
@@ -321,6 +322,13 @@ async def _save_weights(ranks: Sequence[Handle[RememberingRole]], folder: Path, 
     beside(unfinished)
     await ask_all(ranks, lambda rank: rank.save_weights(str(unfinished)))
     unfinished.rename(folder)
+
+
+def _texts(config: JobConfig, plan: JobPlan) -> Texts | None:
+    """The texts that a run keeps whose samples are real."""
+    if plan.backend != "real" or not config.texts.samples:
+        return None
+    return Texts(make_task(config).decode, config.texts.samples, config.texts.characters)
 
 
 def _draw(folder: RunDirectory) -> None:

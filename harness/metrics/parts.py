@@ -24,11 +24,13 @@ from harness.metrics.arrivals import ARRIVALS, Arrivals, RunOf, line_of
 from harness.metrics.atomic_files import GrowingFile
 from harness.metrics.samples import (
     CUSTOM,
+    HELD_OUT_SCHEMA,
     LONGEST_ANSWER,
     PROBLEM_ROW,
     PROBLEMS_SCHEMA,
     RESPONSES_SCHEMA,
     SCHEMA,
+    VERSION_RUN,
     SampleRecord,
 )
 from harness.metrics.timeline import Place, Timeline
@@ -38,7 +40,7 @@ from harness.transfer_queue import Ragged
 
 PARTS = "parts"
 SAMPLES, RESPONSES, SPANS = "samples.arrows", "responses.arrows", "spans.arrows"
-PROBLEMS = "problems.arrows"
+PROBLEMS, HELD_OUT = "problems.arrows", "held_out.arrows"
 
 _SPAN_SCHEMA = pa.schema(
     [
@@ -56,16 +58,19 @@ _ITERATION_END = "iteration_end"
 
 
 class GrowingTable:
-    """A `GrowingFile` of batches."""
+    """A `GrowingFile` of batches. One that was begun with fewer columns, before this version of the code, has those."""
 
     def __init__(self, path: Path, schema: pa.Schema) -> None:
         self.schema, self.file = schema, GrowingFile(path)
-        if not self.file.size:
+        if self.file.size:
+            self.schema = read_growing(path).schema
+        else:
             self.file.append(schema.serialize())
 
     def append(self, columns: Mapping[str, Any]) -> None:
-        """Write a batch of rows."""
-        table = pa.table(dict(columns), schema=self.schema)
+        """Write a batch of rows; of each column a sequence, or a Ragged."""
+        lists = {name: _lists(column) if isinstance(column, Ragged) else column for name, column in columns.items()}
+        table = pa.table({name: lists[name] for name in self.schema.names}, schema=self.schema)
         for batch in table.to_batches():
             self.file.append(batch.serialize())
 
@@ -93,8 +98,7 @@ class SampleParts:
     def __init__(self, run: Path, extra_names: Sequence[str], run_of: RunOf | None) -> None:
         folder = run / PARTS
         folder.mkdir(exist_ok=True)
-        custom = [pa.field(CUSTOM + name, pa.float64()) for name in extra_names]
-        self._samples = GrowingTable(folder / SAMPLES, pa.schema([*SCHEMA, *custom]))
+        self._samples = GrowingTable(folder / SAMPLES, pa.schema([*SCHEMA, *_custom(extra_names)]))
         self._responses = GrowingTable(folder / RESPONSES, RESPONSES_SCHEMA)
         self._arrivals = None if run_of is None else GrowingFile(run / ARRIVALS)
         if self._arrivals is not None and run_of is not None and not self._arrivals.size:
@@ -131,9 +135,12 @@ class SampleParts:
         columns |= {CUSTOM + name: [r.custom.get(name) for r in records] for name in self._extra_names}
         self._samples.append(columns)
 
-    def responses(self, samples: np.ndarray, tokens: Ragged, log_probs: Ragged, masks: Ragged) -> None:
-        """Appends responses: of each sample its tokens, their log-probs, and which of them the policy sampled."""
-        columns = [samples, _lists(tokens, np.int32), _lists(log_probs, np.float32), _lists(masks, np.bool_)]
+    def responses(
+        self, samples: np.ndarray, tokens: Ragged, log_probs: Ragged, masks: Ragged, versions: Ragged
+    ) -> None:
+        """Appends responses: of each sample its tokens, their log-probs, which of them the policy sampled, and the
+        versions that sampled them."""
+        columns = [samples, tokens, log_probs, masks, _runs(versions)]
         self._responses.append(dict(zip(RESPONSES_SCHEMA.names, columns, strict=True)))
 
     def arrivals(self, told: Arrivals) -> None:
@@ -148,15 +155,32 @@ class SampleParts:
                 closing.callback(file.close)
 
 
-def _lists(column: Ragged, dtype: Any) -> pa.ListArray:
-    values = pa.array(column.values.astype(dtype, copy=False))
-    return pa.ListArray.from_arrays(pa.array(column.offsets.astype(np.int32)), values)
+def _custom(extra_names: Sequence[str]) -> list[pa.Field]:
+    return [pa.field(CUSTOM + name, pa.float64()) for name in extra_names]
+
+
+def _lists(column: Ragged) -> pa.ListArray:
+    """Lists; of integers int32, as no token needs more."""
+    values = column.values.astype(np.int32) if column.values.dtype == np.int64 else column.values
+    return pa.ListArray.from_arrays(pa.array(column.offsets.astype(np.int32)), pa.array(values))
+
+
+def _runs(versions: Ragged) -> pa.ListArray:
+    """Runs of tokens that one version sampled, a list for each response. versions: of each token, one at least."""
+    values, offsets = versions.values, versions.offsets
+    begins = np.diff(values, prepend=values[:1]) != 0
+    begins[offsets[:-1]] = True
+    starts = np.flatnonzero(begins)
+    tokens = np.diff(starts, append=values.size).astype(np.int32)
+    of_runs = pa.StructArray.from_arrays([pa.array(values[starts]), pa.array(tokens)], fields=list(VERSION_RUN))
+    return pa.ListArray.from_arrays(pa.array(np.searchsorted(starts, offsets).astype(np.int32)), of_runs)
 
 
 class DriverParts:
-    """The growing tables of one run that its driver writes. timeline: whose spans they are."""
+    """The growing tables of one run that its driver writes. timeline: whose spans they are; extra_names: of the values
+    that scores may have."""
 
-    def __init__(self, folder: Path, timeline: Timeline) -> None:
+    def __init__(self, folder: Path, timeline: Timeline, extra_names: Sequence[str] = ()) -> None:
         folder.mkdir(exist_ok=True)
         self.folder = folder
         places = [
@@ -170,11 +194,13 @@ class DriverParts:
         }
         self._spans = GrowingTable(folder / SPANS, _SPAN_SCHEMA.with_metadata(told))
         self._problems = GrowingTable(folder / PROBLEMS, PROBLEMS_SCHEMA)
+        self._held_out = GrowingTable(folder / HELD_OUT, pa.schema([*HELD_OUT_SCHEMA, *_custom(extra_names)]))
 
     @property
     def files(self) -> dict[str, GrowingFile]:
         """The files in which they grow, by path in the run's folder."""
-        return {f"{PARTS}/{SPANS}": self._spans.file, f"{PARTS}/{PROBLEMS}": self._problems.file}
+        tables = {SPANS: self._spans, PROBLEMS: self._problems, HELD_OUT: self._held_out}
+        return {f"{PARTS}/{name}": table.file for name, table in tables.items()}
 
     def spans(self, spans: Iterable[Span], ended: Mapping[int, float]) -> None:
         """ended: iterations, and when."""
@@ -191,10 +217,14 @@ class DriverParts:
         columns = {
             "group_id": [group for group, _ in admitted],
             "row": [problem.row or None for problem in problems],
-            "prompt": _lists(Ragged.from_rows([problem.prompt for problem in problems]), np.int32),
+            "prompt": Ragged.from_rows([problem.prompt for problem in problems]),
             "answer": [problem.answer[:LONGEST_ANSWER] for problem in problems],
         }
         self._problems.append(columns)
+
+    def held_out(self, responses: Mapping[str, Any]) -> None:
+        """Appends responses to held-out problems, by column."""
+        self._held_out.append({**responses, "answer": [answer[:LONGEST_ANSWER] for answer in responses["answer"]]})
 
     def close(self) -> None:
         """Closes the files."""
@@ -211,13 +241,24 @@ class DriverParts:
 def read_samples_so_far(folder: Path) -> pa.Table:
     """Samples as samples.parquet has them: by sample id, with the row of their problem, and those of the `custom/`
     columns that have a value."""
-    table = read_growing(folder / SAMPLES)
-    custom = sorted(name for name in table.column_names if name.startswith(CUSTOM))
-    filled = [name for name in custom if table.column(name).null_count < len(table)]
-    table = table.select([*SCHEMA.names, *filled]).sort_by("sample_id").combine_chunks()
+    table = _filled(read_growing(folder / SAMPLES)).sort_by("sample_id").combine_chunks()
     problems = read_problems_so_far(folder)
     places = pa.compute.index_in(table["group_id"], problems["group_id"])
     return table.add_column(len(SCHEMA), PROBLEM_ROW, problems["row"].take(places))
+
+
+def _filled(table: pa.Table) -> pa.Table:
+    """The table with those of its `custom/` columns that have a value, by name, behind all others."""
+    custom = sorted(name for name in table.column_names if name.startswith(CUSTOM))
+    filled = [name for name in custom if table.column(name).null_count < len(table)]
+    return table.select([*(name for name in table.column_names if name not in custom), *filled])
+
+
+def read_held_out_so_far(folder: Path) -> pa.Table:
+    """Responses to held-out problems, as eval_responses.parquet has them, version by version."""
+    if not (folder / HELD_OUT).exists():  # a run that was begun before they were kept
+        return HELD_OUT_SCHEMA.empty_table()
+    return _filled(read_growing(folder / HELD_OUT))
 
 
 def read_problems_so_far(folder: Path) -> pa.Table:

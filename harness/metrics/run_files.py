@@ -29,11 +29,12 @@ from harness.metrics.parts import (
     RESPONSES,
     DriverParts,
     read_growing,
+    read_held_out_so_far,
     read_problems_so_far,
     read_samples_so_far,
     read_timeline_so_far,
 )
-from harness.metrics.samples import read_samples, write_table, write_tokens
+from harness.metrics.samples import Texts, read_samples, write_table, write_tokens
 from harness.metrics.schemas import (
     LARGEST,
     EvaluationLine,
@@ -176,22 +177,31 @@ class RunDirectory:
         assert self._metrics is not None, "start comes first"
         return {"metrics.jsonl": self._metrics} | ({} if self._parts is None else self._parts.files)
 
-    def open_parts(self, timeline: Timeline) -> DriverParts:
-        """Open the tables of the driver, with the spans of this timeline, which grow while the run lasts."""
-        self._parts = DriverParts(self.path / PARTS, timeline)
+    def open_parts(self, timeline: Timeline, extra_names: Sequence[str]) -> DriverParts:
+        """Open the tables of the driver, with the spans of this timeline, which grow while the run lasts. extra_names:
+        of the values that scores may have."""
+        self._parts = DriverParts(self.path / PARTS, timeline, extra_names)
         return self._parts
 
-    def merge_parts(self) -> None:
-        """samples.parquet, responses.parquet and problems.parquet where there are any, and trace.json, of all that is
-        in the parts, which end with it."""
+    def merge_parts(self, texts: Texts | None) -> None:
+        """samples.parquet, trace.json, and responses.parquet, problems.parquet and eval_responses.parquet where there
+        are any, of all that is in the parts, which end with it. texts: that are kept."""
         assert self._parts is not None, "open_parts comes first"
-        write_table(self.path / "samples.parquet", read_samples_so_far(self._parts.folder))
-        responses = read_growing(self._parts.folder / RESPONSES)
-        for name, table in (("responses", responses), ("problems", read_problems_so_far(self._parts.folder))):
+        samples = read_samples_so_far(self._parts.folder)
+        responses, problems, held_out = (
+            read_growing(self._parts.folder / RESPONSES),
+            read_problems_so_far(self._parts.folder),
+            read_held_out_so_far(self._parts.folder),
+        )
+        if texts is not None:
+            samples = texts.of_samples(samples, responses, problems)
+            held_out = texts.of_held_out(held_out)
+        write_table(self.path / "samples.parquet", samples)
+        for name, table in (("responses", responses), ("problems", problems), ("eval_responses", held_out)):
             if len(table):
                 write_tokens(self.path / f"{name}.parquet", table)
         self.write_trace(read_timeline_so_far(self._parts.folder))
-        del responses
+        del responses, problems, held_out, table
         self._parts.remove()
         self._parts = None
 

@@ -3,13 +3,14 @@ from it; responses.parquet: the tokens of every trained sample."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
+import pyarrow.compute
 import pyarrow.parquet as pq
 
 from harness.metrics.atomic_files import replacing
@@ -103,7 +104,8 @@ SCHEMA = pa.schema(
 )
 
 
-FILE_SCHEMA = pa.schema([*SCHEMA, PROBLEM_ROW])
+TEXT_FIELDS = (pa.field("prompt_text", pa.string()), pa.field("response_text", pa.string()))
+FILE_SCHEMA = pa.schema([*SCHEMA, PROBLEM_ROW, *TEXT_FIELDS])
 """Columns of samples.parquet: of records, and what is known of their problems."""
 
 
@@ -389,6 +391,7 @@ def _trained(records: Iterable[SampleRecord]) -> list[SampleRecord]:
     return trained
 
 
+VERSION_RUN = (pa.field("version", pa.int32()), pa.field("tokens", pa.int32()))
 PROBLEMS_SCHEMA = pa.schema(
     [
         pa.field("group_id", pa.int64(), nullable=False),
@@ -405,8 +408,74 @@ RESPONSES_SCHEMA = pa.schema(
         pa.field("response", pa.list_(pa.int32()), nullable=False),
         pa.field("log_probs", pa.list_(pa.float32()), nullable=False),
         pa.field("loss_mask", pa.list_(pa.bool_())),
+        pa.field("version_runs", pa.list_(pa.struct(VERSION_RUN))),
     ]
 )
+HELD_OUT_SCHEMA = pa.schema(
+    [
+        pa.field("version", pa.int32(), nullable=False),
+        PROBLEM_ROW,
+        pa.field("number", pa.int32(), nullable=False),
+        pa.field("prompt", pa.list_(pa.int32()), nullable=False),
+        pa.field("answer", pa.string(), nullable=False),
+        pa.field("response", pa.list_(pa.int32()), nullable=False),
+        pa.field("loss_mask", pa.list_(pa.bool_())),
+        pa.field("reward", pa.float64()),
+        pa.field("exact_match", pa.bool_()),
+        pa.field("finish_reason", pa.string()),
+        pa.field("turns", pa.int32()),
+    ]
+)
+"""Columns of eval_responses.parquet, besides extra values of scores. number: 0 of a greedy response, then of sampled
+ones."""
+
+
+@dataclass(frozen=True)
+class Texts:
+    """Prompts and responses as text beside their tokens. decode: of the task; samples: that have a text, spread evenly
+    over all that have a response; characters: of each text at most."""
+
+    decode: Callable[[np.ndarray], str]
+    samples: int
+    characters: int
+
+    def of_samples(self, samples: pa.Table, responses: pa.Table, problems: pa.Table) -> pa.Table:
+        """Samples with the columns of `TEXT_FIELDS`."""
+        answered = _places(samples["sample_id"], responses["sample_id"])
+        asked = _places(samples["group_id"], problems["group_id"])
+        chosen = self._spread(np.flatnonzero(answered >= 0))
+        tokens = ((problems["prompt"], asked[chosen]), (responses["response"], answered[chosen]))
+        return self._with_texts(samples, len(FILE_SCHEMA) - len(TEXT_FIELDS), chosen, tokens)
+
+    def of_held_out(self, responses: pa.Table) -> pa.Table:
+        """Responses to held-out problems with the same columns."""
+        chosen = self._spread(np.arange(len(responses)))
+        tokens = ((responses["prompt"], chosen), (responses["response"], chosen))
+        return self._with_texts(responses, len(HELD_OUT_SCHEMA), chosen, tokens)
+
+    def _spread(self, places: np.ndarray) -> np.ndarray:
+        count = min(self.samples, len(places))
+        return places[np.arange(count) * len(places) // max(count, 1)]
+
+    def _with_texts(
+        self, table: pa.Table, at: int, chosen: np.ndarray, tokens: Iterable[tuple[pa.ChunkedArray, np.ndarray]]
+    ) -> pa.Table:
+        """tokens: of each column lists, and which of them are of the chosen rows; less than 0: none."""
+        for offset, (field_, (lists, places)) in enumerate(zip(TEXT_FIELDS, tokens, strict=True)):
+            texts = np.full(len(table), None, object)
+            texts[chosen] = [None if place < 0 else self._text(lists[place].values) for place in places.tolist()]
+            table = table.add_column(at + offset, field_, pa.array(texts, pa.string()))
+        return table
+
+    def _text(self, tokens: pa.Array) -> str:
+        text = self.decode(tokens[: self.characters].to_numpy())
+        return f"{text[: self.characters]}…" if max(len(text), len(tokens)) > self.characters else text
+
+
+def _places(values: pa.ChunkedArray, among: pa.ChunkedArray) -> np.ndarray:
+    """The place of each value among others, -1 for one that is not there."""
+    places: np.ndarray = pa.compute.index_in(values, among).fill_null(-1).to_numpy()
+    return places
 
 
 _GROUP_ROWS, _GROUP_BYTES = 1 << 20, 256 << 20

@@ -213,7 +213,7 @@ class _IterationSamples:
         if self._parts is None:
             return
         if decoder.has_tokens:
-            columns = (batch.ragged(name) for name in ("response", "log_probs", "loss_mask"))
+            columns = (batch.ragged(name) for name in ("response", "log_probs", "loss_mask", "versions"))
             self._parts.responses(samples, *columns)
         if recording.run_of is not None:
             of_rows = (samples, batch.dense("engine"), batch.dense("started_at"))

@@ -158,8 +158,11 @@ class RewardStage(StageRole):
         return columns
 
     @open_ended
-    async def evaluate(self, problems: list[Problem], completions: list[Completion]) -> tuple[list[float], list[bool]]:
-        """The rewards of responses that are in no queue, and whether each is right; a problem for each."""
+    async def evaluate(
+        self, problems: list[Problem], completions: list[Completion]
+    ) -> tuple[list[float], list[bool], list[list[float]]]:
+        """The rewards of responses that are in no queue, whether each is right, and its extra values, in the order of
+        their names; a problem for each."""
         columns: dict[str, Column] = {
             "prompt": Ragged.from_rows([problem.prompt for problem in problems]),
             "answer": text_column([problem.answer for problem in problems]),
@@ -168,7 +171,8 @@ class RewardStage(StageRole):
         scored = await self.compute(Batch("held out", np.arange(len(problems)), columns, lease=0))
         rewards, exact = scored["reward"], scored["exact_match"]
         assert isinstance(rewards, np.ndarray) and isinstance(exact, np.ndarray)
-        return rewards.tolist(), exact.tolist()
+        extras = scored["score_extras"].rows() if self.extra_names else [()] * len(problems)  # type: ignore[union-attr]
+        return rewards.tolist(), exact.tolist(), [list(map(float, values)) for values in extras]
 
     def close(self) -> None:
         """Ends the processes that score."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+import pyarrow.parquet as pq
 import pytest
 
 from harness.comparison.equivalence import differences
@@ -49,6 +50,21 @@ def test_the_first_the_last_and_every_second_version_are_evaluated(runs: dict[st
         assert line["problems"] == 6 and 0 <= line["greedy"] <= 1 and line["sampled"] <= line["pass_at_k"] <= 1
         assert line["device_s"] > 0
     assert all(earlier["at_s"] <= later["at_s"] for earlier, later in zip(found, found[1:], strict=False))
+
+
+@pytest.mark.parametrize("schedule", RUNS)
+def test_what_is_said_of_a_version_follows_from_the_responses_that_are_kept(
+    runs: dict[str, Path], schedule: str
+) -> None:
+    kept = pq.read_table(runs[schedule] / "eval_responses.parquet").to_pandas()
+    for line in load_evaluations(runs[schedule]):
+        of_version = kept[kept.version == line["version"]]
+        assert len(of_version) == 6 * 3 and of_version.response.map(len).sum() == line["tokens"]
+        greedy = of_version[of_version.number == 0]
+        assert greedy.exact_match.mean() == pytest.approx(line["greedy"])
+        assert greedy.reward.mean() == pytest.approx(line["reward"])
+        assert of_version[of_version.number > 0].groupby("row").exact_match.any().mean() == line["pass_at_k"]
+    assert (kept.response_text.str.len() > 0).all() and set(kept.row) == set(map(str, range(6)))
 
 
 def test_the_same_version_of_the_same_training_has_the_same_accuracy(runs: dict[str, Path]) -> None:

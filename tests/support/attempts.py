@@ -36,7 +36,7 @@ class PlayedEvaluation(Evaluation):
     async def evaluate(self, version: int) -> None:
         self.newest = version
         at = self._session.clock.now()
-        self._session.recorder.evaluated(Evaluated(version, at, 0, 0, 0.0, 0.0, None, None, 0.0, 0, 0.0, 0.0))
+        self._session.recorder.evaluated(Evaluated(version, at, 0, 0, 0.0, 0.0, None, None, 0.0, 0, 0.0, 0.0), {})
 
 
 def attempt(

@@ -30,6 +30,7 @@ class Job:
         self.log: list[str] = []
         self.asked: dict[str, list[Request]] = {}
         self.clock, self.found = RealClock.starting_now(), list[Evaluated]()
+        self.responses: list[Any] = []
         self.times: list[float] = []
         self.evaluation: Any = Evaluation(
             EvalConfig(every=2, samples=PROBLEMS, k=K),
@@ -42,7 +43,7 @@ class Job:
             others=[self.role("actor[0]")],
             runtime=self,  # type: ignore[arg-type]
             clock=self.clock,
-            hear=self.found.append,
+            hear=lambda found, responses: (self.found.append(found), self.responses.append(responses)),
         )
 
     def role(self, name: str) -> Any:
@@ -72,7 +73,9 @@ class Job:
         assert origin == self.clock.origin
         self.log.append("start")
 
-    async def evaluate(self, problems: list[Problem], completions: list[Completion]) -> tuple[list[float], list[bool]]:
+    async def evaluate(
+        self, problems: list[Problem], completions: list[Completion]
+    ) -> tuple[list[float], list[bool], list[list[float]]]:
         """The reward's."""
         held_out = [TASK.held_out(index) for index in range(PROBLEMS)]
         exact = []
@@ -80,7 +83,7 @@ class Job:
             index, number = divmod(done.sample_id - FIRST_SAMPLE, MOST_SAMPLES)
             assert problem.answer == held_out[index].answer
             exact.append(index >= number if number else index % 2 == 0)
-        return [0.5 + 0.5 * one for one in exact], exact
+        return [0.5 + 0.5 * one for one in exact], exact, [[]] * len(exact)
 
 
 def completion(request: Request) -> Completion:
@@ -103,6 +106,19 @@ async def test_what_is_found_is_counted_by_problem_and_tied_to_the_version() -> 
     }
     alone = replace(found, sampled=None, pass_at_k=None)
     assert "eval/sampled" not in alone.metrics
+
+
+async def test_every_response_is_told_with_its_problem_version_and_score() -> None:
+    job = Job()
+    await job.evaluation.evaluate(4)
+    (told,) = job.responses
+    assert told["version"] == [4] * PROBLEMS * (1 + K) and told["number"] == list(range(1 + K)) * PROBLEMS
+    for place, row in enumerate(told["row"]):
+        held_out = TASK.held_out(place // (1 + K))
+        assert row == str(place // (1 + K)) and told["answer"][place] == held_out.answer
+        assert told["prompt"].rows()[place].tolist() == held_out.prompt.tolist()
+        assert told["reward"][place] == 0.5 + 0.5 * told["exact_match"][place]
+    assert told["finish_reason"].count("length") == 1 + K and set(told["response"].lengths) == {4}
 
 
 async def test_engines_share_the_problems_each_answered_greedily_and_k_times_with_draws_of_its_own() -> None:

@@ -27,9 +27,9 @@ from harness.driver.recorder import Recorder
 from harness.driver.session import worker_places
 from harness.metrics.iteration import METRIC_NAMES
 from harness.metrics.ledger import LedgerError
-from harness.metrics.parts import PARTS, RESPONSES, SAMPLES, SPANS, read_growing
+from harness.metrics.parts import PARTS, RESPONSES, SAMPLES, SPANS, GrowingTable, read_growing
 from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics, load_samples, load_timeline
-from harness.metrics.samples import read_responses
+from harness.metrics.samples import RESPONSES_SCHEMA, Texts, read_responses
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
 from harness.rl.diagnostics import diagnostics
@@ -215,9 +215,9 @@ def test_held_out_accuracy_is_in_the_line_of_its_version_and_the_initial_one_in_
 
     recorder.listeners.append(Hears())
     admit(recorder, range(2 * BATCH))
-    recorder.evaluated(first)
+    recorder.evaluated(first, {})
     play(recorder, 0, version=0)
-    recorder.evaluated(second := replace(first, version=2, greedy=0.75))
+    recorder.evaluated(second := replace(first, version=2, greedy=0.75), {})
     play(recorder, 1, version=0)
     lines = load_metrics(run.path)
     assert heard == [first, second]
@@ -478,6 +478,16 @@ def test_what_happened_can_be_read_while_the_run_goes_on_and_after_its_writer_di
     assert len(read_growing(run.path / PARTS / RESPONSES)) == BATCH * N
 
 
+def test_a_table_that_an_earlier_version_began_keeps_its_columns(tmp_path: Path) -> None:
+    GrowingTable(tmp_path / RESPONSES, RESPONSES_SCHEMA.remove(4)).file.close()
+    table = GrowingTable(tmp_path / RESPONSES, RESPONSES_SCHEMA)
+    row = {"sample_id": [3], "response": [[1]], "log_probs": [[-0.5]], "loss_mask": [[True]], "version_runs": [[]]}
+    table.append(row)
+    table.file.close()
+    (read,) = read_growing(tmp_path / RESPONSES).to_pylist()
+    assert read == {name: value[0] for name, value in row.items() if name != "version_runs"}
+
+
 def test_a_recorder_that_writes_as_it_goes_remembers_nothing_of_what_is_settled(
     recorder: Recorder, run: RunDirectory
 ) -> None:
@@ -490,13 +500,18 @@ def test_a_recorder_that_writes_as_it_goes_remembers_nothing_of_what_is_settled(
         sizes.append(len(pickle.dumps((recorder._admitted, *kept, recorder.timeline._by_device))))
     assert max(sizes[1:]) == sizes[1] and not recorder.timeline.spans
     admit(recorder, range(40 * BATCH, 41 * BATCH))  # in flight at the end
-    recorder.write(run)
+    recorder.write(run, Texts(lambda tokens: "".join(map(str, tokens)), samples=4, characters=3))
     samples, problems = load_samples(run.path), pq.read_table(run.path / "problems.parquet").to_pylist()
     assert len(samples) == 41 * BATCH * N and len(load_timeline(run.path).spans) == 80
     assert samples["row"].to_pylist() == [f"a.jsonl:{sample // N}" for sample in range(41 * BATCH * N)]
+    texts = [(one["sample_id"], one["prompt_text"], one["response_text"]) for one in samples.to_pylist()]
+    assert [text for text in texts if text[1]] == [
+        (sample, "".join(map(str, range(sample // N, sample // N + 3)))[:3] + "…", "71") for sample in (0, 60, 120, 180)
+    ]
     assert problems[7] == {"group_id": 7, "row": "a.jsonl:7", "prompt": [7, 8, 9, 10], "answer": "answer 7"}
     responses = read_responses(run.path / "responses.parquet")
     assert responses["sample_id"].to_pylist() == list(range(40 * BATCH * N))
+    assert responses["version_runs"][13].as_py() == [{"version": 2, "tokens": 2}]
     assert responses["response"][5].as_py() == [7, 1] and not (run.path / PARTS).exists()
 
 
