@@ -108,6 +108,7 @@ class TaskConfig:
     reward_timeout_s: Positive = 10.0  # longest scoring of one sample; then it has failed
     reward_memory_gib: Positive = 4.0  # address space of a process that scores
     failure_reward: float = 0.0  # of a sample whose scoring failed
+    pay_truncated: bool = False  # whether a response that the limit cut off may earn more than 0
     generate: str | None = None  # `package.module:coroutine` that plays each sample with the policy, turn by turn
     generate_options: dict[str, Any] = field(default_factory=dict)
     generate_turns: Count = 8  # that the policy has in it at most
@@ -125,6 +126,7 @@ COMMON_TO_TASKS = (
     "reward_timeout_s",
     "reward_memory_gib",
     "failure_reward",
+    "pay_truncated",
     *("generate", "generate_options", "generate_turns", "generate_timeout_s"),
     *("buffer", "buffer_options", "buffer_state"),
 )

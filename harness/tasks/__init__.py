@@ -13,6 +13,7 @@ from harness.tasks.buffer import DataBuffer, Dealer, buffer_of
 from harness.tasks.environment import Environment, Step, environment_of, observation_tokens, transcript
 from harness.tasks.generation import Conversation, generated
 from harness.tasks.reward import Rewarded, reward_of, score_of
+from harness.tasks.rewards.reading import final_answer, normalised
 from harness.tasks.task import MEMBERS, Problem, Sample, Score, Task, extra_metrics, extra_values, sample_of
 from harness.tasks.tokenizer import Tokenizer, load_tokenizer
 
@@ -22,15 +23,21 @@ def make_task(config: JobConfig) -> Task:
     chosen = config.task
     factory = find("task", chosen.name)
     try:
-        given = {"tokenizer": tokenizer_of(config), "context": config.model.max_length}
+        given = {
+            "tokenizer": tokenizer_of(config),
+            "context": config.model.max_length,
+            "pay_truncated": chosen.pay_truncated,
+        }
         task: Task = make(factory, chosen.options, "task", chosen.name, **given)
         if missing := [name for name in MEMBERS if not hasattr(task, name)]:
             raise ConfigError(f"task={chosen.name} lacks {', '.join(missing)}; write what harness.tasks.Task asks for")
         if chosen.generate is not None:
             turns, timeout_s = chosen.generate_turns, chosen.generate_timeout_s
             task = generated(task, chosen.generate, chosen.generate_options, turns=turns, timeout_s=timeout_s)
+        reward = None
         if chosen.reward is not None:
-            task = Rewarded(task, reward_of(chosen.reward, chosen.reward_options))
+            reward = reward_of(chosen.reward, chosen.reward_options, pay_truncated=chosen.pay_truncated)
+        task = Rewarded(task, reward, chosen.pay_truncated)
         extra_metrics(task)
         environment_of(task)
     except ConfigError:
@@ -88,10 +95,12 @@ __all__ = [
     "environment_of",
     "extra_metrics",
     "extra_values",
+    "final_answer",
     "load_tokenizer",
     "make_buffer",
     "make_task",
     "max_tokens",
+    "normalised",
     "observation_tokens",
     "sample_of",
     "score_of",

@@ -58,6 +58,7 @@ class DataTask(TextTask):
     held_out_split: str | None = None
     held_out_share: float = 0.1
     context: int = field(default=2 * LONGEST, kw_only=True, repr=False, metadata=GIVEN)
+    pay_truncated: bool = field(default=False, kw_only=True, repr=False, metadata=GIVEN)
 
     def __post_init__(self) -> None:
         for option in ("max_prompt_tokens", "max_response_tokens"):
@@ -85,7 +86,7 @@ class DataTask(TextTask):
         return held_out[index % len(held_out)]
 
     def score(self, sample: Sample) -> Score:
-        return exact(sample)
+        return exact.paying_truncated(sample) if self.pay_truncated else exact(sample)  # type: ignore[attr-defined]
 
     @property
     def summary(self) -> str:

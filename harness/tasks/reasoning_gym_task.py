@@ -12,6 +12,7 @@ from typing import Any, ClassVar
 import numpy as np
 
 from harness.tasks.environment import Step
+from harness.tasks.rewards.reading import normalised
 from harness.tasks.task import HELD_OUT_SEED, Problem, Sample, Score, draws
 from harness.tasks.tokenizer import TextTask
 
@@ -92,7 +93,7 @@ class ReasoningGym(TextTask):
 
     def judge(self, response: str, answer: str) -> float:
         """The library's score. answer: of the problem."""
-        said = response.split("<answer>")[-1].split(ANSWER_TAG)[0].strip()
+        said = normalised(response).split("<answer>")[-1].split(ANSWER_TAG)[0].strip()
         return float(self._made.score_answer(answer=said, entry=self._made[int(answer)]))
 
     def demonstration(self, problem: Problem) -> Any:

@@ -61,6 +61,11 @@ class Score:
     extra: Mapping[str, float] = field(default_factory=dict)
 
 
+def unpaid(score: Score) -> Score:
+    """The score of a response that the limit cut off: no reward, but penalties stay, and it is not right."""
+    return replace(score, reward=min(score.reward, 0.0), exact_match=False)
+
+
 class Task(Protocol):
     """One source of problems. Pure: `problem` depends on its arguments only, so any process can ask in any order.
 

@@ -24,6 +24,7 @@ from typing import Any
 import psutil
 
 from harness.rpc.children import die_with_parent, kill_group
+from harness.tasks.rewards.reading import pays_what_ended
 from harness.tasks.task import Sample, Score
 
 _BLOCK = re.compile(r"```(?:python|py)?[ \t]*\n(.*?)```", re.DOTALL)
@@ -43,6 +44,7 @@ class Limits:
     processes: int
 
 
+@pays_what_ended
 def code(
     sample: Sample,
     *,
@@ -83,6 +85,9 @@ def _tests(answer: str) -> tuple[str | None, list[dict[str, str]]]:
         if all(isinstance(c, dict) and all(isinstance(c.get(k), str) for k in ("input", "output")) for c in cases):
             return None, cases
     raise ValueError(f'the answer {answer!r:.60} has no tests; give {{"tests": ...}} or {{"cases": [...]}}')
+
+
+code.check_answer = _tests  # type: ignore[attr-defined]
 
 
 def _words(text: str) -> list[list[str]]:

@@ -10,6 +10,8 @@ from typing import Any
 
 import psutil
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from harness.config import ConfigError
 from harness.config.compose import compose_job
@@ -17,6 +19,7 @@ from harness.config.registries import REWARDS
 from harness.tasks import Sample, Score, environment_of, make_task, observation_tokens, score_of
 from harness.tasks.rewards.code import code
 from harness.tasks.rewards.mathematics import math
+from harness.tasks.rewards.reading import normalised
 from harness.tasks.rewards.text import exact, form, length, numeric, regex
 from harness.workers.reward_pool import RewardLimits, RewardPool
 from tests.support.text_folder import text_tokenizer
@@ -42,6 +45,24 @@ def test_exact_is_the_same_text_that_came_to_its_end() -> None:
         ("0.3333333", "1/3", True), ("0.333", "1/3", False), ("none", "3", False), ("1/0", "3", False),
         ("2024-05", "5", True), (".5", "1/2", True), ("10%", "10", True), ("0", "0", True), ("1e-9", "0", False),
         ("<<3*4=12>>12", "12", True), ("1,23", "23", True), ("a1b2", "2", True),
+        # One minus, one set of digits, one space, fractions in one piece, in the response or in the row.
+        *((f"{minus}5", "-5", True) for minus in "\u2212\ufe63\uff0d\u2013\u2012\u2010"), ("-5", "\u22125", True),
+        *((f"{minus}5", "5", False) for minus in "\u2212\ufe63\uff0d\u2013\u2012"), ("5 \u2212 3 = 2", "2", True),
+        ("so\u20135", "5", True), ("3\u20135", "5", True), ("\u2212\u200b5", "-5", True), ("\uff11\uff12", "12", True),
+        ("\u0663\u0664", "34", True), ("\u096b", "5", True), ("\u0663\u066b\u0665", "3.5", True),
+        *((f"1{space}800", "1800", True) for space in "\u00a0\u2009\u202f\u2007"), ("1 800", "1800", True),
+        ("3 or 4 800", "800", True), ("1\u00bd", "1.5", True), ("\u2212\u00bd", "-.5", True), ("\U0001d7d3", "5", True),
+        ("10\u00b2", "100", True),
+        ("2.5\u00d710\u00b3", "2500", True), (r"3 \times 10^{5}", "3e5", True), (r"\boxed{\frac{3}{4}}", "0.75", True),
+        (r"\boxed{1\frac12}", "1.5", True), (r"\boxed{1{,}800}", "1800", True), ("2^{10}", "10", False),
+        # One final answer.
+        (r"\boxed{3}, then 4", "3", True), (r"\boxed{3} and \boxed{4}", "4", True), (r"\boxed{2} \boxed{", "2", True),
+        (r"\boxed{2} \boxed{}", "2", True), ("#### 5\nfor 2 reasons", "5", True), ("first 2, finally 1", "1", True),
+        ("The answer is 5. I checked it 3 times", "5", True), ("It is 3. **Answer:** 7\n\n(8)", "7", True),
+        ("Answer:\n\n7", "7", True), ("the answer is 5.5", "5.5", True), ("I answered 3 of 4", "4", True),
+        ("<think>the answer is 3</think> 4", "4", True), ("<think>3</think>", "3", True),
+        ("<answer>5</answer> of 6", "5", True), ("\u7b54\u6848\u662f\uff1a5\u3002\u51713\u6b65", "5", True),
+        ("she ate 4\n#### 72", "she ate 3\n#### 72", True),
     ],
 )  # fmt: skip
 def test_numeric_holds_the_last_numbers_against_each_other(response: str, answer: str, right: bool) -> None:
@@ -61,6 +82,18 @@ def test_numeric_holds_the_last_numbers_against_each_other(response: str, answer
         (r"$\infty$", r"$\infty$", True), (r"$2^{10}$", "1024", True), (r"$\ln(e^2)$", "2", True),
         (r"$\begin{pmatrix} 1 \\ 2 \end{pmatrix}$", r"$\begin{pmatrix} 1 \\ 2 \end{pmatrix}$", True),
         (r"$x < 3$", r"$x < 3$", True), (r"first \boxed{3}, then 4", "3", True), ("it is 72", "72", True),
+        *((rf"\boxed{{{said}}}", answer, True) for said, answer in (
+            ("18", r"\$18"), (r"\$18", r"\$18"), ("18", "$18"), (r"\$18", "18"), ("1800", r"\$1{,}800"),
+            ("18", r"18\%"), (r"1\,800", "1800"), ("1 800", "1800"), ("\u20ac18", "18"), ("90\u00b0", "90"),
+            ("18", "18 dollars"),
+            ("\u2212\\frac13", r"-\frac{1}{3}"), ("\u2013\\frac13", r"-\frac13"), ("\u00bd", "0.5"), ("x\u00b2", "x^2"),
+            ("2\u221a3", r"\sqrt{12}"), ("\u03c0", r"\pi"), (r"\boxed{5}", "5"), (r"\{3, 4\}", r"\{4, 3\}"),
+        )), ("the answer is $18", "18", True), ("from $20 to $18", "18", True),
+        *((r"\boxed{3}" + between + r"\boxed{4}", answer, answer == "4")
+          for between in (" and ", ", ", "") for answer in "34"),
+        ("$2$, $1$", "1", True), ("$2$, $1$", "2", False), (r"\boxed{3}, \fbox{4}", "4", True),
+        (r"\boxed 5", "5", True), (r"\[ x = 7 \]", "7", True), ("**Answer: $\\frac{1}{2}$**", "0.5", True),
+        (r"answer is \(\frac12\).", "0.5", True),
         (r"\frac{", "3", False), ("", "3", False), ("no idea", "3", False), (r"\boxed{1.0000001}", "1", False),
     ],
 )  # fmt: skip
@@ -77,6 +110,45 @@ def test_regex_form_and_length_do_what_they_say() -> None:
     assert form(said("4", "4")) == WRONG
     lengths = [length(said("a", "a", tokens=n), limit=10, buffer=4).reward for n in (1, 6, 8, 10, 99)]
     assert lengths == [1.0, 1.0, 0.5, 0.0, 0.0]
+
+
+@given(st.text())
+def test_a_normalised_text_is_its_own_normal_form_and_plain_text_its_own(text: str) -> None:
+    assert normalised(normalised(text)) == normalised(text)
+    assert normalised(ascii(text)) == ascii(text)
+
+
+@pytest.mark.parametrize("reward", [exact, partial(regex, pattern="{answer}"), partial(form, pattern="(?P<answer>.*)")])
+@pytest.mark.parametrize(
+    "pair", ["caf\u00e9 cafe\u0301", "\u22125 -5", "\u0665 5", "a\u00a0b a_b", "\uff21 A", "\u200f5 5"]
+)
+def test_texts_that_say_the_same_are_the_same_by_every_reward(reward: Any, pair: str) -> None:
+    one, other = (text.replace("_", " ") for text in pair.split(" "))
+    assert reward(said(one, other)).exact_match and reward(said(other, one)).exact_match
+    assert exact(said(f"so <answer>{one}</answer>", other), final=True) == RIGHT
+    assert regex(said("\uff08\u2212\uff09", ""), pattern="\uff08\u2212\uff09") == RIGHT, "a pattern names what it means"
+
+
+CUT_OFF: dict[str, tuple[dict[str, Any], str, str]] = {
+    "exact": ({}, "5", "5"), "numeric": ({}, "5", "5"), "math": ({}, r"\boxed{5}", "5"),
+    "regex": ({"pattern": "5"}, "5", "5"), "format": ({"pattern": "(?P<answer>.*)"}, "5", "5"),
+    "length": ({"limit": 9, "buffer": 1}, "5", "5"), "code": ({}, "f = 5", json.dumps({"tests": "assert f == 5"})),
+    "tests.support.rewards:commanded": ({}, "5", "5"), "tests.support.rewards:judged": ({}, "5", "5"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", CUT_OFF)
+async def test_no_reward_pays_a_response_that_the_limit_cut_off_unless_a_setting_says_so(name: str) -> None:
+    """By name, the user's own, or, where the name is of none, the task's."""
+    options, response, answer = CUT_OFF[name]
+    settings = [f"task.reward={name}", *(f"task.reward_options.{key}='{value}'" for key, value in options.items())]
+    for pay in (False, True):
+        task = make_task(compose_job([*settings, f"task.pay_truncated={pay}"]))
+        whole, cut = [await score_of(task, said(response, answer, stopped=end)) for end in (True, False)]
+        assert whole.reward > 0 and cut.reward == whole.reward * pay and (pay or not cut.exact_match)
+    penalised = make_task(compose_job(["task.reward=length", "task.reward_options={limit: 4, buffer: 2}"]))
+    assert (await score_of(penalised, said("5", "5", stopped=False, tokens=4))).reward == -1.0, "penalties stay"
+    assert (await score_of(make_task(compose_job([])), said("abc", "abc", stopped=False))).reward == 0.0
 
 
 def test_a_reward_has_a_name_and_options_that_are_its_own() -> None:
