@@ -43,7 +43,7 @@ from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import Scorer, TrainBatch, ValueBatch
 from harness.rl.aggregation import aggregation_of
 from harness.rl.diagnostics import add_diagnostics, diagnostics
-from harness.rl.kl import estimator_of
+from harness.rl.kl import loss_kl_of
 from harness.rl.learning_rate import learning_rate, peak_rate
 from harness.rl.losses import clip_bounds, policy_loss, token_gradients, unbounded_weights
 from harness.rl.losses.proximal import log_linear
@@ -120,7 +120,7 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
         if outline is not None:
             fill_shards(scorer, outline, device)
         self._device, self._algorithm = device, algorithm
-        self._aggregation = aggregation_of(algorithm.aggregation)
+        self._aggregation = aggregation_of(algorithm)
         self.masters: dict[str, torch.Tensor] = dict(model.named_parameters())
         self._parameters = sum(parameter.numel() for parameter in self.masters.values())  # DTensors count whole
         self._step, self._steps, self._horizon = torch.zeros((), dtype=torch.int64), steps, horizon
@@ -236,7 +236,7 @@ class FSDPEngine(TrainedModel[TokenScorer, TrainBatch]):
         group: dist.ProcessGroup | None,
     ) -> TokenScorer:
         self._policy_loss, self._rejection = policy_loss(algorithm), rejection_of(algorithm)
-        self._kl = estimator_of(algorithm.kl)
+        self._kl = loss_kl_of(algorithm)
         return TokenScorer(model, algorithm.temperature, training.layout, group)
 
     def _accumulate(self, batch: TrainBatch) -> dict[str, float]:
@@ -254,11 +254,12 @@ class FSDPEngine(TrainedModel[TokenScorer, TrainBatch]):
             proximal = {"proximal_log_probs": log_linear(log_probs, behaviour, lags)}
         rows = self._there(lengths)
         kept = mask if self._rejection is None else self._rejection(log_probs.detach(), behaviour, mask, rows)
-        losses = self._policy_loss(log_probs, behaviour, advantages, kept, lengths=rows, **proximal)
+        given = {"lengths": rows, "entropies": entropies.detach(), **proximal}
+        losses = self._policy_loss(log_probs, behaviour, advantages, kept, **given)
         gradients = token_gradients(losses, log_probs)
         reference = None if batch.ref_log_probs is None else self._there(batch.ref_log_probs.values)
-        if algorithm.has_loss_kl and reference is not None:
-            losses = losses + algorithm.kl_coef * self._kl(log_probs, reference, kept)
+        if self._kl is not None and reference is not None:
+            losses = losses + self._kl(log_probs, behaviour, reference, kept)
         if algorithm.entropy_coef > 0:
             losses = losses - algorithm.entropy_coef * entropies.masked_fill(~kept, 0.0)
         self._back_propagate(losses, kept, rows)

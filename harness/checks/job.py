@@ -182,7 +182,8 @@ def _check_pools(schedule: Schedule, placement: Placement) -> None:
 def _check_scoring(config: JobConfig) -> None:
     if config.algorithm.train_on_old_log_probs and not config.algorithm.recompute_log_probs:
         raise ConfigError(
-            "algorithm.correction=decoupled needs the actor_fwd role, which scores samples under the proximal policy; "
+            f"algorithm.correction={config.algorithm.correction} needs the actor_fwd role, which scores samples under "
+            "the proximal policy; "
             "set algorithm.recompute_log_probs=true, or algorithm.proximal=trainer or log_linear"
         )
     if config.algorithm.has_token_baseline and not config.algorithm.recompute_log_probs:

@@ -150,21 +150,19 @@ def _check_algorithm(config: JobConfig, schedule: Schedule) -> None:
     """Also that each option is one of them: neither names those of the other."""
     algorithm = config.algorithm
     _check_kl(algorithm)
-    if is_path(algorithm.aggregation):
-        from harness.rl.aggregation import aggregation_of
-
-        aggregation_of(algorithm.aggregation)
     if algorithm.rejection:
         from harness.rl.rejection import rejection_of
 
         rejection_of(algorithm)
-    own = algorithm.options or algorithm.shaping or algorithm.filters or is_path(algorithm.correction)
+    own = algorithm.options or algorithm.shaping or algorithm.filters
+    own = own or is_path(algorithm.correction) or is_path(algorithm.aggregation)
     if not (own or algorithm.advantage != "group" or algorithm.kl_target is not None):
         return
-    from harness.rl import advantages, filters, losses, shaping
+    from harness.rl import advantages, aggregation, filters, losses, shaping
     from harness.rl.token_advantages import token_advantages_of
 
     losses.policy_loss(algorithm)
+    aggregation.aggregation_of(algorithm)
     if token_advantages_of(algorithm) is None:
         advantages.advantages_of(algorithm)
     if advantages.needs_whole_batch(algorithm) and schedule.order != "fifo":
@@ -178,11 +176,11 @@ def _check_algorithm(config: JobConfig, schedule: Schedule) -> None:
     shaping.shaping_of(algorithm, sys.maxsize)  # how long a response may be is asked of the task later
     filters.filter_of(algorithm)
     named = losses.own_options(algorithm) | advantages.own_options(algorithm)
-    named |= shaping.own_options(algorithm) | filters.own_options(algorithm)
+    named |= aggregation.own_options(algorithm) | shaping.own_options(algorithm) | filters.own_options(algorithm)
     for option in algorithm.options:
         if option not in named:
             names = " or ".join(
-                (algorithm.correction, algorithm.advantage, *algorithm.shaping)
+                (algorithm.correction, algorithm.advantage, algorithm.aggregation, *algorithm.shaping)
                 + ((algorithm.filter,) if algorithm.filters else ())
             )
             raise ConfigError(f"algorithm.options.{option} is no option of {names}; leave it out")

@@ -82,6 +82,7 @@ _WRITTEN_IF_SET = {
         "decay_to",
         "aggregation",
         "kl",
+        "kl_unbiased",
         *_SHAPED,
     ),
     "engine": ("sample_limit_s", "on_straggler"),

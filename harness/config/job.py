@@ -163,9 +163,10 @@ class AlgorithmConfig:
     normalise_std: Switch = True  # divide advantages by the group's standard deviation; gae: whiten them over the batch
     correction: str = "clip"  # how off-policy samples are treated: docs/algorithms.md
     aggregation: str = "token_mean"  # of the losses of tokens
-    proximal: Literal["actor_fwd", "trainer", "log_linear"] = "actor_fwd"  # whose log-probs decoupled clips against
+    proximal: Literal["actor_fwd", "trainer", "log_linear"] = "actor_fwd"  # what decoupled, decoupled_tis clip against
     kl_coef: NotNegative = 0.0
     kl: str = "k3"  # estimator of the KL to the reference
+    kl_unbiased: Switch = False  # in the loss it is weighed by pi / mu: tokens are not of the policy in training
     kl_in: Literal["loss", "reward"] = "loss"  # what kl_coef times the KL is part of
     kl_target: Positive | None = None  # nats a token: in the reward, kl_coef follows it from batch to batch
     kl_horizon: Count = 10_000  # samples over which it does
@@ -253,9 +254,14 @@ class AlgorithmConfig:
         return self.kl_in == "reward" and self.kl_coef > 0
 
     @property
+    def has_proximal(self) -> bool:
+        """Whether the loss clips against another policy than that which sampled."""
+        return self.correction in ("decoupled", "decoupled_tis")
+
+    @property
     def train_on_old_log_probs(self) -> bool:
         """Whether the loss is made of what actor_fwd computes."""
-        return self.correction == "decoupled" and self.proximal == "actor_fwd"
+        return self.has_proximal and self.proximal == "actor_fwd"
 
     @property
     def learns_from_actor_fwd(self) -> bool:
@@ -266,7 +272,7 @@ class AlgorithmConfig:
     def freezes_proximal(self) -> bool:
         """Whether the trainer scores a batch before its first step, to clip against: where it makes one step only, the
         policy before that step is the one in training."""
-        return self.correction == "decoupled" and self.proximal == "trainer" and self.steps_per_version > 1
+        return self.has_proximal and self.proximal == "trainer" and self.steps_per_version > 1
 
 
 Backend = Literal["real", "virtual", "paced"]

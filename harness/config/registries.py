@@ -23,6 +23,7 @@ _TEXT = "harness.tasks.rewards.text"
 _MEASURES = (
     *product(("token", "sequence", "geometric"), ("ratio", "k1", "k2", "k3")),
     *product(("max",), ("k2", "k3")),
+    *product(("token", "sequence", "geometric"), ("difference",)),
 )
 
 SCHEDULES = {
@@ -69,11 +70,14 @@ CORRECTIONS = {
     "clip": f"{_LOSSES}.clipped:clip",
     "dual_clip": f"{_LOSSES}.clipped:dual_clip",
     "decoupled": f"{_LOSSES}.clipped:decoupled",
+    "decoupled_tis": f"{_LOSSES}.clipped:decoupled_truncated",
     "tis": f"{_LOSSES}.importance:truncated_importance",
     "mis": f"{_LOSSES}.importance:masked_importance",
+    "topr": f"{_LOSSES}.importance:tapered",
     "cispo": f"{_LOSSES}.importance:cispo",
     "gspo": f"{_LOSSES}.sequences:gspo",
     "geo_mean": f"{_LOSSES}.sequences:geo_mean",
+    "vespo": f"{_LOSSES}.sequences:vespo",
     "sapo": f"{_LOSSES}.trust_regions:sapo",
     "dro": f"{_LOSSES}.trust_regions:dro",
     "dppo_tv": f"{_LOSSES}.trust_regions:dppo_tv",
@@ -82,6 +86,7 @@ CORRECTIONS = {
     "clip_cov": f"{_LOSSES}.whole_batch:clip_cov",
     "kl_cov": f"{_LOSSES}.whole_batch:kl_cov",
     "m2po": f"{_LOSSES}.whole_batch:second_moment",
+    "top_entropy": f"{_LOSSES}.whole_batch:top_entropy",
     "tis_normalised": f"{_LOSSES}.whole_batch:normalised_importance",
 }
 
@@ -95,6 +100,7 @@ ADVANTAGES = {
     "reinforce_plus_plus": f"{_BY_BATCH}:reinforce_plus_plus",
     "reinforce_plus_plus_baseline": f"{_BY_BATCH}:reinforce_plus_plus_baseline",
     "gpg": f"{_BY_BATCH}:gpg",
+    "batch_std": f"{_BY_BATCH}:batch_std",
     "remax": f"{_ADVANTAGES}:remax",
     "gae": "harness.rl.gae:gae",
     "optimal_token_baseline": "harness.rl.token_baseline:optimal_token_baseline",

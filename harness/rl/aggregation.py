@@ -6,24 +6,40 @@ cut of a batch at sequences.
 
 An aggregation takes mask (bool [R]: tokens that count), lengths (int64 [k]: of the sequences that the tokens are of)
 and horizon (tokens that a response may have at most). It returns the weight of each token's loss, float32 [R] or None
-where all have weight 1, and the micro-batch's part of the divisor.
+where all have weight 1, and the micro-batch's part of the divisor. With the option count_empty, means over sequences
+count those without a token that counts: so do TRL's, and verl's `geo_mean`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 
+from harness.config import AlgorithmConfig
+from harness.config.fields import Switch
+from harness.config.plugins import keywords, named_by
 from harness.config.registries import find_function
 from harness.rl.losses.ratios import at_tokens, sequence_sum
 
 Aggregation = Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor | None, int]]
 
 
-def aggregation_of(name: str) -> Aggregation:
-    """The aggregation of this name, or the user's own by import path. Raises ConfigError where it cannot be called as
-    one."""
+def aggregation_of(algorithm: AlgorithmConfig) -> Aggregation:
+    """The aggregation that the settings name, with its options. Raises ConfigError for an option that is off, and where
+    the user's own cannot be called as one."""
+    name = algorithm.aggregation
+    return partial(_named(name), **keywords(_named(name), own_options(algorithm), "algorithm.options", name))
+
+
+def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
+    """Options of `algorithm.options` that the aggregation names."""
+    return named_by(_named(algorithm.aggregation), algorithm.options)
+
+
+def _named(name: str) -> Callable[..., Any]:
     return find_function("algorithm.aggregation", name, 3, "aggregation(mask, lengths, horizon)")
 
 
@@ -37,22 +53,28 @@ def token_sum(mask: torch.Tensor, lengths: torch.Tensor, horizon: int) -> tuple[
     return None, 0
 
 
-def sequence_mean_token_mean(mask: torch.Tensor, lengths: torch.Tensor, horizon: int) -> tuple[torch.Tensor, int]:
+def sequence_mean_token_mean(
+    mask: torch.Tensor, lengths: torch.Tensor, horizon: int, *, count_empty: Switch = False
+) -> tuple[torch.Tensor, int]:
     """GRPO, DeepSeekMath (arXiv 2402.03300), equation 3."""
     shares = 1.0 / sequence_sum(mask.float(), lengths).clamp(min=1.0)
-    return at_tokens(shares, lengths), _sequences(mask, lengths)
+    return at_tokens(shares, lengths), _sequences(mask, lengths, count_empty)
 
 
-def sequence_mean_token_sum(mask: torch.Tensor, lengths: torch.Tensor, horizon: int) -> tuple[None, int]:
+def sequence_mean_token_sum(
+    mask: torch.Tensor, lengths: torch.Tensor, horizon: int, *, count_empty: Switch = False
+) -> tuple[None, int]:
     """The policy gradient of a sequence's return."""
-    return None, _sequences(mask, lengths)
+    return None, _sequences(mask, lengths, count_empty)
 
 
-def sequence_mean_token_sum_norm(mask: torch.Tensor, lengths: torch.Tensor, horizon: int) -> tuple[torch.Tensor, int]:
+def sequence_mean_token_sum_norm(
+    mask: torch.Tensor, lengths: torch.Tensor, horizon: int, *, count_empty: Switch = False
+) -> tuple[torch.Tensor, int]:
     """The same over the horizon, as Dr. GRPO's code has it (arXiv 2503.20783)."""
-    return torch.full(mask.shape, 1.0 / horizon, device=mask.device), _sequences(mask, lengths)
+    return torch.full(mask.shape, 1.0 / horizon, device=mask.device), _sequences(mask, lengths, count_empty)
 
 
-def _sequences(mask: torch.Tensor, lengths: torch.Tensor) -> int:
-    """Sequences that have a token that counts."""
-    return int((sequence_sum(mask.float(), lengths) > 0).sum())
+def _sequences(mask: torch.Tensor, lengths: torch.Tensor, count_empty: bool) -> int:
+    """Sequences that have a token that counts, or all of them."""
+    return len(lengths) if count_empty else int((sequence_sum(mask.float(), lengths) > 0).sum())

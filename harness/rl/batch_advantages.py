@@ -10,7 +10,7 @@ import torch
 
 from harness.config.plugins import of_batch
 
-_EPS = 1e-8
+_EPS, _EPS_OF_STD = 1e-8, 1e-6
 
 
 @of_batch
@@ -27,6 +27,16 @@ def reinforce_plus_plus(rewards: torch.Tensor, *, lengths: torch.Tensor) -> torc
 def reinforce_plus_plus_baseline(rewards: torch.Tensor, *, lengths: torch.Tensor) -> torch.Tensor:
     """The same of rewards less their group's mean: REINFORCE++-baseline (arXiv 2501.03262)."""
     return whitened(_less_mean(rewards.float()), lengths)
+
+
+@of_batch
+def batch_std(rewards: torch.Tensor) -> torch.Tensor:
+    """(r_ij - mean_j r_ij) / (std of all rewards of the batch + 1e-6), over N - 1: no group weighs more for being hard.
+
+    Lite PPO, "Tricks or traps?" (arXiv 2508.08221), section 4.1; TRL's scale_rewards=batch.
+    """
+    rewards = rewards.float()
+    return _less_mean(rewards) / (rewards.double().std().float() + _EPS_OF_STD)
 
 
 @of_batch

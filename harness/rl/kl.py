@@ -10,8 +10,9 @@ from collections.abc import Callable
 
 import torch
 
+from harness.config import AlgorithmConfig
 from harness.config.registries import find_function
-from harness.rl.losses.ratios import MAX_LOG_RATIO, log_ratio
+from harness.rl.losses.ratios import MAX_LOG_RATIO, log_ratio, policy_ratio
 
 Estimator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -56,3 +57,24 @@ def estimator_of(name: str) -> Estimator:
     """The estimator of this name, or the user's own by import path. Raises ConfigError where it cannot be called as
     such."""
     return find_function("algorithm.kl", name, 3, "kl(log_probs, other_log_probs, mask)")
+
+
+def loss_kl_of(algorithm: AlgorithmConfig) -> Callable[..., torch.Tensor] | None:
+    """The KL to the reference as part of the loss, its coefficient included; None where there is none. It takes
+    log_probs, behaviour_log_probs, reference_log_probs and mask.
+
+    With `kl_unbiased` each token's estimate is weighed by pi / mu, through which it has a gradient, too: on tokens of
+    mu the mean is then the KL, and the gradient that of the KL (DeepSeek-V3.2, arXiv 2512.02556, section 3.1; TRL's
+    use_bias_correction_kl). Raises ConfigError as `estimator_of`.
+    """
+    if not algorithm.has_loss_kl:
+        return None
+    estimate, coefficient, unbiased = estimator_of(algorithm.kl), algorithm.kl_coef, algorithm.kl_unbiased
+
+    def loss_kl(
+        log_probs: torch.Tensor, behaviour_log_probs: torch.Tensor, reference: torch.Tensor, mask: torch.Tensor
+    ) -> torch.Tensor:
+        kl = coefficient * estimate(log_probs, reference, mask)
+        return kl * policy_ratio(log_probs, behaviour_log_probs, mask) if unbiased else kl
+
+    return loss_kl

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import json
+import math
 import shutil
 from collections.abc import Iterable
 from dataclasses import asdict
+from itertools import cycle
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -20,6 +22,7 @@ from harness.comparison.equivalence import differences
 from harness.comparison.promises import read_finished
 from harness.config import ConfigError, CostConfig
 from harness.config.compose import compose_job
+from harness.config.registries import ADVANTAGES, CORRECTIONS
 from harness.driver.session import simulate
 from harness.metrics.run_files import load_ledger, load_metrics, load_samples
 from tests.support import invariants
@@ -50,7 +53,7 @@ STEPS = "algorithm.micro_batch_groups=2 algorithm.mini_batches=4 algorithm.epoch
 OF_STEPS = {
     "clip": "algorithm.correction=clip",
     "decoupled": "algorithm.correction=decoupled algorithm.proximal=trainer",
-    "scored": "algorithm.correction=decoupled algorithm.recompute_log_probs=true",
+    "scored": "algorithm.correction=decoupled_tis algorithm.recompute_log_probs=true",
 }
 """Eight optimizer steps a batch: as rows arrive; near the policy before the first, by the trainer or by actor_fwd."""
 RUNS_OF_STEPS = {
@@ -138,6 +141,25 @@ def equal_runs(drivers: Drivers, folder: Path, settings: str, names: Iterable[st
         assert not differences(runs["colocated_2_ranks" if name.endswith("2_ranks") else "colocated"], run)
         invariants.check_run(read_finished(run))
     return list(runs.values())
+
+
+NAMED = list(zip(CORRECTIONS, cycle(sorted(ADVANTAGES.keys() - {"gae"})), strict=False))
+"""Every loss, and beside one of them every way to compare; a critic's has runs of its own."""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("named", NAMED, ids=", ".join)
+def test_every_loss_and_every_advantage_trains_and_changes_nothing_of_that(
+    results: Path, drivers: Drivers, named: tuple[str, str]
+) -> None:
+    """Groups of four, of which `torch.std` is another alone than beside others."""
+    own = "algorithm.correction={} algorithm.advantage={}".format(*named)
+    weighed = "algorithm.kl_coef=0.01 algorithm.kl_unbiased=true algorithm.aggregation=sequence_mean_token_sum"
+    settings = f"{SMALL} iterations=2 algorithm.group_size=4 algorithm.recompute_log_probs=true {weighed} {own}"
+    for run in equal_runs(
+        drivers, results / "_".join(named), settings, ("colocated", "separated_streaming", "async_0")
+    ):
+        assert all(0 < row["train/grad_norm"] < math.inf for row in load_metrics(run))
 
 
 @pytest.mark.slow

@@ -17,6 +17,7 @@ from harness.rl.advantages import advantages_of
 from harness.rl.filters import filter_of
 from harness.rl.losses import policy_loss
 from harness.rl.losses.proximal import log_linear
+from harness.rl.rejection import rejection_of
 from harness.rl.shaping import shaping_of
 from tests.support.policy_batches import NUMBERS, RANDOM, Case, algorithm
 
@@ -98,7 +99,15 @@ def tis_normalised_geometric(batch: Batch) -> Arrays:
     return weighted(batch, weights / max(np.mean(weights[first]), 1e-8))
 
 
+def topr(batch: Batch) -> Arrays:
+    """TOPR (arXiv 2503.14286), equation 8, with the sign of the advantage; ROLL's, of tokens, is
+    roll/pipeline/agentic/agentic_actor_pg_worker.py, _compute_topr_loss."""
+    whole = np.exp(np.clip(batch.of_sequence(batch.raw, np.sum), -CUT_OFF, CUT_OFF))
+    return weighted(batch, np.where(batch.advantages > 0, 1.0, np.clip(whole, 0.0, 1.0)))
+
+
 LOSSES: dict[str, tuple[dict[str, Any], Callable[[Batch], Arrays]]] = {
+    "topr": ({"correction": "topr"}, topr),
     "opsm": ({"correction": "opsm", "options": {"most_kl": 0.05}}, opsm),
     "m2po": ({"correction": "m2po"}, m2po),
     "tis, geometric": ({"correction": "tis", "options": {"level": "geometric"}}, tis_geometric),
@@ -128,7 +137,7 @@ def test_a_loss_is_that_of_its_formula(name: str) -> None:
         expected = formula(batch)
         without += int((expected[1][batch.mask] == 0).sum())
         compare(batch, settings, expected)
-    assert without or name.startswith("tis"), "nothing was left out: the test shows little"
+    assert without or name.startswith(("tis", "topr")), "nothing was left out: the test shows little"
 
 
 @pytest.mark.parametrize("cap", [1.5, None])
@@ -181,6 +190,12 @@ def population(row: np.ndarray) -> np.ndarray:
     return (row - row.mean()) / (row.std() + 1e-6)
 
 
+def batch_std(rewards: np.ndarray, _: np.ndarray) -> np.ndarray:
+    """Lite PPO (arXiv 2508.08221), section 4.1; TRL, _generate_and_score_completions, scale_rewards=batch."""
+    exact = rewards.astype(np.float64)
+    return (exact - exact.mean(axis=1, keepdims=True)) / (exact.std(ddof=1) + 1e-6)
+
+
 def best_of_all(row: np.ndarray) -> np.ndarray:
     """Pass@k with k = n (arXiv 2503.19595), section 3, not divided."""
     second, first = np.sort(row)[-2:]
@@ -191,6 +206,7 @@ ADVANTAGES: dict[str, tuple[dict[str, Any], Callable[[np.ndarray, np.ndarray], n
     "max_rl": ({"advantage": "max_rl"}, of_each_group(max_rl)),
     "group over n": ({"options": {"unbiased": False}}, of_each_group(population)),
     "best_of_k": ({"advantage": "best_of_k", "normalise_std": False}, of_each_group(best_of_all)),
+    "batch_std": ({"advantage": "batch_std"}, batch_std),
 }
 
 
@@ -234,6 +250,26 @@ def test_shaped_rewards_are_those_of_their_formula(name: str) -> None:
         rewards, lengths = drawn(number)
         found = shaping(torch.from_numpy(rewards), torch.from_numpy(lengths))
         np.testing.assert_allclose(found.numpy(), formula(rewards.astype(np.float64), lengths), rtol=1e-6, atol=1e-6)
+
+
+DIFFERENCES: dict[str, Callable[[np.ndarray], float]] = {"token": np.mean, "sequence": np.sum, "geometric": np.mean}
+
+
+@pytest.mark.parametrize("level", DIFFERENCES)
+def test_bounds_on_differences_of_probabilities_are_those_of_roll(level: str) -> None:
+    """ROLL, roll/utils/train_infer_corrections.py, compute_train_infer_correction with diff_enabled and its bounds."""
+    left = rejection_of(algorithm(rejection={f"{level}_difference": (-0.2, 0.2)}))
+    assert left is not None
+    kept = sampled = 0
+    for number in NUMBERS:
+        batch, case = Batch(number), Case(number)
+        values = np.exp(batch.log_pi) - np.exp(batch.log_mu)
+        if level != "token":
+            values = batch.of_sequence(values, DIFFERENCES[level])
+        found = left(*(torch.from_numpy(of) for of in (batch.log_pi, batch.log_mu, batch.mask)), case.lengths)
+        assert found.tolist() == ((np.abs(values) <= 0.2) & batch.mask).tolist()
+        kept, sampled = kept + int(found.sum()), sampled + int(batch.mask.sum())
+    assert 0 < kept < sampled
 
 
 def test_groups_that_are_kept_are_those_of_dynamic_sampling() -> None:

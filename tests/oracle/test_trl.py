@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.rl.kl import k3
+from harness.rl.kl import loss_kl_of
 from harness.rl.losses import policy_loss
 from harness.rl.losses.ratios import MAX_LOG_RATIO
 from tests.support.policy_batches import NUMBERS, Case, aggregated, algorithm
@@ -45,6 +45,8 @@ LOSSES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
         SEQUENCES,
         {"loss_type": "grpo", "level": "sequence", "epsilon_low": 3e-4, "epsilon_high": 4e-4},
     ),
+    "vespo": ({"correction": "vespo"}, TOKENS, {"loss_type": "vespo"}),
+    "top_entropy": ({"correction": "top_entropy"}, TOKENS, {"loss_type": "bnpo", "top_entropy_quantile": 0.2}),
     "opsm": (
         {"correction": "opsm", "options": {"most_kl": 0.05}},
         TOKENS,
@@ -53,6 +55,9 @@ LOSSES: dict[str, tuple[dict[str, Any], str, dict[str, Any]]] = {
 }
 """Here: settings and aggregation; there: settings. TRL's two-sided clip of the ratio at delta is dual-clip PPO's; its
 epsilon_high of cispo is the bound itself, not its distance from 1."""
+
+
+VESPO = {"k_pos": 2.0, "lambda_pos": 3.0, "k_neg": 3.0, "lambda_neg": 2.0}  # TRL's defaults
 
 
 def bounded(number: int) -> Case:
@@ -67,9 +72,23 @@ def bounded(number: int) -> Case:
 def theirs(case: Case, log_probs: torch.Tensor, old: torch.Tensor, more: dict[str, Any], **settings: Any) -> Any:
     """The loss of `GRPOTrainer._compute_loss`. more: of its inputs."""
     mask = case.padded(case.mask.double())
+    accelerator = SimpleNamespace(
+        num_processes=1,
+        gather=lambda of: of,
+        reduce=lambda of, reduction: of,
+        pad_across_processes=lambda of, **_: of,
+    )
     stand_in = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (case.padded(log_probs), torch.zeros_like(mask), None),
+        _get_per_token_logps_and_entropies=lambda *_, **__: (
+            case.padded(log_probs),
+            case.padded(case.entropies),
+            None,
+        ),
         get_off_policy_mask=trainer.get_off_policy_mask,
+        get_gamma_weights=trainer.get_gamma_weights,
+        get_high_entropy_mask=lambda *given: trainer.get_high_entropy_mask(
+            SimpleNamespace(accelerator=accelerator), *given
+        ),
         loss_type=settings["loss_type"],
         importance_sampling_level=settings.get("level", "token"),
         epsilon_low=settings.get("epsilon_low", 0.2),
@@ -80,17 +99,18 @@ def theirs(case: Case, log_probs: torch.Tensor, old: torch.Tensor, more: dict[st
             delta=settings.get("delta"),
             sapo_temperature_pos=1.0,
             sapo_temperature_neg=1.05,
-            use_bias_correction_kl=False,
+            use_bias_correction_kl=settings.get("use_bias_correction_kl", False),
             steps_per_generation=1,
+            **{f"vespo_{name}": value for name, value in VESPO.items()},
         ),
         use_vllm="importance_sampling_ratio" in more,
         vllm_importance_sampling_correction=True,
-        top_entropy_quantile=1.0,
+        top_entropy_quantile=settings.get("top_entropy_quantile", 1.0),
         aux_loss_enabled=False,
         max_completion_length=mask.shape[1],
         current_gradient_accumulation_steps=1,
         model=SimpleNamespace(training=True),
-        accelerator=SimpleNamespace(num_processes=1, gather=lambda of: of, reduce=lambda of, reduction: of),
+        accelerator=accelerator,
         _entropy_bonus_enabled=False,
         _metrics=defaultdict(lambda: defaultdict(list)),
     )
@@ -107,8 +127,16 @@ def theirs(case: Case, log_probs: torch.Tensor, old: torch.Tensor, more: dict[st
     return trainer._compute_loss(stand_in, None, inputs)
 
 
-def assert_same(case: Case, losses: Any, aggregation: str, log_probs: torch.Tensor, expected: torch.Tensor) -> None:
-    found = aggregated(case, losses, aggregation, log_probs)
+def assert_same(
+    case: Case,
+    losses: Any,
+    aggregation: str,
+    log_probs: torch.Tensor,
+    expected: torch.Tensor,
+    *,
+    count_empty: bool = False,
+) -> None:
+    found = aggregated(case, losses, aggregation, log_probs, count_empty=count_empty)
     torch.testing.assert_close(found[0], expected.detach(), **TOLERANCE)
     torch.testing.assert_close(found[1], torch.autograd.grad(expected, log_probs)[0], **TOLERANCE)
 
@@ -120,42 +148,61 @@ def test_a_loss_is_that_of_trl_in_value_and_gradient(name: str) -> None:
     for number in NUMBERS:
         case = bounded(number)
         log_probs = case.log_probs.clone().requires_grad_()
-        losses = loss(log_probs, case.behaviour, case.advantages, case.mask, lengths=case.lengths)
+        given = {"lengths": case.lengths, "entropies": case.entropies}
+        losses = loss(log_probs, case.behaviour, case.advantages, case.mask, **given)
         assert_same(case, losses, aggregation, log_probs, theirs(case, log_probs, case.behaviour, {}, **there))
 
 
-def test_decoupled_is_trls_clip_with_the_weight_of_its_masked_importance_sampling() -> None:
-    """Which TRL has for engines that compute otherwise than the trainer: its "old" policy is the proximal one."""
-    loss = policy_loss(algorithm(correction="decoupled", options={"cap": 2.0}))
-    left_out = 0
+@pytest.mark.parametrize("level", ["token", "sequence"])
+@pytest.mark.parametrize("correction", ["decoupled", "decoupled_tis"])
+def test_a_clip_on_a_recomputed_policy_has_the_weight_of_trls_importance_sampling(correction: str, level: str) -> None:
+    """Which TRL has for engines that compute otherwise than the trainer: its "old" policy is the proximal one. Weights
+    are masked or truncated, as `GRPOTrainer._generate_and_score_completions` makes them."""
+    low = {"low": 0.25} if correction == "decoupled" else {}
+    loss = policy_loss(algorithm(correction=correction, options={"cap": 2.0, "level": level, **low}))
+    bounded_weights = 0
     for number in NUMBERS:
         case = bounded(number)
         log_probs = case.log_probs.clone().requires_grad_()
         proximal = (case.behaviour + case.log_probs) / 2
-        ratios = case.padded(proximal - case.behaviour).exp()
-        weights = ratios.masked_fill(ratios > 2.0, 0.0)
-        left_out += int((ratios > 2.0).sum())
+        away = case.padded((proximal - case.behaviour).masked_fill(~case.mask, 0.0))
+        ratios = (away if level == "token" else away.sum(1, keepdim=True).expand_as(away)).clamp(-20, 20).exp()
+        outside = (ratios > 2.0) | (ratios < 0.25)
+        weights = ratios.clamp(max=2.0) if correction == "decoupled_tis" else ratios.masked_fill(outside, 0.0)
+        bounded_weights += int((weights != ratios).sum())
         expected = theirs(case, log_probs, proximal, {"importance_sampling_ratio": weights}, loss_type="bnpo")
         given = {"proximal_log_probs": proximal, "lengths": case.lengths}
-        assert_same(
-            case, loss(log_probs, case.behaviour, case.advantages, case.mask, **given), TOKENS, log_probs, expected
-        )
-    assert left_out
+        losses = loss(log_probs, case.behaviour, case.advantages, case.mask, **given)
+        assert_same(case, losses, TOKENS, log_probs, expected)
+    assert bounded_weights
 
 
-def test_a_loss_with_a_kl_to_the_reference_is_that_of_trl() -> None:
-    loss = policy_loss(algorithm(correction="clip"))
+@pytest.mark.parametrize("unbiased", [True, False])
+def test_a_loss_with_a_kl_to_the_reference_is_that_of_trl(unbiased: bool) -> None:
+    """TRL's default is the unbiased one."""
+    settings = algorithm(correction="clip", kl_coef=0.1, kl_unbiased=unbiased)
+    loss, kl = policy_loss(settings), loss_kl_of(settings)
+    assert kl is not None
     for number in NUMBERS:
         case = bounded(number)
         log_probs = case.log_probs.clone().requires_grad_()
         reference = (case.behaviour + case.log_probs) / 2
         losses = loss(log_probs, case.behaviour, case.advantages, case.mask)
-        losses = losses + 0.1 * k3(log_probs, reference, case.mask)
+        losses = losses + kl(log_probs, case.behaviour, reference, case.mask)
         more = {"ref_per_token_logps": case.padded(reference)}
-        assert_same(
-            case,
-            losses,
-            TOKENS,
-            log_probs,
-            theirs(case, log_probs, case.behaviour, more, loss_type="bnpo", beta=0.1),
-        )
+        there = {"loss_type": "bnpo", "beta": 0.1, "use_bias_correction_kl": unbiased}
+        assert_same(case, losses, TOKENS, log_probs, theirs(case, log_probs, case.behaviour, more, **there))
+
+
+@pytest.mark.parametrize("there", ["grpo", "dr_grpo", "luspo"])
+def test_means_over_responses_count_those_without_a_token_as_trls_do(there: str) -> None:
+    kind = {"grpo": SEQUENCES, "dr_grpo": LONGEST, "luspo": "sequence_mean_token_sum"}[there]
+    loss = policy_loss(algorithm(correction="clip"))
+    for number in NUMBERS:
+        case = bounded(number)
+        for place in list(case.sequences())[::2]:
+            case.mask[place] = False
+        log_probs = case.log_probs.clone().requires_grad_()
+        losses = loss(log_probs, case.behaviour, case.advantages, case.mask)
+        expected = theirs(case, log_probs, case.behaviour, {}, loss_type=there)
+        assert_same(case, losses, kind, log_probs, expected, count_empty=True)

@@ -32,6 +32,7 @@ class Case:
         self.advantages = torch.from_numpy(random.normal(0, 1, k)).float().repeat_interleave(self.lengths)
         self.mask = torch.from_numpy(random.random(tokens) < 0.8)
         self.mask[torch.cumsum(self.lengths, 0) - self.lengths] = True  # every response begins with the policy
+        self.entropies = torch.from_numpy(random.exponential(1.0, tokens)).float()
 
     def padded(self, values: torch.Tensor) -> torch.Tensor:
         """[R] -> [k, T], 0 where there is nothing."""
@@ -48,10 +49,11 @@ def algorithm(**settings: Any) -> AlgorithmConfig:
 
 
 def aggregated(
-    case: Case, losses: torch.Tensor, aggregation: str, log_probs: torch.Tensor
+    case: Case, losses: torch.Tensor, aggregation: str, log_probs: torch.Tensor, **options: Any
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """The loss of the batch, and its gradient in log_probs [R]."""
-    weights, divisor = aggregation_of(aggregation)(case.mask, case.lengths, case.there.shape[1])
+    """The loss of the batch, and its gradient in log_probs [R]. options: of the aggregation."""
+    aggregate = aggregation_of(algorithm(aggregation=aggregation, options=options))
+    weights, divisor = aggregate(case.mask, case.lengths, case.there.shape[1])
     total = (losses if weights is None else losses * weights).sum()
     loss = total / max(1, divisor)
     (gradient,) = torch.autograd.grad(loss, log_probs, retain_graph=True)

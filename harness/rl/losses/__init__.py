@@ -24,17 +24,17 @@ from harness.rl.losses.ratios import Level, ratio_at
 
 PolicyLoss = Callable[..., torch.Tensor]
 
-TRUNCATING = ("tis", "cispo", "dppo_tv", "dppo_kl")
+TRUNCATING = ("tis", "decoupled_tis", "cispo", "dppo_tv", "dppo_kl")
 """Corrections that bound the weights of tokens that they keep."""
 
-GIVEN = ("lengths", "proximal_log_probs")
+GIVEN = ("lengths", "proximal_log_probs", "entropies")
 """Keyword arguments that training gives to a loss that has them."""
 
 
 def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
-    """The loss that the settings name, with its options. It is called with all of `GIVEN`; proximal_log_probs is None
-    where pi as it is now is the policy to stay near. Raises ConfigError for an option that it lacks, and for one of the
-    user's that cannot be called as such."""
+    """The loss that the settings name, with its options. It is called with all of `GIVEN`, float32 [R] but for lengths;
+    proximal_log_probs is None where pi as it is now is the policy to stay near. Raises ConfigError for an option that
+    it lacks, and for one of the user's that cannot be called as such."""
     name = algorithm.correction
     loss = correction_of(name)
     options = keywords(loss, own_options(algorithm), "algorithm.options", name, given=GIVEN)

@@ -59,6 +59,27 @@ def masked_importance(
     return no_correction(log_probs, behaviour_log_probs, weight * advantages, mask)
 
 
+def tapered(
+    log_probs: torch.Tensor,
+    behaviour_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    lengths: torch.Tensor | None = None,
+    cap: Positive = 1.0,
+    level: Level = "sequence",
+) -> torch.Tensor:
+    """-A log pi where A > 0, else -min(ratio, cap) A log pi, the weight detached: what was good is imitated, what was
+    bad loses its gradient as it becomes unlikely.
+
+    TOPR, tapered off-policy REINFORCE (arXiv 2503.14286), equation 8, of whole responses; ROLL's ratios are of tokens.
+    The paper goes by the sign of the reward, here it is that of the advantage.
+    """
+    weight = ratio_at(level, log_probs.detach(), behaviour_log_probs, mask, lengths).clamp(max=cap)
+    weight = weight.masked_fill(advantages > 0, 1.0)
+    return no_correction(log_probs, behaviour_log_probs, weight * advantages, mask)
+
+
 def cispo(
     log_probs: torch.Tensor,
     behaviour_log_probs: torch.Tensor,

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import torch
 
-from harness.rl.losses.ratios import MAX_LOG_RATIO, at_tokens, log_ratio, sequence_mean
+from harness.config.fields import NotNegative
+from harness.rl.losses.importance import no_correction
+from harness.rl.losses.ratios import MAX_LOG_RATIO, at_tokens, log_ratio, ratio_at, sequence_mean
 
 
 def gspo(
@@ -50,3 +52,27 @@ def geo_mean(
     pessimistic = sign * torch.minimum(sign * per_token, sign * per_token.clamp(-low, high))
     ratio = at_tokens(sequence_mean(pessimistic, mask, lengths), lengths).clamp(-MAX_LOG_RATIO, MAX_LOG_RATIO).exp()
     return -(ratio * advantages).masked_fill(~mask, 0.0)
+
+
+def vespo(
+    log_probs: torch.Tensor,
+    behaviour_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    lengths: torch.Tensor,
+    power_above: NotNegative = 2.0,
+    decay_above: NotNegative = 3.0,
+    power_below: NotNegative = 3.0,
+    decay_below: NotNegative = 2.0,
+) -> torch.Tensor:
+    """-w^power exp(decay (1 - w)) A log pi, w the product of a sequence's ratios and all of the weight detached: 1 at
+    w = 1, and small where w is far from it on either side. `*_above` are of A >= 0, `*_below` of A < 0.
+
+    VESPO (arXiv 2602.10693); its defaults are TRL's.
+    """
+    w = ratio_at("sequence", log_probs.detach(), behaviour_log_probs, mask, lengths)
+    power = torch.where(advantages >= 0, power_above, power_below)
+    decay = torch.where(advantages >= 0, decay_above, decay_below)
+    weight = (power * w.log() + decay * (1.0 - w)).exp()
+    return no_correction(log_probs, behaviour_log_probs, weight * advantages, mask)

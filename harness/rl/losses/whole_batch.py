@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 
-from harness.config.fields import NotNegative, Positive
+from harness.config.fields import Fraction, NotNegative, Positive
 from harness.config.plugins import of_batch
 from harness.rl.losses.clipped import clip
 from harness.rl.losses.importance import no_correction
@@ -90,6 +92,31 @@ def second_moment(
     kept_of_mask[order[:kept_tokens]] = True
     kept = torch.zeros_like(mask)
     kept[mask] = kept_of_mask
+    return clip(log_probs, behaviour_log_probs, advantages, kept, clip_low=clip_low, clip_high=clip_high)
+
+
+@of_batch
+def top_entropy(
+    log_probs: torch.Tensor,
+    behaviour_log_probs: torch.Tensor,
+    advantages: torch.Tensor,
+    mask: torch.Tensor,
+    *,
+    entropies: torch.Tensor,
+    clip_low: NotNegative = 0.2,
+    clip_high: NotNegative = 0.2,
+    share: Fraction = 0.2,
+) -> torch.Tensor:
+    """`clip` of the `share` of the batch's tokens at which the policy was least certain, by its entropies (float32, of
+    the shape of log_probs): where a response branches off.
+
+    Wang et al., "Beyond the 80/20 rule" (arXiv 2506.01939), section 4; TRL's top_entropy_quantile. The others still
+    count in what losses are divided by, as there.
+    """
+    kept = mask
+    if tokens := int(mask.sum()):
+        least = math.ceil((1.0 - share) * (tokens - 1)) + 1
+        kept = mask & (entropies >= entropies[mask].kthvalue(least).values)
     return clip(log_probs, behaviour_log_probs, advantages, kept, clip_low=clip_low, clip_high=clip_high)
 
 

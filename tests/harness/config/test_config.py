@@ -67,7 +67,7 @@ def test_an_option_that_only_a_schedule_knows_travels_as_its_option(tree: dict[s
         (
             "algorithm.correction",
             "magic",
-            "algorithm.correction=magic is unknown; choose one of none, clip, dual_clip, decoupled, tis, ",
+            "algorithm.correction=magic is unknown; choose one of none, clip, dual_clip, decoupled, ",
         ),
         (
             "algorithm.rejection",

@@ -13,6 +13,7 @@ from harness.rl.losses.clipped import clip, decoupled
 from harness.rl.losses.importance import masked_importance, no_correction, truncated_importance
 from harness.rl.losses.ratios import policy_ratio, within
 from tests.support.losses import CUTTABLE, WHOLE_BATCH
+from tests.support.policy_batches import algorithm
 
 Case = tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor]
 ROWS, COLUMNS = 6, 7
@@ -40,8 +41,8 @@ def by_name(name: str) -> Callable[..., torch.Tensor]:
 
     def call(*tensors: torch.Tensor) -> torch.Tensor:
         rows, columns = tensors[0].shape
-        lengths = torch.full((rows,), columns)
-        return loss(*(tensor.flatten() for tensor in tensors), lengths=lengths).view(rows, columns)
+        given = {"lengths": torch.full((rows,), columns), "entropies": torch.linspace(0.0, 1.0, rows * columns)}
+        return loss(*(tensor.flatten() for tensor in tensors), **given).view(rows, columns)
 
     return call
 
@@ -197,9 +198,9 @@ def test_settings_reach_the_correction_that_they_name() -> None:
         assert not torch.equal(expected, gradient(find("algorithm.correction", name), inputs, **more)) or name == "none"
 
 
-@pytest.mark.parametrize("name", sorted(CORRECTIONS.keys() - {"geo_mean", "clip_cov"}))
+@pytest.mark.parametrize("name", sorted(CORRECTIONS.keys() - {"geo_mean", "clip_cov", "top_entropy"}))
 def test_on_policy_every_correction_is_the_plain_policy_gradient(name: str) -> None:
-    """But for one that takes a mean over each sequence, and one that leaves tokens out by chance."""
+    """But for one that takes a mean over each sequence, and those that leave tokens out by chance or by entropy."""
     log_probs, _, advantages, mask = case()
     inputs = (log_probs, log_probs.detach().clone(), advantages, mask)
     found, expected = gradient(by_name(name), inputs), gradient(no_correction, inputs)
@@ -230,11 +231,13 @@ def cut_gradient(name: str, kind: str, parts: list[slice]) -> torch.Tensor:
     mask = mask.clone()
     mask[7] = False  # a response with nothing sampled in it
     leaf, ends, divided = log_probs.detach().clone().requires_grad_(), [0, *lengths.cumsum(0).tolist()], 0
-    loss = loss_of(name)
+    loss, entropies = loss_of(name), torch.linspace(0.0, 1.0, len(mask))
+    aggregation = aggregation_of(algorithm(aggregation=kind))
     for part in parts:
         rows, of = slice(ends[part.start], ends[part.stop]), lengths[part]
         inputs = (leaf[rows], behaviour[rows], advantages[rows], mask[rows])
-        losses, (weights, divisor) = loss(*inputs, lengths=of), aggregation_of(kind)(mask[rows], of, 14)
+        losses = loss(*inputs, lengths=of, entropies=entropies[rows])
+        weights, divisor = aggregation(mask[rows], of, 14)
         (losses if weights is None else losses * weights).sum().backward()
         divided += divisor
     assert leaf.grad is not None

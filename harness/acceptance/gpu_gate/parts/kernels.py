@@ -128,13 +128,14 @@ def _loss(device: torch.device, correction: str) -> Check:
     log_probs = -3.4 + 0.3 * torch.randn(64 * 200, generator=generator)
     behaviour = log_probs + 0.2 * torch.randn(64 * 200, generator=generator)
     advantages = torch.randn(64, generator=generator).repeat_interleave(lengths)
-    mask = torch.rand(64 * 200, generator=generator) < 0.7
+    mask, entropies = torch.rand(64 * 200, generator=generator) < 0.7, -log_probs
     loss = policy_loss(AlgorithmConfig("gate", 8, 8, 8, learning_rate=0.0, correction=correction))
     found = []
     for where, dtype in ((torch.device("cpu"), torch.float64), (device, torch.float32)):
         leaf = log_probs.to(where, dtype).requires_grad_()
         others = [behaviour.to(where, dtype), advantages.to(where, dtype), mask.to(where)]
-        losses = loss(leaf, *others, lengths=lengths.to(where)) + 0.1 * k3(leaf, others[0], others[2])
+        losses = loss(leaf, *others, lengths=lengths.to(where), entropies=entropies.to(where, dtype))
+        losses = losses + 0.1 * k3(leaf, others[0], others[2])
         losses.sum().backward()
         found.append((losses.detach(), leaf.grad))
     (exact, exact_gradient), (ours, gradient) = found
