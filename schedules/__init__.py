@@ -1,5 +1,5 @@
 """Schedules, one file each; `harness/config/registries.py` has their names."""
 
-from schedules.base import Order, Schedule, Transport
+from schedules.base import Order, Schedule
 
-__all__ = ["Order", "Schedule", "Transport"]
+__all__ = ["Order", "Schedule"]

@@ -7,12 +7,11 @@ import dataclasses
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Coroutine, Sequence
-from typing import Any, ClassVar, Literal
+from typing import Any, ClassVar
 
 from schedules.capacity import Capacity
 from schedules.protocol import Job
 
-Transport = Literal["collective", "local", "ipc", "host_staged"]
 Order = str
 """`fifo`, `completion`, or `package.module:Class` of a policy of the queue that training follows instead."""
 
@@ -39,10 +38,10 @@ class Schedule(ABC):
     Raises ValueError, with the value and the fix, for an option that is out of its bounds.
     """
 
-    transport: ClassVar[Transport]
+    transport: ClassVar[str]
     """How weights travel: by broadcast between pools (collective), through memory that the processes of a host share
-    (ipc), to host memory in the background (host_staged), or not at all: roles that share a pool take them from the
-    trainer beside them (local)."""
+    (ipc), to host memory in the background (host_staged), not at all: roles that share a pool take them from the
+    trainer beside them (local); or by `package.module:Class`, a transport of one's own."""
 
     colocated: ClassVar[bool] = False
     """All device roles share one pool and take turns; otherwise rollout has devices of its own."""

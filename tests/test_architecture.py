@@ -12,7 +12,7 @@ from pathlib import PurePosixPath
 
 from engines import EMBEDDED
 from harness.config.compose import GROUPS
-from harness.config.registries import ENGINES, SCHEDULES, TASKS, find
+from harness.config.registries import ENGINES, SCHEDULES, TASKS, TRANSPORTS, find
 from tests.support.project import ROOT
 
 PACKAGES = ("cadence", "harness", "schedules", "engines")
@@ -196,6 +196,12 @@ def test_what_schedules_share_names_no_schedule() -> None:
     may = tuple(f"harness/{name}/" for name in MAY_NAME_ONE)
     shared = [file for file in in_package("harness/") if not file.startswith(may) and file != REGISTRY]
     assert offenders(shared, lambda file: {text for text in texts(file) for name in SCHEDULES if name in text}) == {}
+
+
+def test_only_the_table_of_names_and_schedules_name_a_transport_of_weights() -> None:
+    """All else asks what it says of itself, so that one more is its file and a line."""
+    others = [file for file in FILES if not file.startswith("schedules/") and file != REGISTRY]
+    assert offenders(others, lambda file: set(texts(file)) & set(TRANSPORTS)) == {}
 
 
 def test_the_harness_names_no_engine() -> None:

@@ -150,20 +150,19 @@ def _simulated(
         )
     check_batch(config, schedule, placement)
     _check_pools(schedule, placement)
-    check_memory(config, placement)
+    check_memory(config, placement, schedule.transport)
     return JobPlan(placement, gpu=False, backend=backend, why=why)
 
 
 def _check_communicators(config: JobConfig, schedule: Schedule, placement: Placement) -> list[Communicator]:
-    transport = "local" if schedule.colocated else schedule.transport
     found = communicators(
         placement,
-        transport=transport,
+        transport=schedule.transport,
         training_tensor_parallel=config.training.tensor_parallel,
         engine_tensor_parallel=config.engine.tensor_parallel,
         in_order=schedule.order == "fifo",
     )
-    check_communicators(found, placement, transport)
+    check_communicators(found, placement, schedule.transport)
     return found
 
 

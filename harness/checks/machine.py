@@ -13,6 +13,7 @@ from harness.config.changes import as_arguments, changed
 from harness.config.communicators import Communicator
 from harness.config.machine import Machine
 from harness.config.placement import Placement, resolve_split
+from harness.config.transports import transport_of
 from harness.cost_model.engine_memory import EngineMemory
 from harness.cost_model.job_cost import too_much
 from harness.cost_model.memory_plan import (
@@ -147,12 +148,12 @@ def check_instances(groups: Sequence[Communicator], machine: Machine, gpu: bool)
 
 def check_nodes(schedule: Schedule, placement: Placement, machine: Machine, gpu: bool) -> None:
     """Check that what processes share by a path or a handle stays on their host."""
-    if machine.nodes < 2 or schedule.transport != "ipc":
+    if machine.nodes < 2 or not transport_of(schedule.transport).one_host:
         return
     per_node = (machine.gpus if gpu else machine.cores) // machine.nodes
     if placement.total > per_node:
         raise HardwareMissing(
-            f"transport=ipc shares memory inside of one host, and {placement.total} devices stand in "
+            f"transport={schedule.transport} shares memory inside of one host, and {placement.total} devices stand in "
             f"{machine.nodes} nodes of {per_node}; set DEVICES={per_node}, or give the schedule transport = "
             '"collective"'
         )

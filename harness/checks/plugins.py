@@ -13,6 +13,7 @@ from typing import Any
 from harness.config import AlgorithmConfig, ClusterConfig, ConfigError, JobConfig
 from harness.config.plugins import is_path, load, make
 from harness.config.registries import ENGINES, find
+from harness.config.transports import transport_of
 from harness.cost_model.memory_plan import EngineShare
 from harness.protocols import RolloutEngine
 from harness.runtime.runtime import Storage, cluster_address
@@ -123,6 +124,7 @@ def check_plugins(config: JobConfig, schedule: Schedule) -> None:
                 f"eval.function={config.eval.function} is never called with eval.every=0; set eval.every=20"
             )
     _check_order(schedule.order)
+    _check_transport(schedule)
     _check_algorithm(config, schedule)
 
 
@@ -144,6 +146,16 @@ def _check_order(order: str) -> None:
                 f"schedule.order={order} lacks {', '.join(missing)}; extend a policy of "
                 "harness.transfer_queue.control.policies, such as Completion"
             )
+
+
+def _check_transport(schedule: Schedule) -> None:
+    name = schedule.transport
+    if (colocated := transport_of(name).colocated) != schedule.colocated:
+        fix = "colocated = True" if colocated else 'transport = "local"'
+        raise ConfigError(
+            f"the schedule has transport={name} and colocated={schedule.colocated}: roles that share devices take "
+            f"weights from the trainer beside them, and only those do; give it {fix}"
+        )
 
 
 def _check_algorithm(config: JobConfig, schedule: Schedule) -> None:

@@ -19,10 +19,7 @@ from typing import Literal
 
 from harness.config import ConfigError
 from harness.config.placement import Placement
-
-_LOCAL = "local"  # the transport of colocated schedules: trainer and engine of a device hand weights over
-_OVER_HOST = ("ipc", "host_staged")
-_FROM_ALL_RANKS = ("collective", "host_staged")  # each training rank sends a share, over a group of its own
+from harness.config.transports import transport_of
 
 
 @dataclass(frozen=True, order=True)
@@ -60,8 +57,7 @@ def communicators(
 
     in_order: groups are trained as they were admitted; else the first rank of the training world deals them out.
 
-    transport: of the schedule; "collective" sends between devices, "host_staged" between hosts, "ipc" meets at barriers
-    of the host; "local", of colocated schedules, needs no group: engines and scorers lie on the actor's devices.
+    transport: of the schedule; one of colocated roles needs no group: engines and scorers lie on the actor's devices.
     """
     world = tuple(CommunicatorRank("actor", rank, device) for rank, device in enumerate(placement.devices["actor"]))
     t = training_tensor_parallel
@@ -79,26 +75,25 @@ def communicators(
         found.append(Communicator("critic's world", own, "device"))
     engines = list(_engines(placement, engine_tensor_parallel))
     found += [Communicator(f"engine {k}", engine, "device") for k, engine in enumerate(engines)]
-    if transport != _LOCAL:
+    carrier = transport_of(transport)
+    if not carrier.colocated:
         receivers = [engine[0] for engine in engines] + list(_scorers(placement))
-        over: Literal["device", "host"] = "host" if transport in _OVER_HOST else "device"
         senders = world[: sending_ranks(transport, len(world))]
-        found += [Communicator(f"weights of {sender}", (sender, *receivers), over) for sender in senders]
+        found += [Communicator(f"weights of {sender}", (sender, *receivers), carrier.over) for sender in senders]
     return [communicator for communicator in found if len(communicator.members) > 1]
 
 
 def sending_ranks(transport: str, ranks: int, buckets: int | None = None) -> int:
     """How many training ranks, the first ones, send weights to the engines: all of them, unless there are fewer buckets
-    to send (None: there are enough). By "ipc" the first sends for all, through one memory; by "local" nothing is sent.
-    """
-    if transport not in _FROM_ALL_RANKS:
+    to send (None: there are enough), or the transport has the first one send for all."""
+    if not transport_of(transport).all_ranks_send:
         return 1
     return ranks if buckets is None else max(1, min(ranks, buckets))
 
 
 def check_communicators(found: Iterable[Communicator], placement: Placement, transport: str) -> None:
     """Raises ConfigError, naming both roles, the device and a fix, for a communicator with two ranks on one device, and
-    for a local transport to a role that is not on the actor's devices."""
+    for a transport of colocated roles to one that is not on the actor's devices."""
     for communicator in found:
         on: dict[int, CommunicatorRank] = {}
         for member in communicator.members:
@@ -108,7 +103,7 @@ def check_communicators(found: Iterable[Communicator], placement: Placement, tra
                     f"schedule.split puts {other} and {member} on device {member.device}, and both are ranks of "
                     f"the communicator {communicator.name!r}, which can have one on a device; {_fix(other, member)}"
                 )
-    if transport != _LOCAL:
+    if not transport_of(transport).colocated:
         return
     actor = placement.devices["actor"]
     for role in ("rollout", "actor_fwd"):

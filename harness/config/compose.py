@@ -9,7 +9,7 @@ import math
 from collections.abc import Sequence
 from itertools import accumulate
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 from hydra import compose, initialize_config_dir
 from hydra.core.config_store import ConfigStore
@@ -24,7 +24,7 @@ from harness.config.job import COMMON_TO_TASKS, refuse_moved
 from harness.config.model_folder import is_source, looks_like_source, model_settings
 from harness.config.plugins import Plugin, as_file_name, defaults, is_path, load, make, plugin
 from harness.config.registries import check_name, find
-from schedules import Schedule, Transport
+from schedules import Schedule
 
 _ROOT = Path(__file__).resolve().parents[2]  # a checkout, or where packages are installed: experiments/ comes along
 EXPERIMENTS = _ROOT / "experiments"
@@ -199,14 +199,7 @@ def make_schedule(config: JobConfig) -> Schedule:
     if not isinstance(eta, int | float) or not 0 <= eta < math.inf:
         raise ConfigError(f"schedule={name} has eta={eta}; make it a number of iterations, 0 or more")
     check_name("schedule.order", made.order)
-    if transport not in get_args(Transport):
-        raise ConfigError(f"schedule={name} has transport={transport}; choose one of {', '.join(get_args(Transport))}")
-    if made.colocated != (transport == "local"):
-        fix = "colocated = True" if transport == "local" else 'transport = "local"'
-        raise ConfigError(
-            f"schedule={name} has transport={transport} and colocated={made.colocated}: roles that share devices take "
-            f"weights from the trainer beside them, and only those do; give it {fix}"
-        )
+    check_name("schedule.transport", str(transport), f"schedule={name}: transport")
     return made
 
 
@@ -239,8 +232,10 @@ def cell_name(config: JobConfig) -> str:
 
 def plugins_of(config: JobConfig) -> list[Plugin]:
     """The code of the user's that a job uses. Raises ConfigError where one cannot be imported."""
+    schedule = make_schedule(config)
     others = (
-        ("schedule.order", make_schedule(config).order),
+        ("schedule.order", schedule.order),
+        ("schedule.transport", schedule.transport),
         ("task.generate", config.task.generate or ""),
         ("task.buffer", config.task.buffer or ""),
         ("eval.function", config.eval.function or ""),

@@ -8,6 +8,7 @@ from pydantic import Field, Strict
 from pydantic.dataclasses import dataclass
 
 from harness.config.fields import STRICT, Count, Fraction, Name, NotNegative, Part, Positive
+from harness.config.registries import check_name
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -59,11 +60,14 @@ class TransferCost:
     on; stage: from then until they are in an engine's host memory, nothing of which where it is None; load: what an
     engine waits, besides sync_s."""
 
-    transport: Literal["collective", "ipc", "host_staged"]
+    transport: str
     ranks: Count
     send: BytesCost
     load: BytesCost
     stage: BytesCost | None = None
+
+    def __post_init__(self) -> None:
+        check_name("schedule.transport", self.transport, "cost.transfers.transport")
 
 
 ONE_TOKEN = LengthsConfig(kind="constant", mean=1.0, cap=1)

@@ -139,6 +139,13 @@ STORAGES = {
     "ray": "harness.transfer_queue.storage.ray_objects:RayUnits",
 }
 
+TRANSPORTS = {
+    "collective": "harness.weight_sync.collective:Collective",
+    "ipc": "harness.weight_sync.ipc:SharedMemory",
+    "host_staged": "harness.weight_sync.host_staged:HostStaged",
+    "local": "harness.weight_sync.local:Local",
+}
+
 ORDERS = {
     "fifo": "harness.transfer_queue.control.policies:Fifo",
     "completion": "harness.transfer_queue.control.policies:CompletionFirst",
@@ -158,6 +165,7 @@ REGISTRIES: Mapping[str, Mapping[str, str]] = {
     "algorithm.rejection": REJECTIONS,
     "cluster.queue": STORAGES,
     "schedule.order": ORDERS,
+    "schedule.transport": TRANSPORTS,
 }
 """Names by setting, and the import path of each. Losses, advantages and the like are functions, whose keyword-only
 parameters are their options (`algorithm.options`); the others are classes."""

@@ -9,8 +9,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from harness.config import BytesCost, CostConfig, TransferCost
+from harness.config.transports import TransferTimes, transport_of
 from harness.transfer_queue import Ragged
-from schedules import Transport
 
 SAME_STEP = 1e-6  # of a step: nearer than this is the same moment, rounded
 
@@ -72,23 +72,9 @@ class DecodeCost:
         return count
 
 
-@dataclass(frozen=True)
-class TransferTimes:
-    """Seconds of one weight update. send_s: the trainer waits; stage_s: on the way in the background, nothing waits;
-    load_s: an engine waits."""
-
-    send_s: float
-    stage_s: float
-    load_s: float
-
-
-def transfer_times(cost: CostConfig, transport: Transport, sender_links: float = 1.0, ranks: int = 1) -> TransferTimes:
-    """Times of a transport of `harness.weight_sync` from so many training ranks: as it was timed from the largest
-    number of ranks that is not above, or where it was not timed, by speeds.
-
-    collective: both sides at once, over the network. ipc: the trainer writes host memory, then engines read it. local:
-    the same, an upper bound: what is copied on one device need not go through the host. host_staged: the trainer copies
-    to its host; the network in the background; then engines read their host's memory.
+def transfer_times(cost: CostConfig, transport: str, sender_links: float = 1.0, ranks: int = 1) -> TransferTimes:
+    """Times of a transport from so many training ranks: as it was timed from the largest number of ranks that is not
+    above, or where it was not timed, as it says itself by speeds.
 
     sender_links: to host memory, of the training ranks that send, for each one of an engine's. Over the network they
     gain nothing: an engine takes in all of the weights, however many send them.
@@ -96,16 +82,7 @@ def transfer_times(cost: CostConfig, transport: Transport, sender_links: float =
     timed = [each for each in cost.transfers if each.transport == transport and each.ranks <= ranks]
     if timed:
         return _timed(cost, max(timed, key=lambda each: each.ranks))
-    network_s = cost.weight_bytes / cost.network_bytes_per_s
-    host_s = cost.weight_bytes / cost.host_bytes_per_s
-    out_s = host_s / sender_links
-    times = {
-        "collective": TransferTimes(network_s + cost.sync_s, 0.0, network_s + cost.sync_s),
-        "ipc": TransferTimes(out_s + cost.sync_s, 0.0, host_s + cost.sync_s),
-        "local": TransferTimes(host_s + cost.sync_s, 0.0, host_s + cost.sync_s),
-        "host_staged": TransferTimes(out_s + cost.sync_s, network_s, host_s + cost.sync_s),
-    }
-    return times[transport]
+    return transport_of(transport).times(cost, sender_links)
 
 
 def _timed(cost: CostConfig, transfer: TransferCost) -> TransferTimes:

@@ -35,24 +35,25 @@ def simulated_cost(config: JobConfig, placement: Placement, trained: str = "acto
     return roofline(config.model, config.device, config.cost, layout_of(config, placement, trained))
 
 
-def check_memory(config: JobConfig, placement: Placement) -> None:
-    """Raise ConfigError for a job that its devices cannot hold. Costs that are given say nothing of a device."""
+def check_memory(config: JobConfig, placement: Placement, transport: str) -> None:
+    """Raise ConfigError for a job that its devices cannot hold; transport: of its weights. Costs that are given say
+    nothing of a device."""
     if isinstance(config.cost, CostConfig):
         return
     _check_engine(config, config.cost, layout_of(config, placement))
-    setting = described(config, config.cost, placement)
+    setting = described(config, config.cost, transport)
     plan = plan_memory(config, placement, setting)
     for pool in plan.pools:
         if pool.peak > plan.there and pool.roles != ("rollout",):
             raise ConfigError(f"{too_much(config, plan, pool)} of device={config.device.name}; {_use(pool)}")
 
 
-def described(config: JobConfig, cost: RooflineConfig, placement: Placement) -> PlanSetting:
+def described(config: JobConfig, cost: RooflineConfig, transport: str) -> PlanSetting:
     """The devices that a job is simulated on."""
     return PlanSetting(
         Lengths(cost.prompt_tokens, _longest(cost) - cost.prompt_tokens),
         config.device.memory_bytes,
-        "local" if layout_of(config, placement).colocated else "collective",
+        transport,
         simulated=True,
         usable=cost.kv_share,
     )

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from harness.config import JobConfig
 from harness.config.placement import Placement
+from harness.config.transports import TransferMemory, transport_of
 from harness.cost_model.engine_memory import EngineMemory
 from harness.cost_model.shape import bytes_per_number, head_parameters, weight_bytes
 from harness.cost_model.training_memory import Pass, RankMemory
@@ -273,13 +274,9 @@ def _kept_rows(config: JobConfig, ranks: int, setting: PlanSetting) -> list[Item
 
 
 def _sent(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...], setting: PlanSetting) -> list[Item]:
-    """Two buckets; what is gathered of one while it is copied to the host; or on devices that engines share one
-    parameter at a time, gathered."""
-    if setting.transport == "local":
-        return [Item("a parameter, gathered", _largest(config) if rank.sharded else 0.0, ("publish",))]
-    if setting.transport == "host_staged":
-        return [Item("a bucket, gathered", _buckets(config) / 2, ("publish",))]
-    return [Item("transfer buckets", _buckets(config), phases)]
+    """Memory of the transport where weights are sent."""
+    held = _transfer(config, setting, sharded=rank.sharded)
+    return [Item(held.what, held.sender, phases if held.kept else ("publish",))]
 
 
 def _engine(config: JobConfig, setting: PlanSetting, *, sleeps: bool) -> list[Item]:
@@ -297,8 +294,8 @@ def _engine(config: JobConfig, setting: PlanSetting, *, sleeps: bool) -> list[It
     ]
     if apart:
         items.append(Item("weights on their way into the engine", _into_engine(config), ("publish",)))
-    if not sleeps and setting.transport in ("collective", "ipc"):
-        items.append(Item("transfer buckets", _buckets(config), ("generate", "publish")))
+    if not sleeps:
+        items += _received(config, setting, "generate")
     return items
 
 
@@ -324,16 +321,24 @@ def _scoring(
     if "actor_fwd" in roles and "actor" not in roles:
         spread = devices if setting.simulated else 1
         items.append(Item("weights to score with", weight_bytes(model) / spread, every))
-        if setting.transport in ("collective", "ipc"):
-            items.append(Item("transfer buckets", _buckets(config), ("score", "publish")))
+        items += _received(config, setting, "score")
     if items and "actor" not in roles:
         items.append(Item("a forward pass", rank.forward_work + rank.head_forward, ("score",)))
     return items
 
 
-def _buckets(config: JobConfig) -> float:
-    """Two, each as large as the largest parameter at least (harness/weight_sync/plan.py)."""
-    return 2 * max(config.cluster.bucket_bytes, _largest(config))
+def _received(config: JobConfig, setting: PlanSetting, working: Phase) -> list[Item]:
+    """Memory of the transport where weights arrive; working: the phase in which that role computes."""
+    held = _transfer(config, setting, sharded=False)
+    phases: tuple[Phase, ...] = (working, "publish") if held.kept else ("publish",)
+    return [Item("transfer buckets", held.receiver, phases)] if held.receiver else []
+
+
+def _transfer(config: JobConfig, setting: PlanSetting, *, sharded: bool) -> TransferMemory:
+    """A bucket is as large as the largest parameter at least (harness/weight_sync/plan.py)."""
+    largest = _largest(config)
+    bucket = max(config.cluster.bucket_bytes, largest)
+    return transport_of(setting.transport).memory(bucket, largest, sharded=sharded)
 
 
 def _largest(config: JobConfig) -> float:

@@ -34,13 +34,13 @@ from harness.rl.filters import filter_of, given_to_filter
 from harness.rl.learning_rate import critic_settings
 from harness.tasks import Task, make_task, max_tokens
 from harness.tasks.task import SimulatedTask
-from harness.weight_sync.endpoints import LocalReceiver, LocalSender, WeightReceiver, WeightSender
+from harness.weight_sync.endpoints import WeightReceiver, WeightSender
+from harness.weight_sync.local import LocalReceiver, LocalSender
 from harness.weight_sync.simulated import SimulatedReceiver, SimulatedSender
 from harness.workers.filtering import DrawnJudge, Judge, RewardJudge
 from harness.workers.replaying import RecordedRollout, ReplayedEngine
 from harness.workers.simulated_environment import simulated_environment
 from harness.workers.turns import EngineTurns, Turns, world_turns
-from schedules import Transport
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -339,7 +339,7 @@ class SimulatedEngines:
     config: JobConfig
     cost: CostConfig
     seed: int
-    transport: Transport
+    transport: str
     sender_links: float
     data_parallel: Mapping[str, int]
     paced: bool

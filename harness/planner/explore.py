@@ -147,7 +147,7 @@ def _prospects(
     """Candidates that fit memory and pass the checks, with the time that they need at least, and probably."""
     roles, streaming = device_roles(config), isinstance(schedule, _STREAMING)
     for candidate in candidates:
-        cost = cost_of(config, candidate, roles)
+        cost = cost_of(config, schedule, candidate, roles)
         if cost is not None and (door is None or door.opens(candidate.apply(config, roles), candidate, roles)):
             pools = pool_layout(config, schedule, candidate, len(scoring_roles(roles)))
             least = least_work(cost, pools, lengths)
@@ -188,12 +188,12 @@ def pool_layout(config: JobConfig, schedule: Schedule, candidate: Candidate, sta
     )
 
 
-def cost_of(config: JobConfig, candidate: Candidate, roles: tuple[str, ...]) -> CostConfig | None:
+def cost_of(config: JobConfig, schedule: Schedule, candidate: Candidate, roles: tuple[str, ...]) -> CostConfig | None:
     """Costs of a candidate's workers; None where they do not fit."""
     job = candidate.apply(config, roles)
     placement = resolve_split(job.schedule.split, job.cluster.devices, roles)
     try:
-        check_memory(job, placement)
+        check_memory(job, placement, schedule.transport)
         return simulated_cost(job, placement)
     except ConfigError:
         return None

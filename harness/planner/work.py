@@ -14,7 +14,6 @@ from engines.simulated.decoding import decoded_s
 from harness.config import CostConfig, JobConfig
 from harness.cost_model.cost import DecodeCost, offload_s, transfer_times
 from harness.cost_model.lengths import ResponseLengths
-from schedules import Transport
 
 _LOOKED_AT = 2  # engines whose share of a batch is decoded to see how long it takes
 
@@ -100,7 +99,7 @@ class PoolLayout:
     apart: bool
     fresh_from: int
     together: int
-    transport: Transport
+    transport: str
     sender_links: float = 1.0
     epochs: int = 1
     steps: int = 1

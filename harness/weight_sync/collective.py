@@ -11,27 +11,26 @@ from __future__ import annotations
 from collections import deque
 from collections.abc import Mapping
 
-import msgspec
 import torch
 import torch.distributed as dist
 
+from harness.config import CostConfig
+from harness.config.transports import TransferMemory, TransferTimes, Transport
 from harness.weight_sync.plan import Bucket, TransferPlan, digests, outgoing, pack, pieces
 from harness.weight_sync.process_group import (
     BucketEnd,
     BucketInFlight,
     BucketReceiver,
     BucketSender,
+    GroupOffer,
     Rendezvous,
     Sources,
     TransferGroup,
 )
 
 
-class CollectiveOffer(msgspec.Struct, frozen=True, tag=True):
+class CollectiveOffer(GroupOffer, frozen=True):
     """A plan, and where to meet for its broadcasts."""
-
-    plan: TransferPlan
-    rendezvous: Rendezvous
 
     def receiver(self, number: int, device: torch.device, previous: object = None) -> CollectiveReceiver:
         return CollectiveReceiver(self.plan, Sources(self.plan, self.rendezvous.receiver_groups(number, device)))
@@ -42,6 +41,28 @@ class CollectiveOffer(msgspec.Struct, frozen=True, tag=True):
         """The sending end; `store` is the rendezvous's. Returns when all receivers have joined."""
         group = self.rendezvous.sender_group(store, device, number)
         return CollectiveSender(self.plan, group, self.rendezvous.senders, number)
+
+
+class Collective(Transport):
+    """Broadcast between devices, two buckets at either end."""
+
+    over = "device"
+    all_ranks_send = True
+    offers = CollectiveOffer
+
+    def times(self, cost: CostConfig, sender_links: float) -> TransferTimes:
+        """Both sides at once, over the network."""
+        seconds = cost.weight_bytes / cost.network_bytes_per_s + cost.sync_s
+        return TransferTimes(seconds, 0.0, seconds)
+
+    def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
+        return TransferMemory("transfer buckets", 2 * bucket, 2 * bucket)
+
+    def offer(
+        self, plan: TransferPlan, rendezvous: Rendezvous, device: torch.device, *, within_gpu: bool
+    ) -> tuple[CollectiveOffer, CollectiveOffer]:
+        made = CollectiveOffer(plan, rendezvous)
+        return made, made
 
 
 class _CollectiveEnd(BucketEnd):

@@ -3,22 +3,20 @@
 from __future__ import annotations
 
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Annotated, Protocol, runtime_checkable
 
+import msgspec
 import torch
 import torch.distributed as dist
 
+from harness.config.transports import transport_of
 from harness.protocols import Clock, Span, TrainEngine
-from harness.runtime.messages import Wire
+from harness.runtime.messages import Wire, decode, encode
 from harness.runtime.runtime import Waits
-from harness.weight_sync.collective import CollectiveOffer
-from harness.weight_sync.host_staged import HostStagedOffer
-from harness.weight_sync.ipc import CudaOffer, CudaSlots, SharedOffer, share_slots
-from harness.weight_sync.plan import TransferPlan, gathered, pack, plan_transfer
-from harness.weight_sync.process_group import Rendezvous, open_rendezvous
-from schedules.base import Transport
+from harness.weight_sync.plan import TransferPlan, pack, plan_transfer
+from harness.weight_sync.process_group import GroupOffer, open_rendezvous
 
 
 @runtime_checkable
@@ -96,36 +94,30 @@ class WeightOffer(Protocol):
         Raises TransferError where the ends did not meet."""
 
 
-class GroupOffer(WeightOffer, Protocol):
-    """An offer whose ends meet as a process group."""
+class SentOffer(msgspec.Struct, frozen=True):
+    """An offer on its way from the trainer: its transport by name, or import path, and its bytes."""
+
+    transport: str
+    data: bytes
+
+    @classmethod
+    def of(cls, transport: str, offer: GroupOffer) -> SentOffer:
+        """Encode an offer of this transport."""
+        return cls(transport, encode(offer))
+
+    def opened(self) -> GroupOffer:
+        """Decode it. Raises ConfigError where this process has no such transport."""
+        offer: GroupOffer = decode(self.data, transport_of(self.transport).offers)
+        return offer
 
     @property
-    def rendezvous(self) -> Rendezvous:
-        """The place where they meet."""
+    def plan(self) -> TransferPlan:
+        return self.opened().plan
 
-
-SentOffer = Annotated[WeightOffer, Wire(CollectiveOffer | SharedOffer | CudaOffer | HostStagedOffer)]
-"""An offer on its way from the trainer to a receiver."""
-SentGroupOffer = Annotated[GroupOffer, Wire(CollectiveOffer | SharedOffer | CudaOffer | HostStagedOffer)]
-OfferOfAll = CollectiveOffer | HostStagedOffer
-"""An offer by which other ranks than the one that made it send, too."""
-_OFFERS: Mapping[str, Callable[[TransferPlan, Rendezvous], CollectiveOffer | SharedOffer | HostStagedOffer]] = {
-    "collective": CollectiveOffer,
-    "ipc": share_slots,
-    "host_staged": HostStagedOffer,
-}
-
-
-def weight_source(
-    transport: Transport, plan: TransferPlan, rendezvous: Rendezvous, device: torch.device, *, within_gpu: bool
-) -> tuple[WeightSource, SentGroupOffer]:
-    """The source by which rank 0 of the trainer sends, and the offer of it to all others. device: the sender's;
-    within_gpu: `ipc` is to stay there, where the receivers are, too."""
-    if transport == "ipc" and within_gpu:
-        slots = CudaSlots(plan, rendezvous, device)
-        return slots, slots.offer
-    offer = _OFFERS[transport](plan, rendezvous)
-    return offer, offer
+    def receiver(
+        self, number: int, device: torch.device, previous: WeightReceiver | HostReceiver | None = None
+    ) -> WeightReceiver | HostReceiver:
+        return self.opened().receiver(number, device, previous)
 
 
 class GatherOnlySender:
@@ -138,24 +130,6 @@ class GatherOnlySender:
     async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
         for bucket, owner in zip(self.plan.buckets, self._owners, strict=True):
             pack(bucket, parameters, None, owner)
-
-
-class LocalSender:
-    """The sender of a trainer whose weights are read where they are."""
-
-    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
-        """Do nothing: nothing travels."""
-
-
-class LocalReceiver:
-    """Reads the parameters of the training rank in the same process: by reference where it has them whole, else
-    gathered from all ranks, which have to load at the same time."""
-
-    def __init__(self, trainer: TrainEngine) -> None:
-        self._trainer = trainer
-
-    def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((name, gathered(parameter)) for name, parameter in self._trainer.named_parameters().items())
 
 
 class SendingWorker:
@@ -193,26 +167,23 @@ class SendingWorker:
         await self.use(GatherOnlySender(plan, senders))
 
     async def open(
-        self, transport: Transport, plan: TransferPlan, host: str, receivers: int, timeout_s: float, senders: int = 1
-    ) -> SentGroupOffer:
+        self, transport: str, plan: TransferPlan, host: str, receivers: int, timeout_s: float, senders: int = 1
+    ) -> SentOffer:
         """Offer, on rank 0, the weights of the first `senders` ranks by this transport. `meet_receivers` must follow,
-        and `send_beside` of the other senders, while the receivers join.
-
-        "ipc" is the memory of the device that sender and receivers share or, where the training world has more devices,
-        that of the host.
-        """
+        and `send_beside` of the other senders, while the receivers join."""
         rendezvous, self._store = open_rendezvous(host, receivers, timeout_s, senders)
         within_gpu = self.device.type == "cuda" and _alone()
-        self._source, offer = weight_source(transport, plan, rendezvous, self.device, within_gpu=within_gpu)
-        return offer
+        self._source, offer = transport_of(transport).offer(plan, rendezvous, self.device, within_gpu=within_gpu)
+        return SentOffer.of(transport, offer)
 
     async def meet_receivers(self) -> None:
         """Complete, on rank 0, what `open` began. What the previous sender had under way can be sent again."""
         self.joined = self._source.sender(self._store, self.device, self.joined)
         await self.use(self.joined)
 
-    async def send_beside(self, offer: OfferOfAll, number: int) -> None:
+    async def send_beside(self, sent: SentOffer, number: int) -> None:
         """Join, as rank `number`, one of the other senders, the group of its own, while all receivers do."""
+        offer = sent.opened()
         self.joined = offer.sender(offer.rendezvous.connect(), self.device, self.joined, number)
         await self.use(self.joined)
 
@@ -260,7 +231,7 @@ class ReceivingWorker(ABC):
     device: torch.device
     receiver: WeightReceiver | HostReceiver | None = None
 
-    async def join(self, offer: SentOffer, number: int) -> None:
+    async def join(self, offer: Annotated[WeightOffer, Wire(SentOffer)], number: int) -> None:
         """Become receiver `number` of the trainer's weights; again, where receivers changed or a transfer failed."""
         self.receiver = offer.receiver(number, self.device, self.receiver)
 
@@ -286,7 +257,7 @@ class ReceivingWorker(ABC):
 
     @property
     def _host_receiver(self) -> HostReceiver:
-        assert isinstance(self.receiver, HostReceiver), "staging needs weights that travel by host_staged"
+        assert isinstance(self.receiver, HostReceiver), "staging needs weights that travel in the background"
         return self.receiver
 
     @abstractmethod

@@ -13,22 +13,20 @@ import asyncio
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
-import msgspec
 import torch
 import torch.distributed as dist
 
+from harness.config import CostConfig
+from harness.config.transports import TransferMemory, TransferTimes, Transport
 from harness.weight_sync.plan import Bucket, TransferError, TransferPlan, digests, pack, unpack, verify
-from harness.weight_sync.process_group import HOST, BucketInFlight, Rendezvous, Sources, TransferGroup
+from harness.weight_sync.process_group import HOST, BucketInFlight, GroupOffer, Rendezvous, Sources, TransferGroup
 
 Copy = list[torch.Tensor]
 """Weights in host memory: uint8, a tensor for each bucket."""
 
 
-class HostStagedOffer(msgspec.Struct, frozen=True, tag=True):
+class HostStagedOffer(GroupOffer, frozen=True):
     """A plan, and where to meet for its broadcasts, which are of host tensors whatever the devices."""
-
-    plan: TransferPlan
-    rendezvous: Rendezvous
 
     def receiver(self, number: int, device: torch.device, previous: object = None) -> HostStagedReceiver:
         """A receiver that goes on with what the `previous` one had staged."""
@@ -48,6 +46,28 @@ class HostStagedOffer(msgspec.Struct, frozen=True, tag=True):
             own = [bucket for bucket, owner in zip(self.plan.buckets, owners, strict=True) if owner == number]
             copy, version = _host_copy(own, device.type == "cuda"), 0
         return HostStagedSender(self.plan, group, owners, number, copy=copy, version=version)
+
+
+class HostStaged(Transport):
+    """A copy in host memory at either end, one bucket of which is gathered on a device at a time."""
+
+    all_ranks_send = staged = True
+    offers = HostStagedOffer
+
+    def times(self, cost: CostConfig, sender_links: float) -> TransferTimes:
+        """The trainer copies to its host; the network in the background; then engines read their host's memory."""
+        host_s = cost.weight_bytes / cost.host_bytes_per_s
+        network_s = cost.weight_bytes / cost.network_bytes_per_s
+        return TransferTimes(host_s / sender_links + cost.sync_s, network_s, host_s + cost.sync_s)
+
+    def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
+        return TransferMemory("a bucket, gathered", bucket, kept=False)
+
+    def offer(
+        self, plan: TransferPlan, rendezvous: Rendezvous, device: torch.device, *, within_gpu: bool
+    ) -> tuple[HostStagedOffer, HostStagedOffer]:
+        made = HostStagedOffer(plan, rendezvous)
+        return made, made
 
 
 class HostStagedSender:

@@ -21,12 +21,15 @@ import msgspec
 import torch
 import torch.distributed as dist
 
+from harness.config import CostConfig
+from harness.config.transports import TransferMemory, TransferTimes, Transport
 from harness.weight_sync.plan import Bucket, TransferPlan, digests, pack
 from harness.weight_sync.process_group import (
     HOST,
     BucketEnd,
     BucketReceiver,
     BucketSender,
+    GroupOffer,
     Rendezvous,
     Sources,
     TransferGroup,
@@ -81,11 +84,9 @@ class CudaHandle(msgspec.Struct, frozen=True):
         )
 
 
-class SharedOffer(msgspec.Struct, frozen=True, tag=True):
-    """Slots by their path, and where to meet. The process that made the file unlinks it once all receivers joined."""
+class SharedOffer(GroupOffer, frozen=True, tag=True):
+    """Slots by their path, and where to meet. The file is unlinked once all receivers joined."""
 
-    plan: TransferPlan
-    rendezvous: Rendezvous
     path: Path
 
     def receiver(self, number: int, device: torch.device, previous: object = None) -> SlotReceiver:
@@ -111,12 +112,10 @@ class SharedOffer(msgspec.Struct, frozen=True, tag=True):
         self.path.unlink()
 
 
-class CudaOffer(msgspec.Struct, frozen=True, tag=True):
+class CudaOffer(GroupOffer, frozen=True, tag=True):
     """Slots by their handles, and where to meet. The sender has to hold the slots until all receivers have joined; the
     memory is freed with the last process that has it mapped."""
 
-    plan: TransferPlan
-    rendezvous: Rendezvous
     handles: tuple[CudaHandle, CudaHandle]
 
     def receiver(self, number: int, device: torch.device, previous: object = None) -> SlotReceiver:
@@ -137,6 +136,31 @@ class CudaSlots:
     def sender(self, store: dist.Store, device: torch.device, previous: object = None, number: int = 0) -> SlotSender:
         """Returns when all receivers have joined."""
         return SlotSender(self.plan, self.slots, self.rendezvous.sender_group(store, HOST), device)
+
+
+class SharedMemory(Transport):
+    """Two slots that the processes of a device, or of a host, share."""
+
+    in_turn = one_host = True
+    offers = SharedOffer | CudaOffer
+
+    def times(self, cost: CostConfig, sender_links: float) -> TransferTimes:
+        """The trainer writes host memory, then engines read it."""
+        host_s = cost.weight_bytes / cost.host_bytes_per_s
+        return TransferTimes(host_s / sender_links + cost.sync_s, 0.0, host_s + cost.sync_s)
+
+    def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
+        return TransferMemory("transfer buckets", 2 * bucket, 2 * bucket)
+
+    def offer(
+        self, plan: TransferPlan, rendezvous: Rendezvous, device: torch.device, *, within_gpu: bool
+    ) -> tuple[CudaSlots | SharedOffer, CudaOffer | SharedOffer]:
+        """Slots of the device that sender and receivers share or, where the training world has more, of the host."""
+        if within_gpu:
+            slots = CudaSlots(plan, rendezvous, device)
+            return slots, slots.offer
+        made = share_slots(plan, rendezvous)
+        return made, made
 
 
 def pin(memory: torch.Tensor, mapped: mmap) -> None:

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, cast
 
+import msgspec
 import torch
 import torch.distributed as dist
 
@@ -261,6 +262,25 @@ def open_rendezvous(host: str, receivers: int, timeout_s: float, senders: int = 
     """A store on a free port of the address `host` and the way to it. The store lives as long as it is held."""
     store = listening_store(host, receivers + 1, timeout_s)
     return Rendezvous(host, store.port, receivers + 1, timeout_s, senders), store
+
+
+class GroupOffer(msgspec.Struct, frozen=True):
+    """The facts by which receivers, and senders beside the first one, join a transport whose ends meet as a process
+    group; small, and travels. plan: of what travels; rendezvous: where they meet."""
+
+    plan: TransferPlan
+    rendezvous: Rendezvous
+
+    def receiver(self, number: int, device: torch.device, previous: Any = None) -> Any:
+        """Join as receiver `number`: `harness.weight_sync.endpoints.WeightOffer`."""
+        raise NotImplementedError
+
+    def sender(self, store: dist.Store, device: torch.device, previous: Any = None, number: int = 0) -> Any:
+        """Join as sender `number`: `harness.weight_sync.endpoints.WeightSource`."""
+        raise NotImplementedError
+
+    def withdraw(self) -> None:
+        """Remove what would outlive the job: all have joined, or it ends. On the driver."""
 
 
 @contextmanager

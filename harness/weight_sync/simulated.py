@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Annotated, Any
 
 import torch
 
-from harness.cost_model.cost import TransferTimes
+from harness.config.transports import TransferTimes, transport_of
 from harness.protocols import Clock
+from harness.runtime.messages import Wire
 from harness.weight_sync.endpoints import HostReceiver, HostSender, SentOffer, WeightOffer, WeightReceiver, WeightSender
 from harness.weight_sync.host_staged import require_sent, require_staged
 from harness.weight_sync.plan import TransferPlan
@@ -22,16 +23,13 @@ from harness.weight_sync.transports import (
     stage_then_swap,
     write_then_read,
 )
-from schedules.base import Transport
-
-_STEPS = {"collective": send_and_receive, "ipc": write_then_read, "host_staged": stage_then_swap}
 
 
 @dataclass
 class SimulatedTransport:
     """Stands in for the transport of this name: the same calls in the same order. Engines let their loads pass."""
 
-    name: Transport
+    name: str
     times: TransferTimes
     clock: Clock
     _sender: SimulatedSender | None = field(default=None, init=False, compare=False)
@@ -45,7 +43,9 @@ class SimulatedTransport:
     async def transfer(
         self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int
     ) -> TransferOutcome:
-        return await _STEPS[self.name](trainers, receivers, version)
+        stands_for = transport_of(self.name)
+        steps = stage_then_swap if stands_for.staged else write_then_read if stands_for.in_turn else send_and_receive
+        return await steps(trainers, receivers, version)
 
     def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
         """The first rank, which stands for all."""
@@ -194,7 +194,7 @@ class PacedRole:
     def __getattr__(self, name: str) -> Any:
         return getattr(self._role, name)
 
-    async def join(self, offer: SentOffer, number: int) -> None:
+    async def join(self, offer: Annotated[WeightOffer, Wire(SentOffer)], number: int) -> None:
         """Join as a receiver that is no faster than the cost model says."""
         await self._role.join(PacedOffer(offer, self._times, self._role.clock), number)
 

@@ -8,13 +8,12 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
 from harness.config.communicators import sending_ranks
+from harness.config.transports import transport_of
 from harness.protocols import EngineDied, Span
 from harness.runtime.runtime import Handle, WorkerDied, ask_all
-from harness.weight_sync.endpoints import OfferOfAll, ReceivingWorker, SendingWorker, WeightOffer
-from harness.weight_sync.ipc import SharedOffer
+from harness.weight_sync.endpoints import ReceivingWorker, SendingWorker, WeightOffer
 from harness.weight_sync.plan import TransferError, TransferPlan
 from harness.weight_sync.process_group import Rendezvous
-from schedules.base import Transport
 
 Role = TypeVar("Role")
 Sender = Handle[SendingWorker]
@@ -73,7 +72,7 @@ class GroupTransport:
     """A transport between real processes, which meet as a process group where the first that sends is: `host_of` says
     how others reach that. Their waits end after timeout_s."""
 
-    name: Transport
+    name: str
     host_of: Callable[[Sender], str]
     timeout_s: float
     _rendezvous: Rendezvous | None = field(default=None, init=False, compare=False)
@@ -83,26 +82,25 @@ class GroupTransport:
         senders = self._senders = sending_ranks(self.name, len(trainers), len(plan.buckets))
         await ask_all(trainers[senders:], lambda actor: actor.gather_only(plan, senders))
         first, *beside = trainers[:senders]
-        offer = await first.role.open(self.name, plan, self.host_of(first), len(receivers), self.timeout_s, senders)
+        sent = await first.role.open(self.name, plan, self.host_of(first), len(receivers), self.timeout_s, senders)
+        offer = sent.opened()
         self._rendezvous = offer.rendezvous
         try:
             async with asyncio.TaskGroup() as tasks:
                 tasks.create_task(first.role.meet_receivers())
                 for number, sender in enumerate(beside, start=1):
-                    assert isinstance(offer, OfferOfAll), "by other transports one rank sends"
-                    tasks.create_task(sender.role.send_beside(offer, number))
-                tasks.create_task(join_all(receivers, offer))
+                    tasks.create_task(sender.role.send_beside(sent, number))
+                tasks.create_task(join_all(receivers, sent))
         except Exception:
             await self.abort()
             raise
         finally:
-            if isinstance(offer, SharedOffer):
-                offer.withdraw()
+            offer.withdraw()
 
     async def transfer(
         self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int
     ) -> TransferOutcome:
-        steps = stage_then_swap if self.name == "host_staged" else send_and_receive
+        steps = stage_then_swap if transport_of(self.name).staged else send_and_receive
         return await steps(trainers, receivers, version, self.timeout_s, self.abort)
 
     def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
@@ -111,29 +109,6 @@ class GroupTransport:
     async def abort(self) -> None:
         if self._rendezvous is not None:
             await asyncio.to_thread(self._rendezvous.abort)
-
-
-@dataclass(frozen=True)
-class LocalTransport:
-    """A transport between roles of one worker: what was built beside the trainer reads its parameters
-    (`LocalReceiver`)."""
-
-    timeout_s = None
-
-    async def connect(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], plan: TransferPlan) -> None:
-        """Do nothing: they were built connected."""
-
-    async def transfer(
-        self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int
-    ) -> TransferOutcome:
-        """Ask both sides at once; nothing travels: the weights are there since the step."""
-        return await send_and_receive(trainers, receivers, version)
-
-    def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
-        return trainers
-
-    async def abort(self) -> None:
-        """Do nothing: whatever dies takes its worker with it."""
 
 
 async def join_all(receivers: Sequence[Receiver], offer: WeightOffer) -> None:

@@ -23,7 +23,6 @@ from harness.cost_model.memory import JobLayout
 from harness.cost_model.roofline import roofline
 from harness.protocols import Completion, PauseMode, Request
 from harness.runtime.virtual_runtime import VirtualClock, run_virtual
-from schedules import Transport
 
 ENGINES, SLOTS, GROUP = 8, 64, 8
 UPDATE_AT_S, END_S = 200.0, 500.0
@@ -116,7 +115,7 @@ def costs() -> CostConfig:
 def cases() -> dict[str, tuple[float, Update]]:
     cost = costs()
 
-    def load_s(transport: Transport) -> float:
+    def load_s(transport: str) -> float:
         return transfer_times(cost, transport).load_s
 
     return {

@@ -7,6 +7,14 @@ from pathlib import Path
 
 import pytest
 
+from harness.checks.job import plan_job
+from harness.checks.layout import device_roles
+from harness.config import ConfigError
+from harness.config.compose import compose_job, make_schedule
+from harness.config.machine import Machine
+from harness.config.placement import resolve_split
+from harness.cost_model.memory_plan import GIB, Lengths, PlanSetting, plan_memory
+from harness.metrics.run_files import load_metrics
 from tests.support.real_runs import SMALL, bench
 
 STORAGE = '''
@@ -68,6 +76,88 @@ class Files:
         pass
 '''
 
+TRANSPORT = '''
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from harness.config.transports import TransferMemory, TransferTimes, Transport
+from harness.weight_sync.plan import digests, pack
+from harness.weight_sync.process_group import HOST, BucketReceiver, BucketSender, GroupOffer, Sources
+from schedules.separated_sync import SeparatedSync
+
+FOLDER = Path(__file__).parent / "weights"
+
+
+class FolderOffer(GroupOffer, frozen=True):
+    folder: str
+
+    def sender(self, store, device, previous=None, number=0):
+        return FolderSender(self.plan, self.rendezvous.sender_group(store, HOST), Path(self.folder))
+
+    def receiver(self, number, device, previous=None):
+        sources = Sources(self.plan, self.rendezvous.receiver_groups(number, HOST))
+        return FolderReceiver(self.plan, sources, Path(self.folder))
+
+
+class Folder(Transport):
+    """Two files of a folder, a bucket in each; a group on the host says when to go on to the other."""
+
+    one_host = in_turn = True
+    offers = FolderOffer
+
+    def times(self, cost, sender_links):
+        return TransferTimes(3.0, 0.0, 2.0)
+
+    def memory(self, bucket, parameter, *, sharded):
+        return TransferMemory("a bucket for its file", bucket, bucket, kept=False)
+
+    def offer(self, plan, rendezvous, device, *, within_gpu):
+        made = FolderOffer(plan, rendezvous, str(FOLDER))
+        return made, made
+
+
+class End:
+    def _finish(self):
+        self._group.barrier()
+
+
+class FolderSender(End, BucketSender):
+    def __init__(self, plan, group, folder):
+        super().__init__(plan, group)
+        self.folder, self.bucket = folder, torch.empty(plan.largest, dtype=torch.uint8)
+
+    def _fill(self, turn, bucket, parameters):
+        pack(bucket, parameters, self.bucket)
+        taken = digests(bucket, self.bucket).numpy().tobytes() if self.plan.checked else b""
+        (self.folder / str(turn)).write_bytes(self.bucket[: bucket.bytes].numpy().tobytes() + taken)
+
+    def _hand_over(self, filled):
+        self._group.barrier()
+
+
+class FolderReceiver(End, BucketReceiver):
+    def __init__(self, plan, sources, folder):
+        super().__init__(plan, sources)
+        self.folder = folder
+
+    def _next(self, number):
+        self._group.barrier()
+        size = self.plan.buckets[number].bytes
+        read = torch.frombuffer(bytearray((self.folder / str(number % 2)).read_bytes()), dtype=torch.uint8)
+        with (self.folder / "read").open("a") as log:
+            log.write("x")
+        return read[:size], read[size:].clone().view(torch.int64) if self.plan.checked else None
+
+
+@dataclass(frozen=True)
+class Sent(SeparatedSync):
+    """separated_sync by a transport that is a setting."""
+
+    transport: str = "collective"
+'''
+
 LOSS = '''
 def square(log_probs, behaviour_log_probs, advantages, mask, *, scale: float = 1.0):
     """-scale A log pi + (log pi - log mu)^2."""
@@ -80,6 +170,8 @@ def square(log_probs, behaviour_log_probs, advantages, mask, *, scale: float = 1
 def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     (tmp_path / "outside_storage.py").write_text(STORAGE)
     (tmp_path / "outside_loss.py").write_text(LOSS)
+    (tmp_path / "outside_transport.py").write_text(TRANSPORT)
+    (tmp_path / "weights").mkdir()
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     (tmp_path / "frames").mkdir()
     return tmp_path
@@ -101,3 +193,46 @@ def test_a_job_runs_on_a_loss_and_a_storage_from_outside(outside: Path) -> None:
     assert used == {"algorithm.correction", "cluster.queue"}
     assert (folder / "DONE").exists() and len((outside / "frames/written").read_text()) >= 9
     assert not list((outside / "frames").glob("train_0/*"))  # what was trained is dropped there, too
+
+
+SENT = ("schedule=outside_transport:Sent", "schedule.transport=outside_transport:Folder", "iterations=3")
+
+
+def test_weights_travel_by_a_transport_from_outside(outside: Path) -> None:
+    """The weights that engines sample with are those that were trained: all digests agree, and the log-probs of the
+    engine are those of the trainer's own forward pass, as by broadcast."""
+    settings = (*SMALL.split(), "algorithm.recompute_log_probs=true", "cluster.verify_weights=true")
+    settings = (*settings, "cluster.bucket_bytes=65536", "cluster.devices=3", "schedule.split.rollout=2")
+    folder = bench(outside / "results", "by_files", *SENT, *settings)
+    used = {
+        plugin["setting"]: plugin["path"] for plugin in json.loads((folder / "manifest.json").read_text())["plugins"]
+    }
+    assert used == {"schedule": "outside_transport:Sent", "schedule.transport": "outside_transport:Folder"}
+    buckets, odd = divmod(len((outside / "weights/read").read_text()), 2 * 3)  # by two engines, three versions
+    assert buckets > 1 and not odd
+    by_broadcast = bench(outside / "results", "by_broadcast", SENT[0], SENT[2], *settings)
+    mismatch = [[line["policy/mismatch_kl"] for line in load_metrics(run)] for run in (folder, by_broadcast)]
+    assert mismatch[0] == mismatch[1]
+
+
+def test_a_transport_from_outside_is_simulated_by_what_it_says_of_itself(
+    outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    folder = bench(outside / "results", "simulated", *SENT, "backend=virtual", "cost=tiny_cpu", "cluster.devices=2")
+    assert [line["time/weight_sync_s"] for line in load_metrics(folder)] == pytest.approx([3.0 + 2.0] * 3)
+    monkeypatch.syspath_prepend(outside)
+    config = compose_job(["model=qwen7b", "model.checkpoint=null", "cluster.devices=2", "schedule=separated_sync"])
+    placement = resolve_split(config.schedule.split, 2, device_roles(config))
+    setting = PlanSetting(Lengths(8, 8), 80 * GIB, "outside_transport:Folder")
+    held = [item for pool in plan_memory(config, placement, setting).pools for item in pool.items]
+    (sender,) = (item for item in held if item.what == "a bucket for its file")
+    assert sender.bytes >= config.cluster.bucket_bytes and sender.phases == ("publish",)
+
+
+def test_a_transport_within_a_host_is_refused_by_name_where_the_job_spans_two(
+    outside: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.syspath_prepend(outside)
+    config = compose_job([*SENT, "cluster.devices=16", "backend=real"])
+    with pytest.raises(ConfigError, match="transport=outside_transport:Folder shares memory inside of one host"):
+        plan_job(config, make_schedule(config), Machine(cores=8, gpus=16, gpu_bytes=80 * GIB, nodes=2))

@@ -14,13 +14,12 @@ from harness.runtime.runtime import WorkerDied
 from harness.weight_sync.coordinator import Coordinator, LostEngine, RetryPolicy
 from harness.weight_sync.membership import Fleet, OnLost
 from harness.weight_sync.transports import GroupTransport
-from schedules.base import Transport
 from tests.support.weight_processes import Engine, Fault, ProcessHandle, Trainer, expected, worker_processes
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
-TRANSPORTS: tuple[Transport, ...] = ("collective", "ipc", "host_staged")
-HANDED_OVER: tuple[Transport, ...] = ("collective", "ipc")
+TRANSPORTS = ("collective", "ipc", "host_staged")
+HANDED_OVER = ("collective", "ipc")
 BUCKET_BYTES = 2048  # several buckets
 
 
@@ -30,7 +29,7 @@ class Run:
     def __init__(
         self,
         handles: dict[str, ProcessHandle],
-        transport: Transport,
+        transport: str,
         retry: RetryPolicy,
         on_lost: OnLost,
         timeout_s: float,
@@ -77,7 +76,7 @@ class Run:
 
 @contextmanager
 def running(
-    transport: Transport,
+    transport: str,
     *,
     retry: RetryPolicy | None = None,
     on_lost: OnLost = "end",
@@ -100,7 +99,7 @@ def running(
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_receiver_that_dies_in_mid_transfer_is_named_and_the_run_goes_on_without_it(
-    transport: Transport,
+    transport: str,
 ) -> None:
     with running(transport, on_lost="go_on", engine_dies=Fault(version=2)) as run:
         await run.coordinator.connect()
@@ -115,7 +114,7 @@ async def test_a_receiver_that_dies_in_mid_transfer_is_named_and_the_run_goes_on
 
 @pytest.mark.parametrize("transport", HANDED_OVER)
 async def test_a_receiver_that_dies_in_mid_transfer_ends_the_run_where_it_is_set_to(
-    transport: Transport,
+    transport: str,
 ) -> None:
     with running(transport, engine_dies=Fault(version=2)) as run:
         await run.coordinator.connect()
@@ -127,7 +126,7 @@ async def test_a_receiver_that_dies_in_mid_transfer_ends_the_run_where_it_is_set
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_sender_that_dies_in_mid_transfer_ends_the_run_and_no_mixture_is_served(
-    transport: Transport,
+    transport: str,
 ) -> None:
     with running(transport, trainer_dies=Fault(version=2)) as run:
         await run.coordinator.connect()
@@ -140,7 +139,7 @@ async def test_a_sender_that_dies_in_mid_transfer_ends_the_run_and_no_mixture_is
 
 
 @pytest.mark.parametrize("transport", ["collective", "host_staged"])
-async def test_one_of_two_senders_that_dies_ends_the_run_and_no_end_waits_for_it(transport: Transport) -> None:
+async def test_one_of_two_senders_that_dies_ends_the_run_and_no_end_waits_for_it(transport: str) -> None:
     with running(transport, second_trainer_dies=Fault(version=2)) as run:
         await run.coordinator.connect()
         await run.publish(1)
@@ -155,7 +154,7 @@ async def test_one_of_two_senders_that_dies_ends_the_run_and_no_end_waits_for_it
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_bucket_that_is_damaged_once_is_sent_again(transport: Transport) -> None:
+async def test_a_bucket_that_is_damaged_once_is_sent_again(transport: str) -> None:
     damages = Fault(version=2)
     with running(transport, retry=RetryPolicy(verify=True), damages=damages) as run:
         await run.coordinator.connect()
@@ -167,7 +166,7 @@ async def test_a_bucket_that_is_damaged_once_is_sent_again(transport: Transport)
 
 
 @pytest.mark.parametrize("transport", HANDED_OVER)
-async def test_buckets_that_are_damaged_again_and_again_are_never_served(transport: Transport) -> None:
+async def test_buckets_that_are_damaged_again_and_again_are_never_served(transport: str) -> None:
     with running(transport, retry=RetryPolicy(attempts=2, verify=True), damages=Fault(version=2, times=99)) as run:
         await run.coordinator.connect()
         await run.publish(1)
@@ -192,7 +191,7 @@ async def test_a_frozen_receiver_is_given_up_by_its_timeout_and_the_others_get_t
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_coordinator_that_takes_over_from_another_goes_on_with_the_same_engines(transport: Transport) -> None:
+async def test_a_coordinator_that_takes_over_from_another_goes_on_with_the_same_engines(transport: str) -> None:
     with running(transport) as run:
         await run.coordinator.connect()
         await run.publish(1)

@@ -9,7 +9,6 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from typing import get_args
 
 import pytest
 from hypothesis import HealthCheck, assume, given, settings
@@ -19,10 +18,11 @@ from harness.acceptance.chaos.jobs import base, with_options
 from harness.comparison.promises import FinishedRun
 from harness.config import JobConfig
 from harness.config.compose import make_schedule
-from harness.config.registries import ORDERS
+from harness.config.registries import ORDERS, TRANSPORTS
+from harness.config.transports import transport_of
 from harness.driver.assemble import capacity_rows
 from harness.driver.recorder import Recorder
-from schedules import Schedule, Transport
+from schedules import Schedule
 from tests.support.engine_events import Event, simulate_with
 from tests.support.examples import examples
 from tests.support.fake_job import FakeJob
@@ -53,7 +53,7 @@ def test_a_schedule_says_how_weights_travel_and_how_stale_it_is(schedule: str) -
     @given(options_of(type(made(schedule))))
     def holds(options: dict[str, object]) -> None:
         own = make_schedule(with_options(base(schedule), options))
-        assert own.transport in get_args(Transport) and own.order in ORDERS
+        assert own.transport in TRANSPORTS and own.order in ORDERS
         assert own.eta >= 0 and own.least_engines >= 1 and own.cycle >= 1
         for iteration in range(3 * own.cycle):
             least, worst = own.lag_bounds(iteration)
@@ -149,7 +149,7 @@ def check_with_lost_engines(job: JobConfig, recorder: Recorder) -> None:
     check_every_sample_once(run)
     check_dispatch(run)
     check_times(run)
-    check_lags(run, newer=make_schedule(job).transport == "host_staged")
+    check_lags(run, newer=transport_of(make_schedule(job).transport).staged)
 
 
 def test_a_run_goes_on_without_engines_that_die_at_any_moment(schedule: str) -> None:

@@ -13,17 +13,17 @@ from harness.protocols import Span
 from harness.runtime.runtime import WorkerDied
 from harness.weight_sync.collective import CollectiveOffer
 from harness.weight_sync.coordinator import Coordinator, RetryPolicy
+from harness.weight_sync.endpoints import SentOffer
 from harness.weight_sync.ipc import SharedOffer, share_slots
 from harness.weight_sync.membership import Fleet, OnLost
 from harness.weight_sync.plan import TransferError, plan_transfer
 from harness.weight_sync.process_group import Rendezvous
 from harness.weight_sync.transports import GroupTransport
-from schedules.base import Transport
 from tests.support.proxies import Proxy
 
 PLAN = plan_transfer({"weight": torch.zeros(3)}.items(), 1 << 20)
 RENDEZVOUS = Rendezvous("127.0.0.1", 1, 4, 5.0)
-OFFER = CollectiveOffer(PLAN, RENDEZVOUS)
+OFFER = SentOffer.of("collective", CollectiveOffer(PLAN, RENDEZVOUS))
 KINDS = {"send": "publish_weights", "load": "load_weights", "stage": "stage_weights", "swap": "load_weights"}
 BROKEN, DIED, WRONG = TransferError("the link broke"), WorkerDied("it died"), ValueError("the weights do not fit")
 Errors = dict[str, list[Exception]]
@@ -38,7 +38,7 @@ class Worker:
         self.name, self.log, self.fails, self.errors = name, log, fails, errors or {}
         self.arguments: dict[str, tuple[Any, ...]] = {}
         self.gates: dict[str, asyncio.Event] = {}
-        self.offer: SharedOffer | None = None
+        self.offer: SentOffer | None = None
         self.dead = False
 
     @property
@@ -67,7 +67,7 @@ class Worker:
                 await self.hold("open_batch").wait()
                 return 1
             case "open" if arguments[0] == "ipc":
-                self.offer = share_slots(PLAN, RENDEZVOUS)
+                self.offer = SentOffer.of("ipc", share_slots(PLAN, RENDEZVOUS))
                 return self.offer
             case "open":
                 return OFFER
@@ -91,7 +91,7 @@ class Setting:
 
     def __init__(
         self,
-        transport: Transport,
+        transport: str,
         on_lost: OnLost = "end",
         attempts: int = 3,
         *,
@@ -136,4 +136,6 @@ class Setting:
     @property
     def shared_path(self) -> Path:
         assert self.trainers[0].offer is not None
-        return self.trainers[0].offer.path
+        shared = self.trainers[0].offer.opened()
+        assert isinstance(shared, SharedOffer)
+        return shared.path

@@ -17,6 +17,7 @@ from harness.calibration.fitting import FittedCosts, Phase, fit, relative_error
 from harness.calibration.profile.rows import DeviceProfile, TimingRow, TransferRow
 from harness.config import BytesCost, CostConfig, DeviceConfig, JobConfig, ModelConfig, TransferCost
 from harness.config.fields import checked_name
+from harness.config.transports import transport_of
 from harness.cost_model import shape
 from harness.cost_model.roofline import OPTIMIZER_BYTES
 
@@ -69,7 +70,7 @@ def fit_profile(profile: DeviceProfile, base: CostConfig, name: str) -> FittedCo
     transfers, of_transfers = _transfers(profile.transfers)
     costs: dict[str, Any] = {**decode, **prefill, **log_prob, **train, **copies, "train_step_s": step.seconds}
     costs["transfers"] = transfers
-    broadcast = [each for each in transfers if each.transport == "collective"]
+    broadcast = [each for each in transfers if transport_of(each.transport).over == "device"]
     if broadcast:
         costs[_NETWORK] = broadcast[0].load.bytes_per_s
     cost = replace(base, name=name, weight_bytes=shape.weight_bytes(profile.model), **costs)
@@ -149,7 +150,7 @@ def _transfers(rows: Sequence[TransferRow]) -> tuple[tuple[TransferCost, ...], l
         same = [row for row in rows if (row.transport, row.ranks) == (transport, ranks)]
         moved = np.array([row.bytes for row in same], np.float64)
         parts, errors = {}, []
-        for part in ("send", "stage", "load") if transport == "host_staged" else ("send", "load"):
+        for part in ("send", "stage", "load") if transport_of(transport).staged else ("send", "load"):
             parts[part], error = _bytes_cost(np.array([getattr(row, f"{part}_s") for row in same]), moved)
             errors.append(error)
         found.append(TransferCost(transport, ranks, **parts))
@@ -233,6 +234,6 @@ def implied_shares(cost: CostConfig, model: ModelConfig, device: DeviceConfig) -
         "memory_share (optimizer)": (state / device.memory_bytes_per_s, cost.train_step_s),
         "host_share": (1 / device.host_bytes_per_s, 1 / cost.host_bytes_per_s),
     }
-    if any(each.transport == "collective" for each in cost.transfers):
+    if any(transport_of(each.transport).over == "device" for each in cost.transfers):
         found["network_share"] = (1 / device.link_bytes_per_s, 1 / cost.network_bytes_per_s)
     return {name: least / seconds for name, (least, seconds) in found.items() if seconds > 0}

@@ -16,7 +16,6 @@ from harness.config import ConfigError, ModelConfig, first_line
 Phase = Literal[
     "decode", "prefill", "log_prob", "train", "optimizer", "load", "sleep", "wake", "copy_to_host", "copy_to_device"
 ]
-TimedTransport = Literal["collective", "ipc", "host_staged"]
 PHASES: tuple[str, ...] = get_args(Phase)
 
 
@@ -41,10 +40,10 @@ class TimingRow:
 class TransferRow:
     """Weights of so many bytes from `ranks` training ranks, each with its shards, to one receiver that copies them to
     memory of its own. Medians: send_s until the trainer may go on; stage_s from then until all is in the receiver's
-    host memory, of host_staged; load_s of the receiver: the whole transfer, or of host_staged the copy from there.
+    host memory, where it is staged; load_s of the receiver: the whole transfer, or where staged the copy from there.
     spread: as of Row, the largest of the three."""
 
-    transport: TimedTransport
+    transport: str
     ranks: int
     bytes: int
     send_s: float

@@ -16,12 +16,12 @@ import numpy as np
 import torch
 
 from engines.torch.model import outline_model
-from harness.calibration.profile.rows import TimedTransport, TransferRow
+from harness.calibration.profile.rows import TransferRow
 from harness.calibration.profile.timing import wait_for
 from harness.config import ModelConfig
 from harness.config.communicators import sending_ranks
-from harness.weight_sync.endpoints import GatherOnlySender, HostReceiver, HostSender, weight_source
-from harness.weight_sync.ipc import SharedOffer
+from harness.config.transports import connected_transports, transport_of
+from harness.weight_sync.endpoints import GatherOnlySender, HostReceiver, HostSender
 from harness.weight_sync.plan import TransferPlan, plan_transfer
 from harness.weight_sync.process_group import open_rendezvous
 
@@ -39,14 +39,14 @@ Shapes = Mapping[str, tuple[int, ...]]
 class TransferCase:
     """The transfers that are timed in one set of processes: each transport with each of the weights."""
 
-    transports: tuple[TimedTransport, ...]
+    transports: tuple[str, ...]
     ranks: int
     kind: str
     weights: tuple[Shapes, ...]
     dtype: str
     bucket_bytes: int
 
-    def __iter__(self) -> Iterator[tuple[TimedTransport, Shapes]]:
+    def __iter__(self) -> Iterator[tuple[str, Shapes]]:
         return ((transport, shapes) for transport in self.transports for shapes in self.weights)
 
     def device(self, number: int) -> torch.device:
@@ -79,11 +79,10 @@ def training_ranks(kind: str) -> tuple[int, ...]:
     return tuple(n for n in (1, 2, 4) if n <= _MOST_RANKS[kind] and (n == 1 or n < there))
 
 
-def transports(kind: str) -> tuple[TimedTransport, ...]:
+def transports(kind: str) -> tuple[str, ...]:
     """NCCL joins no two processes of one GPU."""
-    if kind == "cuda" and torch.cuda.device_count() == 1:
-        return ("ipc", "host_staged")
-    return ("collective", "ipc", "host_staged")
+    alone = kind == "cuda" and torch.cuda.device_count() == 1
+    return tuple(name for name in connected_transports() if not (alone and transport_of(name).over == "device"))
 
 
 def parts_of(model: ModelConfig, most_bytes: int) -> tuple[Shapes, ...]:
@@ -133,12 +132,12 @@ def _timed(case: TransferCase) -> Iterator[TransferRow]:
             process.join()
 
 
-def _row(case: TransferCase, transport: TimedTransport, shapes: Shapes, moments: np.ndarray) -> TransferRow:
+def _row(case: TransferCase, transport: str, shapes: Shapes, moments: np.ndarray) -> TransferRow:
     """The row of one set of timings. moments: float64 [processes, rounds, 3], the receiver last: when it began, when it
     had sent or staged, when it was done. Seconds of one clock, which all processes of a machine share."""
     ranks, receiver = moments[:-1], moments[-1]
     sent_at = ranks[:, :, 1].max(axis=0)
-    staged = transport == "host_staged"
+    staged = transport_of(transport).staged
     parts = {
         "send_s": sent_at - ranks[:, :, 0].min(axis=0),
         "stage_s": np.maximum(0.0, receiver[:, 1] - sent_at) if staged else np.zeros(len(sent_at)),
@@ -203,7 +202,7 @@ def _train(case: TransferCase, rank: int, device: torch.device, together: Any, p
 
 
 def _sender(
-    case: TransferCase, transport: TimedTransport, rank: int, plan: TransferPlan, device: torch.device, pipe: Connection
+    case: TransferCase, transport: str, rank: int, plan: TransferPlan, device: torch.device, pipe: Connection
 ) -> Any:
     senders = sending_ranks(transport, case.ranks, len(plan.buckets))
     if rank > 0:
@@ -212,11 +211,10 @@ def _sender(
             return GatherOnlySender(plan, senders)
         return offer.sender(offer.rendezvous.connect(), device, None, rank)
     rendezvous, store = open_rendezvous(_LOOPBACK, 1, _TIMEOUT_S, senders)
-    source, offer = weight_source(transport, plan, rendezvous, device, within_gpu=case.one_gpu)
+    source, offer = transport_of(transport).offer(plan, rendezvous, device, within_gpu=case.one_gpu)
     pipe.send(offer)
     sender = source.sender(store, device)
-    if isinstance(offer, SharedOffer):
-        offer.withdraw()
+    offer.withdraw()
     return sender
 
 

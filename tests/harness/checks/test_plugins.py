@@ -191,7 +191,7 @@ def test_the_path_is_in_the_fairness_key(lab: Path) -> None:
         (["schedule=my_lab.broken:Pairs"], "my_lab.broken fails to import: ZeroDivisionError: division by zero"),
         (["schedule=my lab:Pairs"], "schedule=my lab:Pairs is no import path; write `package.module:Name`"),
         (["schedule=my_lab.losses:cispo"], "is no schedule; make it a frozen dataclass that extends"),
-        (["schedule=my_lab.odd:NoTransport"], "has transport=None; choose one of collective, local, ipc, host_staged"),
+        (["schedule=my_lab.odd:NoTransport"], "transport=None is unknown; choose one of collective, ipc, "),
         (["schedule=my_lab.odd:NoEta"], "leaves out eta; write it, a field with a default"),
         (["schedule=my_lab.odd:Abstract"], "leaves out eta, run"),
         ([SCHEDULE, "schedule.k=0"], "schedule.k=0 is out of bounds; use 1 or more"),

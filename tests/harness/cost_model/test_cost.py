@@ -12,9 +12,8 @@ from hypothesis import strategies as st
 
 from harness.config import CostConfig, LengthsConfig
 from harness.config.compose import compose_job
+from harness.config.transports import TransferTimes
 from harness.cost_model.cost import (
-    TransferTimes,
-    Transport,
     largest_share_s,
     offload_s,
     reload_s,
@@ -41,7 +40,7 @@ def test_the_tiny_costs_are_those_of_its_model() -> None:
         ("host_staged", TransferTimes(3.0, 10.0, 3.0)),
     ],
 )
-def test_a_transfer_costs_what_its_wire_carries_at_either_end(transport: Transport, times: TransferTimes) -> None:
+def test_a_transfer_costs_what_its_wire_carries_at_either_end(transport: str, times: TransferTimes) -> None:
     cost = replace(COST, weight_bytes=100.0, network_bytes_per_s=10.0, host_bytes_per_s=50.0, sync_s=1.0, offload_s=0.5)
     assert transfer_times(cost, transport) == times
     shared = transfer_times(cost, transport, sender_links=4)

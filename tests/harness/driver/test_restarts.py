@@ -15,6 +15,7 @@ from harness.comparison.promises import FinishedRun
 from harness.config import JobConfig, RestartsConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.config.registries import SCHEDULES
+from harness.config.transports import transport_of
 from harness.driver.restarts import EngineRestarts, GivenUp, Restarts, how, roles_in
 from harness.metrics.schemas import Restart
 from harness.runtime.runtime import RealClock, WorkerDied, parts_of
@@ -66,7 +67,7 @@ def check_deaths(job: JobConfig, seed: int, deaths: list[tuple[float, str, float
     check_every_sample_once(run)
     check_dispatch(run)
     check_times(run)
-    check_lags(run, newer=make_schedule(job).transport == "host_staged")
+    check_lags(run, newer=transport_of(make_schedule(job).transport).staged)
     assert len(recorder.restarts) <= len(planned) and not recorder.engines
     return restarted
 

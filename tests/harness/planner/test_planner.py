@@ -61,12 +61,12 @@ def candidates(config: JobConfig) -> list[Candidate]:
     """Those that fit."""
     roles = device_roles(config)
     every = grid(config, make_schedule(config), True)
-    return [candidate for candidate in every if cost_of(config, candidate, roles) is not None]
+    return [candidate for candidate in every if cost_of(config, make_schedule(config), candidate, roles) is not None]
 
 
 def bound(config: JobConfig, candidate: Candidate, lengths: LengthSamples) -> float:
     schedule, roles = make_schedule(config), device_roles(config)
-    cost = cost_of(config, candidate, roles)
+    cost = cost_of(config, make_schedule(config), candidate, roles)
     assert cost is not None
     pools = pool_layout(config, schedule, candidate, len(scoring_roles(roles)))
     return period(schedule, least_work(cost, pools, lengths))
@@ -107,7 +107,7 @@ def test_the_planners_best_is_the_best_of_all_candidates(name: str, monkeypatch:
     times = [
         trial(candidate.apply(config, roles), short, 0, bound=bound(config, candidate, lengths)).seconds
         for candidate in grid(config, schedule, True, fixed)
-        if cost_of(config, candidate, roles) is not None
+        if cost_of(config, make_schedule(config), candidate, roles) is not None
     ]
     assert len(times) == len(found.tried) + found.pruned
     assert found.tried[0][1].seconds == min(times)
@@ -116,7 +116,7 @@ def test_the_planners_best_is_the_best_of_all_candidates(name: str, monkeypatch:
 def test_batches_that_are_generated_as_one_wait_for_their_longest_responses_together() -> None:
     config = compose_job(["schedule=k_step_off", "schedule.k=2", *SMALL])
     candidate = candidates(config)[0]
-    cost = cost_of(config, candidate, device_roles(config))
+    cost = cost_of(config, make_schedule(config), candidate, device_roles(config))
     assert cost is not None
     pools = pool_layout(config, make_schedule(config), candidate, stages=2)
     as_one, apart = (

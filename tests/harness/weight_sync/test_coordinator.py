@@ -1,7 +1,6 @@
 """Which calls are made in which order, what waits for what, and what becomes of a transfer that fails."""
 
 import asyncio
-from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -13,7 +12,6 @@ from harness.weight_sync.coordinator import NotBrought
 from harness.weight_sync.membership import LostEngine
 from harness.weight_sync.plan import plan_transfer
 from harness.weight_sync.transports import send_and_receive, stage_then_swap, write_then_read
-from schedules.base import Transport
 from tests.support.coordinated_workers import (
     BROKEN,
     DIED,
@@ -52,7 +50,7 @@ async def test_the_shared_file_is_unlinked_where_an_engine_fails_to_join() -> No
 
 
 @pytest.mark.parametrize("transport", ["collective", "host_staged"])
-async def test_sender_and_receivers_of_a_process_group_meet_at_once(transport: Transport) -> None:
+async def test_sender_and_receivers_of_a_process_group_meet_at_once(transport: str) -> None:
     setting = Setting(transport)
     meet = setting.trainers[0].hold("meet_receivers")
     connecting = asyncio.create_task(setting.coordinator.connect())
@@ -67,7 +65,7 @@ async def test_sender_and_receivers_of_a_process_group_meet_at_once(transport: T
 
 @pytest.mark.parametrize("transport", ["collective", "host_staged"])
 async def test_every_training_rank_sends_where_there_are_buckets_for_all(
-    transport: Transport, monkeypatch: pytest.MonkeyPatch
+    transport: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     two = plan_transfer({"one": torch.zeros(3), "other": torch.zeros(3)}.items(), 16)
     monkeypatch.setattr("tests.support.coordinated_workers.PLAN", two)
@@ -106,7 +104,7 @@ async def test_simulated_engines_read_shared_memory_after_every_rank_has_written
 
 
 @pytest.mark.parametrize("transport", ["ipc", "collective"])
-async def test_every_rank_and_every_engine_is_asked_at_once_for_the_same_version(transport: Transport) -> None:
+async def test_every_rank_and_every_engine_is_asked_at_once_for_the_same_version(transport: str) -> None:
     setting = Setting(transport)
     written = setting.trainers[0].hold("send")
     publishing = asyncio.create_task(setting.coordinator.distribute(7))
@@ -134,7 +132,7 @@ async def test_weights_by_way_of_host_memory_can_be_published_in_one_go() -> Non
 
 
 @pytest.mark.parametrize("transport", ["ipc", "collective"])
-async def test_versions_and_spans_are_recorded(transport: Transport) -> None:
+async def test_versions_and_spans_are_recorded(transport: str) -> None:
     setting = Setting(transport)
     assert setting.coordinator.versions == dict.fromkeys(RECEIVERS, 0)
     for version in (1, 2):
@@ -146,7 +144,7 @@ async def test_versions_and_spans_are_recorded(transport: Transport) -> None:
 
 
 @pytest.mark.parametrize("transport", ["ipc", "collective"])
-async def test_who_failed_to_load_is_on_record_with_the_old_version(transport: Transport) -> None:
+async def test_who_failed_to_load_is_on_record_with_the_old_version(transport: str) -> None:
     setting = Setting(transport, fails={"engine1": "load"})
     with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="engine1 fails to load"), flatten_subgroups=True):
         await setting.coordinator.distribute(1)
@@ -316,11 +314,11 @@ def versions(engine0: int, engine1: int, scorer: int) -> dict[str, int]:
     return {"engine0": engine0, "engine1": engine1, "scorer": scorer}
 
 
-TRANSPORTS: Sequence[Transport] = ("collective", "ipc")
+TRANSPORTS = ("collective", "ipc")
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_what_failed_is_sent_again_to_those_that_did_not_get_it_over_a_new_group(transport: Transport) -> None:
+async def test_what_failed_is_sent_again_to_those_that_did_not_get_it_over_a_new_group(transport: str) -> None:
     setting = Setting(transport, engine1={"load": [BROKEN]}, trainer0={"send": [BROKEN]})
     await setting.coordinator.connect()
     await setting.coordinator.distribute(1)
@@ -335,7 +333,7 @@ async def test_what_failed_is_sent_again_to_those_that_did_not_get_it_over_a_new
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_an_engine_that_never_gets_it_ends_the_run_by_name_and_keeps_its_version(transport: Transport) -> None:
+async def test_an_engine_that_never_gets_it_ends_the_run_by_name_and_keeps_its_version(transport: str) -> None:
     setting = Setting(transport, engine1={"load": [BROKEN] * 9})
     await setting.coordinator.connect()
     with pytest.raises(LostEngine, match="engine1 did not get version 1 and holds version 0: the link broke .*3 attem"):
@@ -345,7 +343,7 @@ async def test_an_engine_that_never_gets_it_ends_the_run_by_name_and_keeps_its_v
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_run_that_may_goes_on_without_the_engine_and_says_so(transport: Transport) -> None:
+async def test_a_run_that_may_goes_on_without_the_engine_and_says_so(transport: str) -> None:
     setting = Setting(transport, "go_on", 2, engine1={"load": [BROKEN] * 2})
     await setting.coordinator.connect()
     await setting.coordinator.distribute(1)
@@ -384,7 +382,7 @@ async def test_an_engine_that_dies_again_as_it_is_connected_is_dead_and_no_broke
 
 @pytest.mark.parametrize(("transport", "method"), [("collective", "load"), ("host_staged", "swap")])
 async def test_an_engine_whose_own_process_died_over_a_transfer_is_lost_though_its_worker_lives(
-    transport: Transport, method: str
+    transport: str, method: str
 ) -> None:
     died = EngineDied("engine engine1 died: its process is gone")
     setting = Setting(transport, "go_on", engine1={method: [died]}, engine0={"load": [BROKEN], "stage": [BROKEN]})

@@ -24,7 +24,6 @@ from harness.runtime.virtual_runtime import run_virtual
 from harness.tasks import Sample, Score, Task, sample_of, score_of
 from harness.tasks.characters import Reverse
 from harness.transfer_queue import Batch, Column, LocalQueue, Ragged
-from harness.weight_sync.ipc import SharedOffer
 from harness.workers.actor import ActorRole
 from harness.workers.dataflow import iteration_of, partition_name
 from harness.workers.readers import FifoReader, RankQueue
@@ -338,8 +337,7 @@ async def test_weights_go_from_the_actor_to_engine_and_scorer_through_shared_mem
         for number, receiver in enumerate((rollout, old)):
             pool.submit(asyncio.run, receiver.join(offer, number))
         await role.meet_receivers()
-    assert isinstance(offer, SharedOffer)
-    offer.withdraw()
+    offer.opened().withdraw()
     with ThreadPoolExecutor(2) as pool:
         for receiver in (rollout, old):
             pool.submit(asyncio.run, receiver.load(1))

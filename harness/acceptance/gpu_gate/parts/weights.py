@@ -15,11 +15,10 @@ from harness.acceptance.gpu_gate.parts.common import QWEN_HALF_B, SMALL, per_sec
 from harness.acceptance.gpu_gate.results import Check
 from harness.calibration.profile.timing import wait_for
 from harness.config import ModelConfig
-from harness.weight_sync.endpoints import HostReceiver, HostSender, WeightOffer, WeightSender, weight_source
-from harness.weight_sync.ipc import SharedOffer
+from harness.config.transports import connected_transports, transport_of
+from harness.weight_sync.endpoints import HostReceiver, HostSender, WeightOffer, WeightSender
 from harness.weight_sync.plan import plan_transfer
 from harness.weight_sync.process_group import open_rendezvous
-from schedules.base import Transport
 
 _TIMEOUT_S = 60.0
 _BUCKET_BYTES = 64 << 20
@@ -33,20 +32,17 @@ def run(setting: GateSetting) -> Iterator[Check]:
     model = QWEN_HALF_B if setting.gpu else SMALL
     here, there = setting.device, torch.device("cuda", 1) if gpus > 1 else setting.device
     yield _local(model, here)
-    if gpus > 1:
-        yield _travelled("collective, GPU to GPU over NCCL", "collective", model, here, there)
-        yield _travelled("host_staged, from a GPU to another", "host_staged", model, here, there)
-    elif gpus == 1:
-        yield _travelled(
-            "collective, over Gloo (NCCL joins no two ranks of one GPU)", "collective", model, _HOST, _HOST
-        )
-        yield _travelled("host_staged, from a GPU and to it", "host_staged", model, here, here)
-    else:
-        yield _travelled("collective, over Gloo", "collective", model, here, here)
-        yield _travelled("host_staged", "host_staged", model, here, here)
-    if gpus:
-        yield _travelled("ipc, in the memory of one GPU", "ipc", model, here, here, within_gpu=True)
-    yield _travelled("ipc, in shared memory of the host", "ipc", model, here, there)
+    way = "from a GPU to another" if gpus > 1 else "from a GPU and to it" if gpus else "between processes"
+    for name in connected_transports():
+        transport = transport_of(name)
+        if transport.over == "device" and gpus < 2:
+            why = " (NCCL joins no two ranks of one GPU)" if gpus else ""
+            yield _travelled(f"{name}, over Gloo{why}", name, model, _HOST, _HOST)
+            continue
+        if transport.one_host and gpus:
+            yield _travelled(f"{name}, in the memory of one GPU", name, model, here, here, within_gpu=True)
+        over = ", over NCCL" if transport.over == "device" else ", through the host" if gpus else ""
+        yield _travelled(f"{name}, {way}{over}", name, model, here, there)
 
 
 def weights(model: ModelConfig, version: int, device: torch.device) -> dict[str, torch.Tensor]:
@@ -85,7 +81,7 @@ def _local(model: ModelConfig, device: torch.device) -> Check:
 
 def _travelled(
     name: str,
-    transport: Transport,
+    transport: str,
     model: ModelConfig,
     here: torch.device,
     there: torch.device,
@@ -96,15 +92,14 @@ def _travelled(
     plan = plan_transfer(sample.items(), _BUCKET_BYTES)
     del sample
     rendezvous, store = open_rendezvous("127.0.0.1", 1, _TIMEOUT_S)
-    source, offer = weight_source(transport, plan, rendezvous, here, within_gpu=within_gpu)
+    source, offer = transport_of(transport).offer(plan, rendezvous, here, within_gpu=within_gpu)
     context = multiprocessing.get_context("spawn")
     answers, theirs = context.Pipe(duplex=False)
     receiver = context.Process(target=_receive, args=(offer, model, there, theirs), daemon=True)
     receiver.start()
     theirs.close()
     sender = source.sender(store, here)
-    if isinstance(offer, SharedOffer):
-        offer.withdraw()
+    offer.withdraw()
     taken, wrong = [], []
     for version in _VERSIONS:
         sent = weights(model, version, here)

@@ -1,0 +1,90 @@
+"""Weight transports as those see them who place, price and plan a job: what each says of itself, beside its code."""
+
+from __future__ import annotations
+
+from abc import ABC, abstractmethod
+from dataclasses import dataclass
+from typing import Any, ClassVar, Literal
+
+from harness.config.cost import CostConfig
+from harness.config.fields import ConfigError
+from harness.config.registries import TRANSPORTS, find
+
+
+@dataclass(frozen=True)
+class TransferTimes:
+    """Seconds of one weight update. send_s: the trainer waits; stage_s: on the way in the background, nothing waits;
+    load_s: an engine waits."""
+
+    send_s: float
+    stage_s: float
+    load_s: float
+
+
+@dataclass(frozen=True)
+class TransferMemory:
+    """Bytes on a device of each training rank, and on one of each receiver; what: name of the former; kept: between
+    transfers, too, not only while weights travel."""
+
+    what: str
+    sender: float
+    receiver: float = 0.0
+    kept: bool = True
+
+
+class Transport(ABC):
+    """A way for weights from training ranks to engines and scorers.
+
+    A subclass stands in one file with both of its ends, and has a line in `harness.config.registries`, or is named by
+    its import path as the `transport` of a schedule. All else asks what it says here.
+    """
+
+    over: ClassVar[Literal["device", "host"]] = "host"
+    """The group that a sender and all receivers meet as: of their devices (NCCL between GPUs), or of hosts (Gloo)."""
+    all_ranks_send: ClassVar[bool] = False
+    """Each training rank sends a share of the buckets, over a group of its own; otherwise the first one sends all."""
+    staged: ClassVar[bool] = False
+    """Weights travel to the host memory of receivers in the background, and are loaded from there when a schedule says
+    so: its ends are `HostSender` and `HostReceiver`."""
+    in_turn: ClassVar[bool] = False
+    """Receivers begin, in a simulation, when all is sent; otherwise both sides begin together."""
+    one_host: ClassVar[bool] = False
+    """Both ends share something of one host, so that a job cannot span several."""
+    colocated: ClassVar[bool] = False
+    """Both ends are in one process, of roles that share devices: nothing is connected, nothing is offered."""
+    offers: ClassVar[Any] = None
+    """The type of what `offer` has for receivers, by which it is decoded: a `GroupOffer`, or a union of several."""
+
+    @abstractmethod
+    def times(self, cost: CostConfig, sender_links: float) -> TransferTimes:
+        """Times of one update by the speeds of a job's costs. sender_links: links to host memory of the training ranks
+        that send, for each one of an engine's."""
+
+    @abstractmethod
+    def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
+        """Memory that it takes, for buckets and a largest parameter of so many bytes. sharded: over training ranks."""
+
+    def offer(self, plan: Any, rendezvous: Any, device: Any, *, within_gpu: bool) -> tuple[Any, Any]:
+        """The source of senders (`harness.weight_sync.endpoints.WeightSource`), and what receivers join by (`offers`).
+
+        Called on training rank 0. plan: `TransferPlan` of what travels; rendezvous: `Rendezvous` where all meet;
+        device: of this rank; within_gpu: receivers are on the same GPU.
+        """
+        raise NotImplementedError
+
+
+def transport_of(name: str) -> Transport:
+    """The transport of a name of the registry, or of an import path; loads torch. Raises ConfigError for what is
+    none."""
+    found = find("schedule.transport", name)
+    if not (isinstance(found, type) and issubclass(found, Transport)):
+        raise ConfigError(f"transport={name} is no transport; extend harness.config.transports.Transport")
+    try:
+        return found()
+    except TypeError as error:  # abstract
+        raise ConfigError(f"transport={name}: {error}") from error
+
+
+def connected_transports() -> list[str]:
+    """Names of the registry that connect processes."""
+    return [name for name in TRANSPORTS if not transport_of(name).colocated]
