@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
+import os
+import signal
+import sys
 from collections.abc import Iterable
-from typing import Any
+from typing import IO, Any, NoReturn
 
 from rich.console import Console
 from rich.segment import Segment
 
 _BIDIRECTIONAL = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # what follows is shown in another order
 _CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0), *_BIDIRECTIONAL} - {ord("\t"), ord("\n")})
+
+
+OUTPUT_CLOSED = 128 + signal.SIGPIPE
+"""Status of a command whose output nobody reads any more: a shell's of one that the signal ended."""
 
 
 class PlainTextConsole(Console):
@@ -19,3 +26,22 @@ class PlainTextConsole(Console):
         """Render without control characters of texts."""
         for segment in super().render(*renderable, **options):
             yield segment if segment.control else segment._replace(text=segment.text.translate(_CONTROLS))
+
+    def on_broken_pipe(self) -> NoReturn:
+        """End the command without a word: nobody reads on."""
+        self.quiet = True
+        _end(self.file)
+
+
+def write(text: str) -> None:
+    """Print a text as it is; ends the command where nobody reads on."""
+    try:
+        print(text, end="", flush=True)
+    except BrokenPipeError:
+        _end(sys.stdout)
+
+
+def _end(output: IO[str]) -> NoReturn:
+    """Raise SystemExit; what is still to be written goes nowhere. Make would tell of any status but 0."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), output.fileno())
+    raise SystemExit(0 if "MAKELEVEL" in os.environ else OUTPUT_CLOSED)

@@ -9,6 +9,7 @@ from typing import NoReturn
 
 from cadence import __version__
 from harness.cli.commands import COMMANDS, as_options, overview
+from harness.cli.console import write
 from harness.config import ConfigError
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
@@ -16,6 +17,10 @@ SHELLS = ("bash", "zsh", "fish", "tcsh")
 
 class Parser(argparse.ArgumentParser):
     """Raises ConfigError where others end the process."""
+
+    def _print_message(self, message: str, file: object = None) -> None:
+        """Print help, or the version."""
+        write(message)
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError, which names where the options are listed."""
@@ -28,7 +33,7 @@ def front(arguments: Sequence[str]) -> int:
     shell = parser.parse_args(arguments).print_completion
     if shell is None:
         parser.error("which command?")
-    print(completion(shell))
+    write(f"{completion(shell)}\n")
     return 0
 
 

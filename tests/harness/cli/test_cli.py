@@ -19,6 +19,7 @@ from cadence import __version__
 from harness.cli import main as cli
 from harness.cli.commands import COMMANDS
 from harness.cli.commands import GROUPS as COMMAND_GROUPS
+from harness.cli.console import OUTPUT_CLOSED
 from harness.cli.front import completion, settings_of
 from harness.config import ConfigError
 from harness.config.compose import GROUPS
@@ -222,6 +223,21 @@ def test_bash_completes_commands_options_and_choices(word: str, tmp_path: Path) 
 @pytest.mark.parametrize("name", COMMANDS)
 def test_every_command_has_a_file_that_says_what_it_does(name: str) -> None:
     assert cli.command(name).__doc__
+
+
+@pytest.mark.parametrize(("by_make", "status"), [(False, OUTPUT_CLOSED), (True, 0)])
+@pytest.mark.parametrize("words", [["list"], ["bench", "--help"], ["--print-completion", "bash"], ["no-command"]])
+def test_a_command_whose_output_is_closed_ends_without_a_word(words: list[str], by_make: bool, status: int) -> None:
+    """As in `cadence list | head -1`. Make would print a line for another status than 0."""
+    nobody_reads, output = os.pipe()
+    os.close(nobody_reads)
+    errors = output if words == ["no-command"] else subprocess.PIPE
+    outside = {name: value for name, value in os.environ.items() if name != "MAKELEVEL"}
+    environment = outside | ({"MAKELEVEL": "1"} if by_make else {})
+    command = [sys.executable, "-m", "harness", *words]
+    done = subprocess.run(command, stdout=output, stderr=errors, env=environment, timeout=120, check=False)
+    os.close(output)
+    assert (done.returncode, done.stderr or b"") == (status, b"")
 
 
 def test_list_names_every_choice_of_every_group(capsys: pytest.CaptureFixture[str]) -> None:
