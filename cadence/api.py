@@ -12,7 +12,7 @@ import shlex
 import sys
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from functools import cached_property
 from pathlib import Path
@@ -26,6 +26,7 @@ from harness.metrics.manifest import identity_of
 from harness.metrics.run_files import (
     finished_runs,
     load_config,
+    load_kept,
     load_ledger,
     load_manifest,
     load_metrics,
@@ -36,6 +37,9 @@ from harness.metrics.samples import FATES
 
 if TYPE_CHECKING:
     import pandas as pd
+    import pyarrow as pa
+
+    from harness.report.samples import ShownSample
 
 _POLL_S = 0.2
 _TAIL = 40  # lines of output that the error of a failed run has
@@ -70,15 +74,26 @@ class Results:
     @cached_property
     def samples(self) -> pd.DataFrame:
         """samples.parquet: a row per run and sample ever admitted."""
-        import pyarrow as pa
+        return self._joined(load_samples)
 
-        tables = []
-        for label, path in self._labelled():
-            table = load_samples(path)
-            for place, (name, value) in enumerate(label.items()):
-                table = table.add_column(place, name, pa.array([value] * table.num_rows))
-            tables.append(table)
-        return pa.concat_tables(tables, promote_options="default").to_pandas()
+    @cached_property
+    def problems(self) -> pd.DataFrame:
+        """problems.parquet: a row per run and admitted group, with its prompt (token ids) and answer."""
+        return self._kept("problems")
+
+    @cached_property
+    def held_out(self) -> pd.DataFrame:
+        """eval_responses.parquet: a row per run and response to a held-out problem."""
+        return self._kept("eval_responses")
+
+    def sample(self, sample_id: int) -> ShownSample:
+        """One sample of the only run, with problem, response and what became of it; `print` shows it. Raises KeyError
+        where there is none, ValueError where there are several runs."""
+        from harness.report.samples import RunSamples
+
+        if not (found := RunSamples(self.path).chosen(1, sample=sample_id)):
+            raise KeyError(sample_id)
+        return found[0]
 
     @cached_property
     def ledger(self) -> pd.DataFrame:
@@ -93,6 +108,21 @@ class Results:
         identities = [asdict(identity_of(load_manifest(path))) | {"path": path} for path in self.paths]
         settings = [flatten(load_config(path)) for path in self.paths]
         return _table([one | flat | one for one, flat in zip(identities, settings, strict=True)])
+
+    def _kept(self, name: str) -> pd.DataFrame:
+        return self._joined(lambda path: load_kept(path, name))
+
+    def _joined(self, read: Callable[[Path], pa.Table]) -> pd.DataFrame:
+        """A table of each run, below each other, with their labels."""
+        import pyarrow as pa
+
+        tables = []
+        for label, path in self._labelled():
+            table = read(path)
+            for place, (name, value) in enumerate(label.items()):
+                table = table.add_column(place, name, pa.array([value] * table.num_rows))
+            tables.append(table)
+        return pa.concat_tables(tables, promote_options="default").to_pandas()
 
     def _labelled(self) -> list[tuple[dict[str, Any], Path]]:
         names = ("experiment", "cell", "schedule", "seed")

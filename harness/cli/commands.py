@@ -30,7 +30,7 @@ class Option:
     @property
     def variable(self) -> str:
         """Name of make's variable for it."""
-        return (self.flag if self.value is not None else self.setting.partition("=")[0]).upper()
+        return (self.flag if self.value is not None else self.setting.partition("=")[0]).upper().replace("-", "_")
 
 
 @dataclass(frozen=True)
@@ -115,6 +115,18 @@ GROUPS: dict[str, dict[str, Command]] = {
     },
     "look at what came out": {
         "report": Command("one page of what an experiment found", (_EXPERIMENT,)),
+        "show": Command(
+            "samples of a run: prompt, response, reward, and what became of them",
+            (
+                _plain("run", "its folder, or an experiment with one; else the last that began", "NAME"),
+                _plain("sample", "an id", "ID"),
+                _plain("row", "of the data, train.jsonl:17, or the number of a made-up problem", "ROW"),
+                _plain("worst", "so many with the lowest rewards", "N"),
+                _plain("best", "so many with the highest", "N"),
+                _plain("dropped", "so many that were not trained", "N"),
+                Option("held-out", "held_out", "responses to held-out problems, of a version, or last", "VERSION"),
+            ),
+        ),
         "diff": Command(
             "what changed from one experiment, or commit, to another, and how surely",
             (

@@ -34,7 +34,17 @@ from harness.metrics.parts import (
     read_samples_so_far,
     read_timeline_so_far,
 )
-from harness.metrics.samples import Texts, read_samples, write_table, write_tokens
+from harness.metrics.samples import (
+    HELD_OUT_SCHEMA,
+    PROBLEMS_SCHEMA,
+    RESPONSES_SCHEMA,
+    TEXT_FIELDS,
+    Texts,
+    read_as,
+    read_samples,
+    write_table,
+    write_tokens,
+)
 from harness.metrics.schemas import (
     LARGEST,
     EvaluationLine,
@@ -188,20 +198,16 @@ class RunDirectory:
         are any, of all that is in the parts, which end with it. texts: that are kept."""
         assert self._parts is not None, "open_parts comes first"
         samples = read_samples_so_far(self._parts.folder)
-        responses, problems, held_out = (
-            read_growing(self._parts.folder / RESPONSES),
-            read_problems_so_far(self._parts.folder),
-            read_held_out_so_far(self._parts.folder),
-        )
+        kept = {name: so_far(self._parts.folder) for name, (_, so_far) in KEPT.items()}
         if texts is not None:
-            samples = texts.of_samples(samples, responses, problems)
-            held_out = texts.of_held_out(held_out)
+            samples = texts.of_samples(samples, kept["responses"], kept["problems"])
+            kept["eval_responses"] = texts.of_held_out(kept["eval_responses"])
         write_table(self.path / "samples.parquet", samples)
-        for name, table in (("responses", responses), ("problems", problems), ("eval_responses", held_out)):
+        for name, table in kept.items():
             if len(table):
                 write_tokens(self.path / f"{name}.parquet", table)
         self.write_trace(read_timeline_so_far(self._parts.folder))
-        del responses, problems, held_out, table
+        del kept, table
         self._parts.remove()
         self._parts = None
 
@@ -379,6 +385,26 @@ def load_samples(path: Path) -> pa.Table:
         return read_samples_so_far(path / PARTS)
     with reading(path / "samples.parquet"):
         return read_samples(path / "samples.parquet")
+
+
+def load_kept(path: Path, name: str, rows: pa.compute.Expression | None = None) -> pa.Table:
+    """One of `KEPT` of the run in folder `path`; of one that has not ended, so far. rows: which. Empty for a run that
+    has none, or was made before there was such a file."""
+    file, (schema, so_far) = path / f"{name}.parquet", KEPT[name]
+    if not file.exists():
+        table = so_far(path / PARTS) if (path / PARTS).is_dir() else schema.empty_table()
+        return table if rows is None else table.filter(rows)
+    with reading(file):
+        return read_as(file, schema, rows)
+
+
+KEPT: dict[str, tuple[pa.Schema, Callable[[Path], pa.Table]]] = {
+    "problems": (PROBLEMS_SCHEMA, read_problems_so_far),
+    "responses": (RESPONSES_SCHEMA, lambda parts: read_growing(parts / RESPONSES)),
+    "eval_responses": (pa.schema([*HELD_OUT_SCHEMA, *TEXT_FIELDS]), read_held_out_so_far),
+}
+"""Tables of problems and responses that a run keeps in a file of their name: their columns, and how they are read while
+it goes on."""
 
 
 def load_timeline(path: Path) -> Timeline:

@@ -341,40 +341,49 @@ def write_table(path: Path, table: pa.Table) -> None:
 _MOST_ROWS, _MOST_BYTES = 200_000_000, 64 << 30
 
 
-def read_columns(path: Path, columns: Sequence[str] | None = None) -> pa.Table:
-    """Columns of a Parquet file. Raises ValueError for one that says it has more rows, or bytes when read, than any run
-    writes: a few bytes may stand for as many as fit no memory."""
+def read_columns(
+    path: Path, columns: Sequence[str] | None = None, rows: pa.compute.Expression | None = None
+) -> pa.Table:
+    """Columns of a Parquet file; rows: which. Raises ValueError for one that says it has more rows, or bytes when read,
+    than any run writes: a few bytes may stand for as many as fit no memory."""
     told = pq.read_metadata(path)
     size = sum(told.row_group(number).total_byte_size for number in range(told.num_row_groups))
     if told.num_rows > _MOST_ROWS or size > _MOST_BYTES:
         raise ValueError(f"it has {told.num_rows:,} rows of {size:,} bytes, more than any run writes")
-    return pq.read_table(path, columns=columns)
+    return pq.read_table(path, columns=columns, filters=rows)
 
 
 def read_samples(path: Path) -> pa.Table:
-    """The table of samples.parquet: the columns of FILE_SCHEMA, then whatever others the file has.
+    """The table of samples.parquet: the columns of FILE_SCHEMA, then whatever others the file has. Raises ValueError as
+    `read_as` does, and for a fate that is none."""
+    table = read_as(path, FILE_SCHEMA)
+    if unknown := set(table.column("fate").unique().to_pylist()) - set(FATES):
+        raise ValueError(f"{path} cannot be read: {unknown} is no fate of a sample; they are {', '.join(FATES)}")
+    return table
+
+
+def read_as(path: Path, expected: pa.Schema, rows: pa.compute.Expression | None = None) -> pa.Table:
+    """A Parquet file as a table of these columns, then whatever others it has; rows: which.
 
     A column that may be null and is not there reads as null, so that older runs stay readable. Raises ValueError where
     another one is missing, or one has another type.
     """
-    found = read_columns(path)
+    found = read_columns(path, rows=rows)
     columns = []
-    for expected in FILE_SCHEMA:
-        if expected.name not in found.column_names and expected.nullable:
-            columns.append(pa.nulls(found.num_rows, expected.type))
+    for field_ in expected:
+        if field_.name not in found.column_names and field_.nullable:
+            columns.append(pa.nulls(found.num_rows, field_.type))
             continue
-        if expected.name not in found.column_names or found.schema.field(expected.name).type != expected.type:
+        if field_.name not in found.column_names or found.schema.field(field_.name).type != field_.type:
             raise ValueError(
-                f"{path} cannot be read: column {expected.name} ({expected.type}) is missing or of another type; it has"
+                f"{path} cannot be read: column {field_.name} ({field_.type}) is missing or of another type; it has"
                 f"\n{found.schema.remove_metadata()}"
             )
-        columns.append(found.column(expected.name))
-        if columns[-1].null_count and not expected.nullable:
-            raise ValueError(f"{path} cannot be read: column {expected.name} has no value in some rows")
-    if unknown := set(found.column("fate").unique().to_pylist()) - set(FATES):
-        raise ValueError(f"{path} cannot be read: {unknown} is no fate of a sample; they are {', '.join(FATES)}")
-    others = [name for name in found.column_names if name not in FILE_SCHEMA.names]
-    schema = pa.schema([*FILE_SCHEMA, *(found.schema.field(name) for name in others)])
+        columns.append(found.column(field_.name))
+        if columns[-1].null_count and not field_.nullable:
+            raise ValueError(f"{path} cannot be read: column {field_.name} has no value in some rows")
+    others = [name for name in found.column_names if name not in expected.names]
+    schema = pa.schema([*expected, *(found.schema.field(name) for name in others)])
     return pa.table([*columns, *(found.column(name) for name in others)], schema=schema)
 
 
