@@ -92,7 +92,7 @@ def test_a_buffer_hears_what_became_of_its_problems_and_goes_on_from_a_file(lab:
         (["algorithm.filter=my_lab.nope:keep"], "there is no module my_lab.nope in "),
         (["algorithm.filter=my_lab.buffers:Again"], "cannot be called as keep(rewards)"),
         (["algorithm.filter=variance"], "algorithm.filter=variance is unknown; choose one of none, zero_variance, or "),
-        ([*FILTERED, "algorithm.options.least=1"], "algorithm.options.least is no option of clip or group or token_mean or my_lab"),
+        ([*FILTERED, "algorithm.options.least=1"], ".least is no option of clip or group or token_mean or my_lab"),
         (["task.buffer=my_lab.filters:middling"], "is no class; make it a frozen dataclass"),
         (["task.buffer=my_lab.schedules:Pairs"], "lacks take, record_rewards, state, load; write what"),
         ([*BUFFER, "task.buffer_options.most=1"], "task.buffer_options.most is no option of my_lab.buffers:Again"),

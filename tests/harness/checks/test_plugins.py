@@ -203,7 +203,7 @@ def test_the_path_is_in_the_fairness_key(lab: Path) -> None:
         (["algorithm.correction=my_lab.rewards:brief"], "cannot be called as loss("),
         (["algorithm.advantage=my_lab.losses:cispo"], "cannot be called as advantages(rewards)"),
         ([*LOSS, "algorithm.options.low=1"], "algorithm.options.low is no option of my_lab.losses:cispo or my_lab"),
-        (["algorithm.options.low=1"], "algorithm.options.low is no option of clip or group or token_mean; leave it out"),
+        (["algorithm.options.low=1"], "algorithm.options.low is no option of clip or group or token_mean;"),
         (["algorithm.advantage=mean"], "algorithm.advantage=mean is unknown; choose one of group, dr_grpo, "),
         (["schedule.order=my_lab.losses:cispo"], "schedule.order=my_lab.losses:cispo lacks "),
         (["schedule.order=lifo"], "schedule.order=lifo is unknown; choose one of fifo, completion, or "),
