@@ -241,6 +241,10 @@ class TrainEngine(Remembers, Protocol):
         """Forward and backward of a micro-batch; gradients of the summed token losses add up. Returns the sums of
         `harness.rl.diagnostics`."""
 
+    def rank_tokens(self, batch: TrainBatch) -> Sequence[int]:
+        """Tokens of a micro-batch, prompts and responses: of this rank's, or of each rank's where one stands for a
+        world."""
+
     async def step(self) -> dict[str, float]:
         """Divide the gradients by the sampled tokens of all ranks since the last step, clip, and update; gradients that
         are not finite update nothing, on any rank. {"grad_norm": before clipping, "learning_rate": ..., "skipped": 1 or
@@ -259,6 +263,9 @@ class CriticEngine(Remembers, Protocol):
 
     async def accumulate(self, batch: ValueBatch) -> dict[str, float]:
         """Add gradients as `TrainEngine.accumulate`; returns the sums of `harness.rl.value_loss`."""
+
+    def rank_tokens(self, batch: ValueBatch) -> Sequence[int]:
+        """Tokens as `TrainEngine.rank_tokens`."""
 
     async def step(self) -> dict[str, float]:
         """Take a step as `TrainEngine.step`."""

@@ -3,14 +3,15 @@ roles around them. Samples are run-length coded, see `engines.simulated.rollout`
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.config import CostConfig, TrainingConfig
-from harness.cost_model.cost import largest_share_s
+from harness.cost_model.cost import rank_shares, slowest_share_s
 from harness.protocols import Clock, TrainBatch, ValueBatch
 from harness.rl.micro_batches import cut_by_tokens
 from harness.transfer_queue import Ragged
@@ -22,7 +23,7 @@ if TYPE_CHECKING:
 class SimulatedLogProb:
     """`harness.protocols.LogProbEngine`: data-parallel ranks that share each micro-batch; the slowest decides.
 
-    cost: resolved for the model; load_s: what taking new weights lasts.
+    cost: resolved for the model; group_size: samples that stay together; load_s: what taking new weights lasts.
     """
 
     def __init__(
@@ -31,24 +32,19 @@ class SimulatedLogProb:
         clock: Clock,
         *,
         ranks: int = 1,
+        group_size: int = 1,
         load_s: float = 0.0,
         training: TrainingConfig | None = None,
     ) -> None:
-        self._cost, self._clock, self._ranks, self._load_s = cost, clock, ranks, load_s
+        self._cost, self._clock, self._ranks, self._group_size, self._load_s = cost, clock, ranks, group_size, load_s
         self._training = training or TrainingConfig()
         self.version = 0
 
     async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
         """Zeros, a value per run."""
-        cost = self._cost
-        share_s = largest_share_s(
-            prompts,
-            responses,
-            self._ranks,
-            s_per_token=cost.log_prob_s_per_token,
-            s_per_pair=cost.log_prob_s_per_pair,
-        )
-        calls = calls_of(prompts, responses, self._ranks, self._training)
+        cost, shares = self._cost, rank_shares(prompts, responses, self._ranks, self._group_size)
+        share_s = slowest_share_s(shares, s_per_token=cost.log_prob_s_per_token, s_per_pair=cost.log_prob_s_per_pair)
+        calls = calls_of(shares, self._training)
         await self._clock.sleep(calls * (cost.call_s + cost.log_prob_call_s) + share_s)
         return Ragged(np.zeros(len(responses.values), np.float32), responses.lengths)
 
@@ -68,8 +64,8 @@ class SimulatedLogProb:
 class SimulatedTrainer:
     """`harness.protocols.TrainEngine`: one rank, or (ranks > 1) a whole training world in one.
 
-    cost: resolved for the model. A world cuts each micro-batch into contiguous parts of nearly equal counts and waits
-    for the slowest. `parameters` are what it offers to send, if anything; they never change.
+    cost: resolved for the model. A world shares each micro-batch, in groups of `group_size`, and waits for the slowest.
+    `parameters` are what it offers to send, if anything; they never change.
     """
 
     def __init__(
@@ -78,26 +74,27 @@ class SimulatedTrainer:
         clock: Clock,
         *,
         ranks: int = 1,
+        group_size: int = 1,
         parameters: Mapping[str, torch.Tensor] | None = None,
         training: TrainingConfig | None = None,
     ) -> None:
-        self._cost, self._clock, self._ranks = cost, clock, ranks
+        self._cost, self._clock, self._ranks, self._group_size = cost, clock, ranks, group_size
         self._training = training or TrainingConfig()
         self._parameters = dict(parameters or {})
 
     async def accumulate(self, batch: TrainBatch | ValueBatch) -> dict[str, float]:
         """Let the time of a micro-batch pass; no sums: nothing was computed that a policy metric could be made of."""
-        cost = self._cost
-        calls = calls_of(batch.prompts, batch.responses, self._ranks, self._training)
-        share_s = largest_share_s(
-            batch.prompts,
-            batch.responses,
-            self._ranks,
-            s_per_token=cost.train_s_per_token,
-            s_per_pair=cost.train_s_per_pair,
-        )
+        cost, shares = self._cost, self._shares(batch)
+        share_s = slowest_share_s(shares, s_per_token=cost.train_s_per_token, s_per_pair=cost.train_s_per_pair)
+        calls = calls_of(shares, self._training)
         await self._clock.sleep(calls * (cost.call_s + cost.train_call_s) + share_s)
         return {}
+
+    def rank_tokens(self, batch: TrainBatch | ValueBatch) -> list[int]:
+        return [int(share.sum()) for share in self._shares(batch)]
+
+    def _shares(self, batch: TrainBatch | ValueBatch) -> list[NDArray[np.int64]]:
+        return rank_shares(batch.prompts, batch.responses, self._ranks, self._group_size)
 
     async def step(self) -> dict[str, float]:
         """Let the time of a step pass; there are no gradients to tell of."""
@@ -125,21 +122,24 @@ class SimulatedCritic(SimulatedTrainer):
     """`harness.protocols.CriticEngine`: costs what scoring and training of a policy of this shape cost."""
 
     def __init__(
-        self, cost: CostConfig, clock: Clock, *, ranks: int = 1, training: TrainingConfig | None = None
+        self,
+        cost: CostConfig,
+        clock: Clock,
+        *,
+        ranks: int = 1,
+        group_size: int = 1,
+        training: TrainingConfig | None = None,
     ) -> None:
-        super().__init__(cost, clock, ranks=ranks, training=training)
-        self._scorer = SimulatedLogProb(cost, clock, ranks=ranks, training=training)
+        super().__init__(cost, clock, ranks=ranks, group_size=group_size, training=training)
+        self._scorer = SimulatedLogProb(cost, clock, ranks=ranks, group_size=group_size, training=training)
 
     async def values(self, prompts: Ragged, responses: Ragged) -> Ragged:
         """Zeros, a value per run."""
         return await self._scorer.log_probs(prompts, responses)
 
 
-def calls_of(prompts: Ragged, responses: Ragged, ranks: int, training: TrainingConfig) -> int:
-    """Passes over a micro-batch that `ranks` share: of the rank that needs most, which all make."""
+def calls_of(shares: Sequence[NDArray[np.int64]], training: TrainingConfig) -> int:
+    """Passes over a micro-batch of these shares of ranks: of the rank that needs most, which all make."""
     if training.tokens_per_micro_batch is None:
         return 1
-    columns = (prompts, responses)
-    tokens = np.array([sum(int(row.sum()) for row in rows) for rows in zip(*(c.rows() for c in columns), strict=True)])
-    shares = np.split(tokens, np.arange(1, ranks) * len(tokens) // ranks)
     return max(len(cut_by_tokens(share, training.tokens_per_micro_batch, training.layout)) for share in shares)

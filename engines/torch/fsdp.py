@@ -145,6 +145,9 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
             sums = add_diagnostics(sums, self._accumulate(part))
         return sums
 
+    def rank_tokens(self, batch: TrainedBatch) -> list[int]:
+        return [len(batch.prompts.values) + len(batch.responses.values)]
+
     def _parts(self, batch: TrainedBatch) -> Iterable[TrainedBatch]:
         if self._training.tokens_per_micro_batch is None:
             return [batch]

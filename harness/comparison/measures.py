@@ -267,6 +267,8 @@ OF_TRAINING = {
     "policy/cut": ("tokens whose weight the correction cuts", ""),
     "response_length/truncated": ("truncated responses", ""),
     "reward/same_in_group": ("groups with one reward", ""),
+    "train/rank_imbalance": ("tokens of the fullest training rank over the mean", ""),
+    "time/wait_for_slowest_rank_s": ("training ranks wait for the slowest, per iteration", "s"),
     "filter/share": ("groups that the filter refused", ""),
 }
 """Means over all iterations: title and unit."""

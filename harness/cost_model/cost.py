@@ -4,13 +4,16 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import numpy as np
+from numpy.typing import NDArray
 
 from harness.config import BytesCost, CostConfig, TransferCost
 from harness.config.transports import TransferTimes, transport_of
 from harness.transfer_queue import Ragged
+from harness.transfer_queue.control.policies import balanced
 
 SAME_STEP = 1e-6  # of a step: nearer than this is the same moment, rounded
 
@@ -105,17 +108,28 @@ def reload_s(cost: CostConfig) -> float:
     return cost.reload_s + cost.weight_bytes / cost.host_bytes_per_s
 
 
-def largest_share_s(prompts: Ragged, responses: Ragged, ranks: int, *, s_per_token: float, s_per_pair: float) -> float:
-    """Seconds of the slowest part when samples are cut into `ranks` contiguous parts of nearly equal counts.
+def rank_shares(prompts: Ragged, responses: Ragged, ranks: int, group_size: int) -> list[NDArray[np.int64]]:
+    """Tokens of each sample of a micro-batch, int64 [its samples] for each of the ranks that share it: as the queue
+    deals them (harness/workers/dataflow.py), in whole groups where these divide by the ranks, else sample by sample.
 
-    A sample of t tokens takes t s_per_token + t**2 s_per_pair. Both columns are run-length coded: the values of a row
-    add up to its tokens.
+    Both columns are run-length coded: the values of a row add up to its tokens.
     """
     before = _before(prompts) + _before(responses)
     lengths = before[1:] - before[:-1]
-    cuts = np.arange(ranks + 1) * len(lengths) // ranks
-    tokens, pairs = before[cuts], np.concatenate(([0], np.cumsum(lengths * lengths)))[cuts]
-    return float(((tokens[1:] - tokens[:-1]) * s_per_token + (pairs[1:] - pairs[:-1]) * s_per_pair).max())
+    if ranks == 1:
+        return [lengths]
+    units = lengths.reshape(-1, unit_samples(len(lengths), ranks, group_size))
+    return [units[share].ravel() for share in balanced(units.sum(axis=1), ranks)]
+
+
+def unit_samples(samples: int, ranks: int, group_size: int) -> int:
+    """How many of so many samples go to a rank together."""
+    return 1 if samples % (group_size * ranks) else group_size
+
+
+def slowest_share_s(shares: Sequence[NDArray[np.int64]], *, s_per_token: float, s_per_pair: float) -> float:
+    """Seconds of the slowest share, where a sample of t tokens takes t s_per_token + t**2 s_per_pair."""
+    return max(float(share.sum() * s_per_token + (share * share).sum() * s_per_pair) for share in shares)
 
 
 def _before(column: Ragged) -> np.ndarray:

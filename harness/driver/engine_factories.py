@@ -399,11 +399,10 @@ class SimulatedEngines:
         return ReplayedEngine(engine, recorded.runs, sampling=sampling, tokens_of=_simulated_tokens, name=name)
 
     def log_prob(self, role: str, clock: Clock) -> SimulatedLogProb:
-        ranks, load_s = self.data_parallel[role], self.times.load_s
-        return SimulatedLogProb(self.cost, clock, load_s=load_s, ranks=ranks, training=self.config.training)
+        return SimulatedLogProb(self.cost, clock, load_s=self.times.load_s, **self._world(role))
 
     def scorer(self, trainer: SimulatedTrainer, clock: Clock) -> Scorer:
-        return SimulatedLogProb(self.cost, clock, ranks=self.data_parallel["actor"], training=self.config.training)
+        return SimulatedLogProb(self.cost, clock, **self._world("actor"))
 
     def reference(self, trainer: SimulatedTrainer, clock: Clock) -> Scorer:
         return self.log_prob("reference", clock)
@@ -413,8 +412,12 @@ class SimulatedEngines:
 
     def critic(self, rank: int, trainer: SimulatedTrainer | None, clock: Clock) -> CriticEngine:
         assert self.critic_cost is not None, "a job with a critic has its cost"
-        ranks = self.data_parallel["critic"]
-        return SimulatedCritic(self.critic_cost, clock, ranks=ranks, training=self.config.training)
+        return SimulatedCritic(self.critic_cost, clock, **self._world("critic"))
+
+    def _world(self, role: str) -> dict[str, Any]:
+        """Arguments of an engine that stands for all ranks of this role."""
+        group_size, training = self.config.algorithm.group_size, self.config.training
+        return {"ranks": self.data_parallel[role], "group_size": group_size, "training": training}
 
     def beside_turns(self, device: Turns, world: Turns) -> Turns:
         return device
@@ -427,8 +430,9 @@ class SimulatedEngines:
 
     def trainer(self, rank: int, clock: Clock) -> SimulatedTrainer:
         weights = {"weights": torch.zeros(_PACED_WEIGHTS)} if self.paced else {}
-        ranks = self.data_parallel["actor"]
-        return SimulatedTrainer(self.cost, clock, ranks=ranks, parameters=weights, training=self.config.training)
+        world = self._world("actor")
+        world["group_size"] -= self.config.algorithm.has_greedy_baseline  # whose samples are not trained
+        return SimulatedTrainer(self.cost, clock, parameters=weights, **world)
 
     @property
     def times(self) -> TransferTimes:

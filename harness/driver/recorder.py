@@ -218,6 +218,7 @@ class Recorder:
             throughput_metrics(recorded.samples, recorded.tokens, seconds, self.devices),
             recorded.metrics,
             self._step_metrics("train", reports),
+            _rank_metrics(reports),
             value_metrics(_added_up(of_values)),
             self._step_metrics("critic", of_values),
             self._utilisation(recorded.flops, seconds),
@@ -322,6 +323,20 @@ _FATE_OF: dict[DropReason, Fate] = {
     "straggler": "dropped_straggler",
     "spare": "dropped_spare",
 }
+
+
+def _rank_metrics(reports: Sequence[TrainReport]) -> dict[str, float]:
+    """Inequality of the actor's ranks, by tokens: they meet in every micro-batch, where all wait for the one that has
+    most. Nothing of one rank by itself."""
+    fullest, mean, waited = 0.0, 0.0, 0.0
+    for together in zip(*(report.passes for report in reports if report.passes), strict=True):
+        tokens = [count for one in together for count in one.tokens]
+        if len(tokens) == 1:
+            return {}
+        most, each = max(tokens), sum(tokens) / len(tokens)
+        fullest, mean = fullest + most, mean + each
+        waited += (1 - each / most) * sum(one.seconds for one in together) / len(together)
+    return {"train/rank_imbalance": fullest / mean, "time/wait_for_slowest_rank_s": waited} if mean else {}
 
 
 def _added_up(reports: Sequence[TrainReport]) -> dict[str, float]:

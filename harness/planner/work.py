@@ -12,7 +12,7 @@ import numpy as np
 
 from engines.simulated.decoding import decoded_s
 from harness.config import CostConfig, JobConfig
-from harness.cost_model.cost import DecodeCost, offload_s, transfer_times
+from harness.cost_model.cost import DecodeCost, offload_s, transfer_times, unit_samples
 from harness.cost_model.lengths import ResponseLengths
 
 _LOOKED_AT = 2  # engines whose share of a batch is decoded to see how long it takes
@@ -59,24 +59,23 @@ class LengthSamples:
         return int(responses.max(axis=1).min()) if responses.size else 0
 
     def slowest_s(self, rows: int, parts: int, *, s_per_token: float, s_per_pair: float) -> np.ndarray:
-        """Seconds of every micro-batch of `rows` samples: float [batches, micro-batches].
+        """Seconds of every micro-batch of `rows` samples, at least: float [batches, micro-batches].
 
-        It is cut into contiguous parts of nearly equal counts, and waits for the slowest: a sample of t tokens, prompt
-        and response, takes t s_per_token + t**2 s_per_pair. As `harness.cost_model.cost.largest_share_s`.
+        A sample of t tokens, prompt and response, takes t s_per_token + t**2 s_per_pair. However samples are shared
+        (`harness.cost_model.cost.rank_shares`), the slowest part takes the mean, and no less than what stays together.
         """
-        tokens, pairs, begins = self._cut(rows, parts)
-        seconds: np.ndarray = np.maximum.reduceat(tokens * s_per_token + pairs * s_per_pair, begins, axis=1)
-        return seconds
+        (tokens, pairs), begins = self._units(rows, parts)
+        seconds = tokens * s_per_token + pairs * s_per_pair
+        evenly: np.ndarray = np.add.reduceat(seconds, begins, axis=1) / parts
+        return np.maximum(evenly, np.maximum.reduceat(seconds, begins, axis=1))
 
     @lru_cache(maxsize=1024)  # noqa: B019  # they live as long as a search
-    def _cut(self, rows: int, parts: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Tokens and squares of lengths of all parts, [batches, parts], and the first part of each micro-batch."""
+    def _units(self, rows: int, parts: int) -> tuple[tuple[np.ndarray, np.ndarray], np.ndarray]:
+        """Tokens and squares of lengths of what stays together, [batches, units], and the first of each micro-batch."""
         lengths = self.responses + self.prompt
-        first = np.arange(0, self.samples, rows)
-        here = np.minimum(rows, self.samples - first)
-        cuts = np.unique(first[:, None] + np.arange(parts) * here[:, None] // parts)
-        tokens = np.add.reduceat(lengths, cuts, axis=1)
-        return tokens, np.add.reduceat(lengths * lengths, cuts, axis=1), np.searchsorted(cuts, first)
+        together = unit_samples(rows, parts, self.group_size) if self.samples % rows == 0 else 1
+        units = lengths.reshape(len(lengths), -1, together)
+        return (units.sum(axis=2), (units * units).sum(axis=2)), np.arange(0, units.shape[1], rows // together)
 
 
 @dataclass(frozen=True)

@@ -58,6 +58,7 @@ class RunSummary:
     lag_mean: float
     idle: dict[str, float]
     fraction_of_bound: float | None
+    rank_imbalance: float | None
     ledger: dict[str, Any] | None
     custom: dict[str, tuple[float | None, float | None]]
     evaluated: tuple[dict[str, Any], dict[str, Any]] | None
@@ -67,9 +68,11 @@ def summarize(run_dir: Path) -> RunSummary:
     """Read one run's folder, finished or not; a run that was cut short has no trace and no ledger yet.
 
     exact_match_first, _last: mean over the first and last 10 % of iterations (at least one), None where nothing was
-    rewarded; custom: the same two means of each `custom/...`; evaluated: the first and the last line of eval.jsonl.
-    seconds: from the start of the first iteration to the end of the last. samples_per_s, tokens_per_s: of summary.json,
-    without warm-up. Raises ValueError if no iteration has finished.
+    rewarded; rank_imbalance: mean of `train/rank_imbalance`; custom: the same two means of each `custom/...`;
+    evaluated: the first and the last line of eval.jsonl. seconds: from the start of the first iteration to the end of
+    the last. samples_per_s, tokens_per_s: of summary.json, without warm-up.
+
+    Raises ValueError if no iteration has finished.
     """
     metrics = load_metrics(run_dir)
     if not metrics:
@@ -92,6 +95,7 @@ def summarize(run_dir: Path) -> RunSummary:
         lag_mean=_mean(m["staleness/mean"] for m in metrics),
         idle={role: timeline.idle(role) for role in timeline.roles} if timeline else {},
         fraction_of_bound=timeline.fraction_of_bound() if timeline else None,
+        rank_imbalance=_mean_of("train/rank_imbalance", metrics),
         ledger=load_ledger(run_dir) if (run_dir / "ledger.json").exists() else None,
         custom={
             name: (_mean_of(name, metrics[:tenth]), _mean_of(name, metrics[-tenth:]))
@@ -130,7 +134,7 @@ def summary_tables(runs: Iterable[RunSummary]) -> list[Table]:
         held_out.add_column(heading, justify="right", no_wrap=True)
     for run in runs:
         figures.add_row(_name(run), *_figures(run))
-        account.add_row(_name(run), _idle(run.idle), _ledger(run.ledger))
+        account.add_row(_name(run), _devices(run), _ledger(run.ledger))
         if run.evaluated is not None:
             held_out.add_row(
                 _name(run), *("\n".join(both) for both in zip(*map(_held_out, run.evaluated), strict=True))
@@ -197,8 +201,11 @@ def _mean_of(name: str, metrics: Sequence[Mapping[str, Any]]) -> float | None:
     return _mean(values) if values else None
 
 
-def _idle(idle: dict[str, float]) -> str:
-    return "\n".join(f"{role} {percent(share)}" for role, share in idle.items()) or "-"
+def _devices(run: RunSummary) -> str:
+    lines = [f"{role} {percent(share)}" for role, share in run.idle.items()]
+    if run.rank_imbalance is not None:
+        lines.append(f"fullest rank +{percent(run.rank_imbalance - 1)} tokens")
+    return "\n".join(lines) or "-"
 
 
 def _ledger(ledger: dict[str, Any] | None) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Sequence
 from typing import Any
 
 import numpy as np
@@ -89,8 +90,9 @@ class ActorRole(ComputingRole, RememberingRole, SendingWorker):
         else:
             self._open.clear()
 
-    async def _accumulate(self, batch: Batch, iteration: int) -> dict[str, float]:
-        return await self.engine.accumulate(train_batch(self._learnt(batch), iteration, self.mask_truncated))
+    async def _accumulate(self, batch: Batch, iteration: int) -> tuple[dict[str, float], Sequence[int]]:
+        learnt = train_batch(self._learnt(batch), iteration, self.mask_truncated)
+        return await self.engine.accumulate(learnt), self.engine.rank_tokens(learnt)
 
     def _note_samples(self, report: TrainReport, batch: Batch, iteration: int) -> None:
         learnt = self._learnt(batch)

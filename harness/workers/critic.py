@@ -6,7 +6,7 @@ these, returns, to learn from them. Both are loops of one role, which computes o
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -64,11 +64,12 @@ class CriticRole(StageRole, RememberingRole):
         self.version = iteration + 1
         return report
 
-    async def _accumulate(self, batch: Batch, iteration: int) -> dict[str, float]:
+    async def _accumulate(self, batch: Batch, iteration: int) -> tuple[dict[str, float], Sequence[int]]:
         prompts, responses = prompts_and_responses(batch)
         values, returns = batch.ragged("values"), batch.ragged("returns")
         mask = learnt_tokens(batch, self.mask_truncated)
-        return await self.engine.accumulate(ValueBatch(prompts, responses, values, returns, mask))
+        learnt = ValueBatch(prompts, responses, values, returns, mask)
+        return await self.engine.accumulate(learnt), self.engine.rank_tokens(learnt)
 
     def _note_samples(self, report: TrainReport, batch: Batch, iteration: int) -> None:
         lags = iteration - batch.dense("value_version")

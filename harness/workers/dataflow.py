@@ -22,6 +22,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -80,6 +81,8 @@ RECORDED = (
     *REWARD_COLUMNS,
 )
 """Columns that are recorded, besides `score_extras` where scores have such."""
+TOKENS = ("prompt", "response")
+"""Columns whose lengths are a sample's tokens: by these, ranks that share a micro-batch have as much to do."""
 OF_VALUES = ("prompt", "response", "loss_mask", "finish_reason", *VALUE_COLUMNS, "returns")
 """Columns that the critic learns from."""
 
@@ -164,7 +167,8 @@ class JobShape:
 
 
 def queue_spec(shape: JobShape) -> QueueSpec:
-    """The columns and tasks of a job's queue."""
+    """The columns and tasks of a job's queue. Ranks get equally many groups of a micro-batch each, of nearly equally
+    many tokens in all: which follows from these lengths alone, whatever the timing."""
     training_ranks = shape.training_ranks if shape.order == "fifo" else 1
     forward, training = ("fifo", "fifo") if shape.order == "fifo" else ("ready", ORDERS.get(shape.order, shape.order))
     columns = PROMPT_COLUMNS | ROLLOUT_COLUMNS | REWARD_COLUMNS | ADVANTAGE_COLUMNS
@@ -172,9 +176,12 @@ def queue_spec(shape: JobShape) -> QueueSpec:
     for of_rewards in ("answer", "environment_reward"):
         trained.remove(of_rewards)
 
+    def shared(columns: Sequence[str], policy: str, ranks: int) -> TaskSpec:
+        balance: dict[str, Any] = {"split": "balanced", "weight": TOKENS} if ranks > 1 else {}
+        return TaskSpec(tuple(columns), policy=policy, ranks=ranks, whole_groups=True, **balance)
+
     def scored(role: str) -> TaskSpec:
-        ranks = training_ranks if role in shape.beside_actor else 1
-        return TaskSpec(("prompt", "response"), policy=forward, ranks=ranks, whole_groups=True)
+        return shared(TOKENS, forward, training_ranks if role in shape.beside_actor else 1)
 
     tasks = {
         "rollout": TaskSpec(
@@ -206,12 +213,12 @@ def queue_spec(shape: JobShape) -> QueueSpec:
         trained += EXTRA_COLUMNS
     if "critic" in shape.roles:
         columns |= VALUE_COLUMNS | RETURN_COLUMNS | TOKEN_ADVANTAGE_COLUMNS
-        tasks["critic"] = TaskSpec(("prompt", "response"), policy=forward, ranks=shape.critic_ranks, whole_groups=True)
-        tasks[CRITIC_TRAINING] = TaskSpec(OF_VALUES, policy=training, ranks=shape.critic_ranks, whole_groups=True)
+        tasks["critic"] = shared(TOKENS, forward, shape.critic_ranks)
+        tasks[CRITIC_TRAINING] = shared(OF_VALUES, training, shape.critic_ranks)
     tasks[RECORD] = TaskSpec(
         (*RECORDED, *(EXTRA_COLUMNS if shape.score_extras else ())), policy="ready", lease_s=math.inf, background=True
     )
-    tasks["actor"] = TaskSpec(tuple(trained), policy=training, ranks=training_ranks, whole_groups=True)
+    tasks["actor"] = shared(trained, training, training_ranks)
     if shape.filter_reads is not None or shape.drops_stragglers:
         columns |= FILTER_COLUMNS
         tasks = _refilled(tasks, shape.filter_reads, shape.drops_stragglers)

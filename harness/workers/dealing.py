@@ -17,6 +17,8 @@ import numpy as np
 import torch.distributed as dist
 
 from harness.transfer_queue import Batch, Column, GetRequest, TransferQueue, concatenated, taken, with_get_options
+from harness.transfer_queue.control.policies import balanced
+from harness.workers.dataflow import TOKENS
 from harness.workers.readers import FOR_ROWS, Deadlines, MicroBatchReader
 
 
@@ -74,7 +76,7 @@ async def deal(batches: AsyncIterator[Batch], ranks: int, group_size: int) -> As
         held += in_groups(batch, group_size)
         whole = len(held) - len(held) % ranks
         if whole:
-            yield [joined(held[rank:whole:ranks]) for rank in range(ranks)]
+            yield balanced_shares(held[:whole], ranks)
             held = held[whole:]
     if held:
         raise ValueError(f"{len(held)} groups are left over for {ranks} ranks: batches must divide by these")
@@ -112,7 +114,7 @@ class DealtQueue:
         if batch is None:
             return [None] * self._ranks
         groups = in_groups(batch, self._group_size)
-        dealt = [joined(part) for rank in range(self._ranks) if (part := groups[rank :: self._ranks])]
+        dealt = balanced_shares(groups, min(self._ranks, len(groups)))
         return [(share, False) for share in dealt] + [(dealt[-1], True)] * (self._ranks - len(dealt))
 
     @with_get_options
@@ -127,6 +129,12 @@ class DealtQueue:
             self._copies.remove((partition, written[0]))
         else:
             await self._queue.put(partition, written, columns)
+
+
+def balanced_shares(groups: Sequence[Batch], ranks: int) -> list[Batch]:
+    """A share for each rank, of equally many groups where it divides, and of nearly equally many tokens."""
+    tokens = np.array([sum(len(group.ragged(column).values) for column in TOKENS) for group in groups])
+    return [joined([groups[place] for place in share]) for share in balanced(tokens, ranks)]
 
 
 def to_neighbours(shares: Sequence[Any], together: int) -> list[Any]:

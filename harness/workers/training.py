@@ -29,10 +29,19 @@ class TrainedRows:
     at: float
 
 
+@dataclass(frozen=True)
+class Pass:
+    """One micro-batch that was computed. tokens: of this rank's share, prompts and responses, or of each rank's where
+    one stands for a world; seconds: that it lasted."""
+
+    tokens: Sequence[int]
+    seconds: float
+
+
 @dataclass
 class TrainReport:
     """One rank's share of an iteration. trained: of the actor's ranks; baselines: rewards of the samples that those
-    were compared with, and that are not trained, by id."""
+    were compared with, and that are not trained, by id; passes: one for each micro-batch, in each epoch."""
 
     trained: list[TrainedRows] = field(default_factory=list)
     sums: dict[str, float] = field(default_factory=dict)
@@ -40,6 +49,7 @@ class TrainReport:
     """Results of `TrainEngine.step`, each time, the same on every rank."""
     spans: list[Span] = field(default_factory=list)
     baselines: dict[int, float] = field(default_factory=dict)
+    passes: list[Pass] = field(default_factory=list)
 
 
 @dataclass(frozen=True)
@@ -71,7 +81,8 @@ class Steps(Protocol):
 @dataclass(frozen=True)
 class Training:
     """role, name: whose spans these are, of kind `update_<role>`; owner: whose turns they take, in its loop `train`.
-    accumulate: forward and backward of a micro-batch of an iteration; sums of what is to be told of it. noted: is told
+    accumulate: forward and backward of a micro-batch of an iteration; sums of what is to be told of it, and its tokens
+    as `TrainEngine.rank_tokens` counts them. noted: is told
     of each micro-batch once, after it was computed first."""
 
     owner: ComputingRole
@@ -80,7 +91,7 @@ class Training:
     reader: MicroBatchReader
     role: str
     name: str
-    accumulate: Callable[[Batch, int], Awaitable[dict[str, float]]]
+    accumulate: Callable[[Batch, int], Awaitable[tuple[dict[str, float], Sequence[int]]]]
     noted: Callable[[TrainReport, Batch, int], None]
     updates: Updates = ONE_STEP
     begins_step: Callable[[bool], None] = lambda more: None
@@ -129,8 +140,10 @@ class Training:
                 since_step = 0
             async with turn():
                 start = self.clock.now()
-                report.sums = add_diagnostics(report.sums, await self.accumulate(batch, iteration))
-                self._note(report, self._update, start, self.clock.now(), iteration)
+                sums, tokens = await self.accumulate(batch, iteration)
+                report.sums, end = add_diagnostics(report.sums, sums), self.clock.now()
+                report.passes.append(Pass(tokens, end - start))
+                self._note(report, self._update, start, end, iteration)
             since_step += len(batch.rows)
             if rows is not None and since_step > rows:
                 raise RuntimeError(f"a micro-batch goes {since_step - rows} rows beyond a mini-batch of {rows}")

@@ -32,6 +32,7 @@ ARGUMENTS = {
     "bench_memory": ["--every", "2", "iterations=8"],
     "bench_paced": ["--schedules", "one_step_off", "iterations=2", "warmup_iterations=1"],
     "bench_prediction": ["--rounds", "1", "--iterations", "8", "--schedules", "fully_async", "model.warm_start=false"],
+    "bench_ranks": ["--rounds", "1"],
     "bench_rollout": ["--rounds", "1"],
     "bench_service": ["--rounds", "1", "--samples", "64", "--batch", "16", "--weights-mib", "1"],
     "bench_simulation": ["iterations=2"],

@@ -158,9 +158,10 @@ class Controller:
         first = self._precedence(request)
         for partition, progress, limit in self._in_turn(request, first):
             least, most = _units(request, progress, first.at_most)
+            before = progress.taken
             units = progress.take(least * task.ranks, most * task.ranks, limit, first.units.get(partition.name))
             if units is not None:
-                parts = SPLITS[task.split](units, task.ranks, progress.weights(units))
+                parts = SPLITS[task.split](units, task.ranks, progress.weights(units), before)
                 self._shares.form(request.task, partition.name, parts, request.count)
                 return self._shares.next(request)
         return None

@@ -319,13 +319,16 @@ class Split:
     cut: Callable[[Weights, int], list[NDArray[np.int64]]]
     weighs: bool
 
-    def __call__(self, units: Units, shares: int, weights: Weights | None) -> list[Units]:
+    def __call__(self, units: Units, shares: int, weights: Weights | None, before: int = 0) -> list[Units]:
         """units: in the order in which they are dispatched, which each share keeps; weights: one a unit, needed where
-        the split weighs."""
+        the split weighs: then its shares, the heaviest first, go to the ranks from the last to the first every second
+        time. before: units of the partition that were dispatched."""
         if shares == 1:
             return [units]
         weights = np.ones(units.size, np.int64) if weights is None else weights
-        return [units[indices] for indices in self.cut(weights, shares)]
+        parts = [units[indices] for indices in self.cut(weights, shares)]
+        backwards = self.weighs and units.size % shares == 0 and before // units.size % 2
+        return parts[::-1] if backwards else parts
 
 
 def contiguous(weights: Weights, shares: int) -> list[NDArray[np.int64]]:

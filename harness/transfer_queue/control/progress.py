@@ -38,7 +38,7 @@ class Progress:
         self._ready_at = np.full(self.units, np.inf)
         self._settled = 0
         self._unsettled = None if spec.settled_by is None else np.full(self.units, self.unit_rows, np.int64)  # rows
-        self._weights: Weights | None = None if spec.weight is None else np.zeros(self.units, np.int64)
+        self._weights: Weights | None = np.zeros(self.units, np.int64) if spec.weight else None
         self.open = np.ones(self.units, bool)  # neither dispatched nor dropped
         self._bounds: NDArray[np.int64] | None = None  # under which each unit is out; there once one was given
         self._following: dict[Progress, _Started] = {}
@@ -62,12 +62,12 @@ class Progress:
         return self.finished == self._ever_ready == self.units
 
     def fill(self, positions: Positions, columns: int, lengths: Mapping[str, Rows], tick: int, now: float) -> bool:
-        """Note that these rows got this many more of the task's columns, among them its weight column if its `lengths`
-        are there; returns whether a unit became ready by it."""
+        """Note that these rows got this many more of the task's columns, among them those that weigh them of which
+        `lengths` are there; returns whether a unit became ready by it."""
         units = positions if self.unit_rows == 1 else positions // self.unit_rows
-        weight = self.spec.weight
-        if self._weights is not None and weight is not None and weight in lengths:
-            np.add.at(self._weights, units, lengths[weight])
+        if self._weights is not None:
+            for column in lengths.keys() & self.spec.weighed_by:
+                np.add.at(self._weights, units, lengths[column])
         ready = units[self._count_down(units, columns) == 0]
         if not ready.size:
             return False

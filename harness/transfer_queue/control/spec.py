@@ -26,12 +26,12 @@ class TaskSpec:
     `policies.POLICIES`, or `package.module:Class` of one of your own. ranks: data-parallel ranks that share each
     micro-batch out among them. whole_groups: a group is dispatched whole, to one rank. lease_s: seconds a reader has
     to acknowledge; then its rows go out again. None: a row is consumed when dispatched. weight: a ragged column of
-    `columns`; a row weighs the length of its cell, a group the sum of its rows. split: a key of `policies.SPLITS`:
-    how a micro-batch is cut into shares for the ranks. writes: columns that its readers write, perhaps a row at a
-    time. A row that has them is done, whichever reader wrote them: what goes out again goes out without it.
-    settled_by: a column; until a row has it, it may begin again (`TransferQueue.begin_again`), so that readers wait for
-    it rather than hear that nothing is left. background: nobody waits for it. Rows that only such tasks have still to
-    finish stay where they are, but take no room that others wait for, and count in no depth.
+    `columns`, or several; a row weighs the length of its cells, a group the sum of its rows. split: a key of
+    `policies.SPLITS`: how a micro-batch is cut into shares for the ranks. writes: columns that its readers write,
+    perhaps a row at a time. A row that has them is done, whichever reader wrote them: what goes out again goes out
+    without it. settled_by: a column; until a row has it, it may begin again (`TransferQueue.begin_again`), so that
+    readers wait for it rather than hear that nothing is left. background: nobody waits for it. Rows that only such
+    tasks have still to finish stay where they are, but take no room that others wait for, and count in no depth.
     """
 
     columns: tuple[str, ...]
@@ -39,11 +39,16 @@ class TaskSpec:
     ranks: int = 1
     whole_groups: bool = False
     lease_s: float | None = None
-    weight: str | None = None
+    weight: str | tuple[str, ...] = ()
     split: str = "contiguous"
     writes: tuple[str, ...] = ()
     settled_by: str | None = None
     background: bool = False
+
+    @property
+    def weighed_by(self) -> tuple[str, ...]:
+        """The columns that rows are weighed by."""
+        return (self.weight,) if isinstance(self.weight, str) else self.weight
 
 
 @dataclass(frozen=True, slots=True)
@@ -81,7 +86,7 @@ class QueueSpec:
     @property
     def weighed(self) -> frozenset[str]:
         """The columns that some task weighs rows by: a put of one brings its lengths."""
-        return frozenset(task.weight for task in self.tasks.values() if task.weight is not None)
+        return frozenset(column for task in self.tasks.values() for column in task.weighed_by)
 
     @property
     def waited_for(self) -> list[str]:
@@ -120,14 +125,14 @@ class QueueSpec:
     def _check_weight(self, name: str, task: TaskSpec) -> None:
         if task.split not in SPLITS:
             raise ValueError(f"task {name!r} has unknown split {task.split!r}; there are {sorted(SPLITS)}")
-        if task.weight is None:
-            for what, weighs in ((task.policy, policy_of(task.policy).weighs), (task.split, SPLITS[task.split].weighs)):
-                if weighs:
-                    raise ValueError(f"task {name!r} is {what!r} and needs a weight: a ragged column that it reads")
-        elif task.weight not in task.columns:
-            raise ValueError(f"task {name!r} is weighed by column {task.weight!r}, which it does not read")
-        elif not self.columns[task.weight].ragged:
-            raise ValueError(f"task {name!r} is weighed by column {task.weight!r}, which is not ragged")
+        for what, weighs in ((task.policy, policy_of(task.policy).weighs), (task.split, SPLITS[task.split].weighs)):
+            if weighs and not task.weight:
+                raise ValueError(f"task {name!r} is {what!r} and needs a weight: a ragged column that it reads")
+        for column in task.weighed_by:
+            if column not in task.columns:
+                raise ValueError(f"task {name!r} is weighed by column {column!r}, which it does not read")
+            if not self.columns[column].ragged:
+                raise ValueError(f"task {name!r} is weighed by column {column!r}, which is not ragged")
 
 
 First = tuple[str, tuple[tuple[int, int], ...]]

@@ -29,7 +29,7 @@ def train_batch() -> TrainBatch:
     return TrainBatch(PROMPTS, RESPONSES, zeros, zeros, np.zeros(4, np.float32))
 
 
-@pytest.mark.parametrize(("ranks", "tokens"), [(1, 130), (2, 90), (3, 90), (4, 50), (9, 50)])
+@pytest.mark.parametrize(("ranks", "tokens"), [(1, 130), (2, 65), (3, 50), (4, 50), (9, 50)])
 def test_a_pass_lasts_as_long_as_the_largest_share_of_its_tokens(ranks: int, tokens: int) -> None:
     async def main() -> tuple[float, float, float]:
         clock = VirtualClock(asyncio.get_running_loop())
@@ -48,7 +48,7 @@ def test_a_pass_lasts_as_long_as_the_largest_share_of_its_tokens(ranks: int, tok
     assert run_virtual(main()) == (3.0 + 0.5 * tokens, 3.0 + 2.0 * tokens, 7.0)
 
 
-@pytest.mark.parametrize(("ranks", "limit", "calls"), [(1, 200, 1), (1, 60, 3), (2, 60, 2), (2, 50, 2), (4, 50, 1)])
+@pytest.mark.parametrize(("ranks", "limit", "calls"), [(1, 200, 1), (1, 60, 3), (2, 65, 1), (2, 50, 2), (4, 50, 1)])
 def test_a_micro_batch_that_is_cut_by_tokens_makes_a_call_for_each_part(ranks: int, limit: int, calls: int) -> None:
     """Samples of 15, 25, 40 and 50 tokens."""
     training = TrainingConfig(layout="packed", tokens_per_micro_batch=limit)

@@ -14,14 +14,16 @@ from harness.config import CostConfig, LengthsConfig
 from harness.config.compose import compose_job
 from harness.config.transports import TransferTimes
 from harness.cost_model.cost import (
-    largest_share_s,
     offload_s,
+    rank_shares,
     reload_s,
+    slowest_share_s,
     transfer_times,
 )
 from harness.cost_model.lengths import ResponseLengths, read_trace
 from harness.cost_model.shape import parameters
-from harness.transfer_queue import Ragged
+from harness.transfer_queue import LocalQueue, QueueSpec, Ragged
+from harness.workers.dataflow import PROMPT_COLUMNS, ROLLOUT_COLUMNS, JobShape, queue_spec
 
 TINY = compose_job(["cost=tiny_cpu"])
 COST = TINY.cost
@@ -49,17 +51,23 @@ def test_a_transfer_costs_what_its_wire_carries_at_either_end(transport: str, ti
     assert (offload_s(cost), reload_s(replace(cost, reload_s=0.25))) == (2.5, 2.25)
 
 
-def test_the_slowest_share_is_that_of_contiguous_parts() -> None:
-    random = np.random.default_rng(0)
-    prompts = [random.integers(1, 50, 1) for _ in range(13)]
-    responses = [random.integers(1, 50, random.integers(1, 4)) for _ in range(13)]
-    tokens = [int(p.sum() + r.sum()) for p, r in zip(prompts, responses, strict=True)]
-    seconds = [0.5 * t + 0.01 * t * t for t in tokens]
-    for devices in (1, 2, 5, 13, 20):
-        cuts = [13 * d // devices for d in range(devices + 1)]
-        expected = max(sum(seconds[a:b]) for a, b in zip(cuts[:-1], cuts[1:], strict=True))
-        columns = Ragged.from_rows(prompts), Ragged.from_rows(responses)
-        assert largest_share_s(*columns, devices, s_per_token=0.5, s_per_pair=0.01) == pytest.approx(expected)
+@pytest.mark.parametrize("ranks", [1, 2, 3, 4, 12])
+async def test_simulated_ranks_share_a_micro_batch_as_the_queue_deals_it(ranks: int) -> None:
+    random, group = np.random.default_rng(ranks), 3
+    prompts = [random.integers(1, 50, 1) for _ in range(36)]
+    responses = [random.integers(1, 50, random.integers(1, 4)) for _ in range(36)]
+    shares = rank_shares(Ragged.from_rows(prompts), Ragged.from_rows(responses), ranks, group)
+    task = queue_spec(JobShape(["reference"], ranks, 36, beside_actor=["reference"])).tasks["reference"]
+    queue = LocalQueue(QueueSpec(PROMPT_COLUMNS | ROLLOUT_COLUMNS, {"train": task}))
+    await queue.create_partition("a", range(36), group)
+    columns = {"prompt": prompts, "response": responses}
+    told = {name: Ragged.from_rows([np.zeros(n.sum(), np.int64) for n in rows]) for name, rows in columns.items()}
+    await queue.put("a", range(36), told)
+    batches = [await queue.get("train", 36 // ranks, rank=rank) for rank in range(ranks)]
+    dealt = [batch.ragged("prompt").lengths + batch.ragged("response").lengths for batch in batches if batch]
+    assert [share.tolist() for share in shares] == [share.tolist() for share in dealt]
+    slowest = max((0.5 * share + 0.01 * share * share).sum() for share in dealt)
+    assert slowest_share_s(shares, s_per_token=0.5, s_per_pair=0.01) == pytest.approx(slowest)
 
 
 LOGNORMAL = LengthsConfig(kind="lognormal", mean=200.0, sigma=0.7, cap=5000)

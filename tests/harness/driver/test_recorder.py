@@ -39,7 +39,7 @@ from harness.transfer_queue import Batch, Ragged
 from harness.workers.dealing import joined, some_rows
 from harness.workers.recording import RecordingSettings, RecordRole, Work
 from harness.workers.sample_decoders import RunLengthDecoder, TokenDecoder
-from harness.workers.training import TrainedRows, TrainReport
+from harness.workers.training import Pass, TrainedRows, TrainReport
 from tests.support.fsdp_samples import SMALL
 
 N, BATCH = 2, 3  # samples of a group, groups of a batch
@@ -149,7 +149,8 @@ def play(recorder: Recorder, iteration: int, *, version: int, ranks: int = 1) ->
             {"grad_norm": 0.75, "learning_rate": 1e-3, "skipped": 0.0},
         ]
         told, batch = trained(mine, version)
-        reports.append(TrainReport([told], sums, steps, spans))
+        passes = [Pass([10 * (1 + 2 * ((rank + number) % 2))], 0.2) for number in range(2)]
+        reports.append(TrainReport([told], sums, steps, spans, passes=passes))
         batches.append(batch)
     recorder.trained(iteration, reports)
     recorder.clock.time = iteration + 1.0  # type: ignore[attr-defined]
@@ -176,8 +177,9 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
         "policy/rejected",
         "reward/baseline",
         "throughput/mfu",
+        "train/rank_imbalance",
         *(name for name in METRIC_NAMES if name.startswith(("turns/", "filter/", "critic/", "straggler/"))),
-    }  # no reference, no recomputed log-probs, no rejection, no environment, filter, critic or limit in these reports
+    }  # no reference, no recomputed log-probs, no rejection, no environment, filter, critic, limit or other rank here
     phases = {name for name in METRIC_NAMES if name.startswith(("time/", "eval/"))}
     assert set(first) - phases == ({"iteration", "samples", "seconds"} | METRIC_NAMES | idle) - absent - phases
     assert (second["iteration"], second["samples"], second["seconds"]) == (1, 12, 2.0)
@@ -247,6 +249,8 @@ def test_ranks_add_up_to_one_iteration(recorder: Recorder, run: RunDirectory) ->
     (metrics,) = load_metrics(run.path)
     assert metrics["samples"] == 6 and metrics["policy/ratio_max"] == 2.0
     assert metrics["policy/clip_fraction"] == pytest.approx(2 / 12)
+    assert metrics["train/rank_imbalance"] == 1.5, "in each micro-batch one has 30 tokens and one 10: as many in all"
+    assert metrics["time/wait_for_slowest_rank_s"] == pytest.approx(2 * 0.2 / 3)
 
 
 def test_what_is_not_trained_at_the_end_is_in_flight(recorder: Recorder, run: RunDirectory) -> None:

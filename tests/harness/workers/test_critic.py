@@ -39,6 +39,9 @@ class CountingCritic:
         self.batches.append(batch)
         return {"tokens": float(batch.mask.values.sum())}
 
+    def rank_tokens(self, batch: ValueBatch) -> list[int]:
+        return [len(batch.prompts.values) + len(batch.responses.values)]
+
     async def step(self) -> dict[str, float]:
         await asyncio.sleep(0)
         self.steps += 1

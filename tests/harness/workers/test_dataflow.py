@@ -36,6 +36,13 @@ def test_in_order_of_completion_only_rollout_keeps_the_order_of_admission() -> N
     }
 
 
+def test_whoever_shares_a_micro_batch_shares_it_by_tokens() -> None:
+    shape = JobShape([*ROLES, "critic"], training_ranks=2, capacity_rows=8, beside_actor=ROLES[1:3], critic_ranks=2)
+    tasks = queue_spec(shape).tasks.values()
+    shared = {(task.split, task.weight, task.whole_groups) for task in tasks if task.ranks > 1}
+    assert shared == {("balanced", ("prompt", "response"), True)}
+
+
 def test_roles_beside_the_actor_read_by_its_ranks() -> None:
     def ranks(*beside_actor: str) -> list[int]:
         tasks = queue_spec(JobShape(ROLES, training_ranks=4, capacity_rows=8, beside_actor=beside_actor)).tasks

@@ -30,9 +30,10 @@ MICRO = 2  # groups of a rank
 
 
 def numbered(first: int, groups: int) -> Batch:
-    """Groups of two rows; each row says which it is in a dense column, and as often in a ragged one."""
+    """Groups of two rows; each row says which it is in a dense column, and as often in the ragged ones."""
     rows = np.arange(2 * first, 2 * (first + groups))
-    many = {"dense": rows * 10, "ragged": Ragged.from_rows([np.full(row % 3, row) for row in rows], np.int64)}
+    ragged = Ragged.from_rows([np.full(row * row % 7, row) for row in rows], np.int64)
+    many = {"dense": rows * 10, "prompt": ragged, "response": ragged}
     return Batch(f"train_{first}", rows, many, lease=first)
 
 
@@ -46,15 +47,20 @@ async def test_every_rank_is_dealt_as_many_groups_and_no_row_is_lost_or_changed(
             yield numbered(first, size)
             first += size
 
-    seen: list[int] = []
+    seen = 0
     async for shares in deal(batches(), ranks, 2):
         assert len(shares) == ranks and len({len(share) for share in shares}) == 1 and len(shares[0])
         for share in shares:
             assert share.dense("dense").tolist() == [10 * row for row in share.rows]
-            assert [part.tolist() for part in share.ragged("ragged").rows()] == [[r] * (r % 3) for r in share.rows]
-        parts = [in_groups(share, 2) for share in shares]
-        seen += [row for turn in zip(*parts, strict=True) for part in turn for row in part.rows.tolist()]
-    assert seen == list(range(2 * sum(sizes)))
+            assert [part.tolist() for part in share.ragged("prompt").rows()] == [[r] * (r * r % 7) for r in share.rows]
+            assert (share.rows[::2] % 2 == 0).all() and (share.rows[1::2] == share.rows[::2] + 1).all(), "groups whole"
+        rows = np.concatenate([share.rows for share in shares])
+        assert sorted(rows) == list(range(seen, seen + len(rows))), "as they come"
+        seen += len(rows)
+        tokens = [len(share.ragged("prompt").values) for share in shares]
+        heaviest = max(len(group.ragged("prompt").values) for share in shares for group in in_groups(share, 2))
+        assert max(tokens) - min(tokens) <= heaviest
+    assert seen == 2 * sum(sizes)
 
 
 async def test_a_batch_that_ranks_do_not_divide_is_an_error() -> None:
