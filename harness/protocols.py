@@ -60,7 +60,8 @@ class Completion:
     sampled token under the distribution it was drawn from; versions: int32 [L]. Times are seconds on the run's clock.
 
     mask: bool [L], False where an environment wrote and nothing was sampled; there log_probs are 0, and versions that
-    of the token before. None: all was sampled. Engines need not fill in `mask`, `turns` and `environment_reward`.
+    of the token before. None: all was sampled. Engines need not fill in what follows, nor it; failure:
+    why its environment failed, where finish_reason is "failed".
     """
 
     sample_id: int
@@ -73,6 +74,7 @@ class Completion:
     mask: np.ndarray | None = None
     turns: int = 1
     environment_reward: float = math.nan
+    failure: str = ""
 
 
 @dataclass(frozen=True, slots=True)

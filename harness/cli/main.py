@@ -63,7 +63,7 @@ def answered(work: Callable[[], int], errors: Console) -> int:
         errors.print(f"interrupted; {_AGAIN}", style="yellow", soft_wrap=True)
         return 130
     except Exception as failure:
-        from harness.driver.endings import left_in, losses_in, memory_in, storage_in
+        from harness.driver.endings import NothingScored, left_in, losses_in, memory_in, storage_in
         from harness.runtime.runtime import parts_of
 
         parts = list(parts_of(failure))
@@ -73,6 +73,9 @@ def answered(work: Callable[[], int], errors: Console) -> int:
         if settings := [part for part in parts if isinstance(part, ConfigError)]:  # what only a run could show
             errors.print(f"{settings[0]}", style="red", markup=False, highlight=False, soft_wrap=True)
             return 2
+        if unscored := [part for part in parts if isinstance(part, NothingScored)]:
+            errors.print(f"{unscored[0]}", style="red", markup=False, highlight=False, soft_wrap=True)
+            return 1
         machine = storage_in(parts, RESULTS) or memory_in(parts)
         losses = losses_in(parts) if machine is None else [machine]
         if not losses:

@@ -119,7 +119,7 @@ def place_of(sample: SampleRecord) -> int:
 
 def refusal_problems(run: FinishedRun) -> Iterator[str]:
     """Problems with refusals: of the groups that a place was dealt, one after the other, all but the last were refused
-    by a filter, or took too long; and samples end early only where they are to."""
+    by a filter, took too long, or had a sample without a score; and samples end early only where they are to."""
     dealt: dict[int, list[tuple[int, str]]] = {}
     for sample in run.samples:
         dealt.setdefault(place_of(sample), []).append((sample.group_id // DEALT_AGAIN, sample.fate))
@@ -128,7 +128,7 @@ def refusal_problems(run: FinishedRun) -> Iterator[str]:
         yield from _unless({deal for deal, _ in fates} == set(range(last + 1)), f"place {place} lacks a deal")
         for deal, fate in fates:
             given_up = run.config.algorithm.spare_groups > 0 and last == 0
-            if (fate in ("dropped_filtered", "dropped_straggler")) != (deal < last) and not given_up:
+            if (fate in ("dropped_filtered", "dropped_straggler", "dropped_failed")) != (deal < last) and not given_up:
                 yield f"deal {deal} of {last} of place {place} is {fate}"
     yield from spare_problems(run)
     if not run.config.algorithm.filters:
@@ -136,6 +136,8 @@ def refusal_problems(run: FinishedRun) -> Iterator[str]:
         yield from _unless(refused == 0, f"{refused} samples were refused by a filter, and there is none")
     what, late = run.config.engine.on_straggler, run.counts["dropped_straggler"]
     yield from _unless(what == "drop" or late == 0, f"{late} samples took too long, and nothing is dropped for it")
+    failed, of_them = run.counts["dropped_failed"], run.config.task.on_failed_score
+    yield from _unless(of_them == "redeal" or failed == 0, f"{failed} samples are dropped as failed, and none is to be")
     cut = [sample.sample_id for sample in run.trained if sample.finish_reason == "cut"]
     yield from _unless(what == "cut" or not cut, f"samples were cut and trained: {cut[:8]}")
 

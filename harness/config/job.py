@@ -107,7 +107,9 @@ class TaskConfig:
     reward_processes: CountFromZero | None = None  # that score samples; 0: the worker of the host; None: by the reward
     reward_timeout_s: Positive = 10.0  # longest scoring of one sample; then it has failed
     reward_memory_gib: Positive = 4.0  # address space of a process that scores
-    failure_reward: float = 0.0  # of a sample whose scoring failed
+    on_failed_score: Literal["leave_out", "redeal"] = "leave_out"  # what becomes of a sample that could not be scored
+    failure_reward: float | None = None  # of such a sample, which then has a score; None: it has none
+    failed_bound: Part = 0.01  # share of such samples above which a verdict is withheld
     pay_truncated: bool = False  # whether a response that the limit cut off may earn more than 0
     generate: str | None = None  # `package.module:coroutine` that plays each sample with the policy, turn by turn
     generate_options: dict[str, Any] = field(default_factory=dict)
@@ -118,6 +120,13 @@ class TaskConfig:
     buffer_state: str | None = None  # buffer.json of a run, from which it goes on
     options: dict[str, Any] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        if self.failure_reward is not None and self.on_failed_score != "leave_out":
+            raise ValueError(
+                f"failure_reward={self.failure_reward:g} is a score: nothing is left for on_failed_score="
+                f"{self.on_failed_score}; take one of the two out"
+            )
+
 
 COMMON_TO_TASKS = (
     "reward",
@@ -125,8 +134,10 @@ COMMON_TO_TASKS = (
     "reward_processes",
     "reward_timeout_s",
     "reward_memory_gib",
+    "on_failed_score",
     "failure_reward",
     "pay_truncated",
+    "failed_bound",
     *("generate", "generate_options", "generate_turns", "generate_timeout_s"),
     *("buffer", "buffer_options", "buffer_state"),
 )
@@ -403,7 +414,7 @@ class JobConfig:
     @property
     def refills(self) -> bool:
         """Whether a group may be given up after it was sampled, and its place in the batch dealt another."""
-        return self.algorithm.filters or self.engine.on_straggler == "drop"
+        return self.algorithm.filters or self.engine.on_straggler == "drop" or self.task.on_failed_score == "redeal"
 
     @property
     def named(self) -> tuple[tuple[str, str], ...]:

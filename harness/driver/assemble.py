@@ -188,6 +188,7 @@ def job_shape(run: RunSpec, backend: Backend) -> JobShape:
         batches_compared=needs_whole_batch(config.algorithm),
         filter_reads=_filter_reads(run, backend),
         drops_stragglers=config.engine.on_straggler == "drop",
+        redeals_failed=config.task.on_failed_score == "redeal",
         critic_ranks=-(-counts.get("critic", 1) // tensor_parallel),
         beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
     )

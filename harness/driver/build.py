@@ -175,7 +175,17 @@ def _reward(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> RewardSt
     task, name, chosen = spec.engines.task, str(number), spec.config.task
     reward = chosen.reward or f"of task {chosen.name}"
     scorer = reward_scorer(spec.config, task)
-    return RewardStage(task, scorer, reward=reward, sample_s=sample_s, name=name, rows=rows, minimum=1, **spec.stage)
+    return RewardStage(
+        task,
+        scorer,
+        reward=reward,
+        failure_reward=chosen.failure_reward,
+        sample_s=sample_s,
+        name=name,
+        rows=rows,
+        minimum=1,
+        **spec.stage,
+    )
 
 
 def _filter(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> FilterStage:

@@ -12,6 +12,14 @@ from harness.runtime.runtime import WorkerDied
 from harness.weight_sync.membership import LostEngine
 
 
+class NothingScored(RuntimeError):
+    """None of the samples that are to be learnt from, or to be judged by, could be scored."""
+
+    def __init__(self, which: str, failure: str) -> None:
+        """Names the samples, how many and of what, and the failure of one of them."""
+        super().__init__(f"none of {which} could be scored, and the run ends; for example, {failure}")
+
+
 def left_in(failures: Iterable[Exception]) -> str | None:
     """How a command said that it left, as it was asked."""
     return next((str(part) for part in failures if isinstance(part, Left)), None)

@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import numpy as np
 
 from harness.config import EvalConfig
+from harness.driver.endings import NothingScored
 from harness.metrics.samples import CUSTOM
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.messages import BYTES_OF_A_TOKEN, FRAME_LIMIT
@@ -31,7 +32,7 @@ from harness.transfer_queue import Ragged
 from harness.weight_sync.membership import Fleet
 from harness.workers.computing_role import ComputingRole
 from harness.workers.rollout import RolloutRole
-from harness.workers.stages import RewardStage, completed_sample
+from harness.workers.stages import Judged, RewardStage, completed_sample
 
 T = TypeVar("T")
 
@@ -47,6 +48,7 @@ FIRST_OWN_SAMPLE = 1 << 41
 class Evaluated:
     """The results of one version, as a line of eval.jsonl.
 
+    greedy, reward, sampled and pass_at_k are of responses that were scored; failed: how many could not be.
     at_s: the run's clock, which stood still; greedy, reward: share of greedy responses that are right, and their mean
     reward; sampled, pass_at_k: of k sampled responses each, the share that is right, and the share of problems with one
     that is; None where k is 0. truncated: share of greedy responses that the limit ended. tokens: of all responses.
@@ -67,6 +69,7 @@ class Evaluated:
     seconds: float
     device_s: float
     custom: dict[str, float] = field(default_factory=dict)
+    failed: int = 0
 
     @property
     def metrics(self) -> dict[str, float]:
@@ -76,6 +79,7 @@ class Evaluated:
             "eval/greedy": self.greedy,
             "eval/reward": self.reward,
             "eval/device_s": self.device_s,
+            "eval/failed": float(self.failed),
         }
         if self.sampled is not None and self.pass_at_k is not None:
             found |= {"eval/sampled": self.sampled, "eval/pass_at_k": self.pass_at_k}
@@ -125,11 +129,10 @@ class Evaluation:
             problems, requests = self._requests()
             completions = await self._completed(engines, problems, requests)
             judged = await self._judged(problems, requests, completions)
-            rewards, exact, _ = judged
             custom = await self._custom(engines, version)
             seconds = time.monotonic() - start
-            found = self._found(version, completions, np.array(rewards), np.array(exact), seconds, custom)
-            responses = self._responses(version, problems, completions, *judged)
+            found = self._found(version, completions, judged, seconds, custom)
+            responses = self._responses(version, problems, completions, judged)
         self.newest = version
         self.hear(found, responses)
 
@@ -161,16 +164,13 @@ class Evaluation:
 
     async def _judged(
         self, problems: Sequence[Problem], requests: Sequence[Request], completions: Sequence[Completion]
-    ) -> tuple[list[float], list[bool], list[list[float]]]:
-        """The reward of each completion, whether it is right, and the extra values of its score."""
-        rewards: list[float] = []
-        exact: list[bool] = []
-        extras: list[list[float]] = []
+    ) -> Judged:
+        """The scores of the completions."""
+        judged = Judged()
         sizes = [self._size_of(request) for request in requests]
         for part in in_calls(list(zip(problems, completions, strict=True)), sizes):
-            of_part = await self.reward.role.evaluate(*map(list, zip(*part, strict=True)))
-            rewards, exact, extras = rewards + of_part[0], exact + of_part[1], extras + of_part[2]
-        return rewards, exact, extras
+            judged = judged.joined(await self.reward.role.evaluate(*map(list, zip(*part, strict=True))))
+        return judged
 
     async def _custom(self, engines: Sequence[Handle[RolloutRole]], version: int) -> dict[str, float]:
         """Values that the user's function finds, of responses that it asks for."""
@@ -207,14 +207,12 @@ class Evaluation:
         version: int,
         problems: Sequence[Problem],
         completions: Sequence[Completion],
-        rewards: Sequence[float],
-        exact: Sequence[bool],
-        extras: Sequence[Sequence[float]],
+        judged: Judged,
     ) -> dict[str, Any]:
         """Columns of eval_responses.parquet."""
         count, each = len(problems), 1 + self.settings.k
         masks = [np.ones(len(one.tokens), np.bool_) if one.mask is None else one.mask for one in completions]
-        named = zip(extra_metrics(self.task), zip(*extras, strict=True), strict=False)
+        named = zip(extra_metrics(self.task), zip(*judged.extras, strict=True), strict=False)
         return {
             "version": [version] * count,
             "row": [problem.row for problem in problems],
@@ -223,8 +221,12 @@ class Evaluation:
             "answer": [problem.answer for problem in problems],
             "response": Ragged.from_rows([one.tokens for one in completions]),
             "loss_mask": Ragged.from_rows(masks),
-            "reward": rewards,
-            "exact_match": exact,
+            "reward": [None if math.isnan(reward) else reward for reward in judged.rewards],
+            "exact_match": [
+                None if math.isnan(reward) else exact
+                for reward, exact in zip(judged.rewards, judged.exact, strict=True)
+            ],
+            "failure": [why or None for why in judged.failures],
             "finish_reason": [one.finish_reason for one in completions],
             "turns": [one.turns for one in completions],
             **{CUSTOM + name: [None if math.isnan(value) else value for value in values] for name, values in named},
@@ -234,28 +236,31 @@ class Evaluation:
         self,
         version: int,
         completions: Sequence[Completion],
-        rewards: np.ndarray,
-        exact: np.ndarray,
+        judged: Judged,
         seconds: float,
         custom: dict[str, float],
     ) -> Evaluated:
-        settings = self.settings
-        by_problem = exact.reshape(-1, 1 + settings.k)
+        settings, rewards = self.settings, np.array(judged.rewards)
+        if np.isnan(rewards[:: 1 + settings.k]).all():
+            raise NothingScored(f"the {len(self._problems)} held-out responses", next(filter(None, judged.failures)))
+        right = np.where(np.isnan(rewards), np.nan, judged.exact).reshape(-1, 1 + settings.k)
+        said = right[:, 1:][~np.isnan(right[:, 1:]).all(1)]  # of problems of which a sampled response was scored
         greedy = completions[:: 1 + settings.k]
         return Evaluated(
             version=version,
             at_s=self.clock.now() if version else 0.0,  # before the schedule the clock counts from the start of the run
-            problems=len(by_problem),
+            problems=len(right),
             k=settings.k,
-            greedy=float(by_problem[:, 0].mean()),
-            reward=float(rewards[:: 1 + settings.k].mean()),
-            sampled=float(by_problem[:, 1:].mean()) if settings.k else None,
-            pass_at_k=float(by_problem[:, 1:].any(1).mean()) if settings.k else None,
+            greedy=float(np.nanmean(right[:, 0])),
+            reward=float(np.nanmean(rewards[:: 1 + settings.k])),
+            sampled=float(np.nanmean(said)) if said.size else None,
+            pass_at_k=float(np.nanmax(said, axis=1).mean()) if said.size else None,
             truncated=float(np.mean([completion.finish_reason == "length" for completion in greedy])),
             tokens=sum(len(completion.tokens) for completion in completions),
             seconds=seconds,
             device_s=seconds * self.devices,
             custom=custom,
+            failed=sum(map(bool, judged.failures)),
         )
 
     @asynccontextmanager

@@ -1,5 +1,6 @@
 """Dynamic sampling: the place of a group that a filter refuses is dealt another prompt, until its group is kept; so is
-that of a group that took too long, where `engine.on_straggler=drop`.
+that of a group that took too long, where `engine.on_straggler=drop`, and of one in which a sample could not be scored,
+where `task.on_failed_score=redeal`.
 
     prompts -- prompt --> rollout --> reward --> filter
        ^  |                                        | passed
@@ -27,7 +28,7 @@ from harness.driver.prompts import PromptSource
 from harness.metrics.ledger import DropReason
 from harness.protocols import FINISH_REASONS
 from harness.transfer_queue import Batch, TransferQueue
-from harness.workers.dataflow import VERDICTS, iteration_of
+from harness.workers.dataflow import VERDICTS, iteration_of, texts_of
 
 
 @dataclass(frozen=True)
@@ -53,6 +54,9 @@ def refusals_of(config: JobConfig) -> list[Refuses]:
         cut = FINISH_REASONS.index("cut")
         fix = "raise engine.sample_limit_s"
         reasons.append(Refuses("straggler", setting, fix, lambda batch: batch.dense("finish_reason") == cut))
+    if config.task.on_failed_score == "redeal":
+        setting, fix = "task.on_failed_score=redeal", "see why samples cannot be scored"
+        reasons.append(Refuses("failed", setting, fix, lambda batch: np.isnan(batch.dense("reward"))))
     return reasons
 
 
@@ -84,6 +88,7 @@ class Refill:
     async def _decide(self, batch: Batch) -> None:
         """Decide on a batch. Whoever observes hears of all of it at once, before anybody is handed what is kept."""
         name, now, prompts = batch.partition, self._prompts.clock.now(), self._prompts
+        self._places.failure = next(filter(None, texts_of(batch.ragged("reward_failure"))), self._places.failure)
         found = self._places.judge(iteration_of(name), self._verdicts(batch))
         again = [prompts.deal_again(_refusal(name, group, now, found)) for group in found.again]
         for group in found.refused:

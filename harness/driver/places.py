@@ -112,6 +112,8 @@ class Places:
     rounds: int
     who: str
     fix: str
+    failure: str = ""
+    """Why a sample could not be scored, the last time that one could not."""
     dealt: dict[int, int] = field(default_factory=dict)
     """Count of the prompts besides its first that each place was dealt."""
     _partitions: dict[int, _Partition] = field(default_factory=dict)
@@ -179,7 +181,8 @@ class Places:
             )
 
     def _give_up(self, what: str, further: str = "") -> NoReturn:
-        raise ConfigError(f"{self.who} {what}; {self.fix}{further}")
+        why = f"; there was {self.failure}" if self.failure else ""
+        raise ConfigError(f"{self.who} {what}; {self.fix}{further}{why}")
 
     def deal_again(self, place: int) -> None:
         """Give a place its next prompt."""

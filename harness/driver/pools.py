@@ -7,6 +7,9 @@ from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Generic, Protocol, TypeVar
 
+import numpy as np
+
+from harness.driver.endings import NothingScored
 from harness.driver.observer import Observer
 from harness.driver.restarts import WorkerRestarts
 from harness.protocols import Span
@@ -342,6 +345,16 @@ class TrainerPool:
         async with asyncio.TaskGroup() as asked:
             actors = asked.create_task(ask_all(self.ranks, lambda actor: actor.train(iteration, first)))
             critics = asked.create_task(ask_all(self.critics, lambda critic: critic.train(iteration)))
+        _refuse_unscored(iteration, actors.result())
         self.observer.trained(iteration, actors.result(), critics.result())
         self.trained(actors.result())
         self.observer.doing("actor", "waiting")
+
+
+def _refuse_unscored(iteration: int, reports: Sequence[TrainReport]) -> None:
+    """Raise NothingScored where no sample of the batch has a score. What was made of none is not published."""
+    rows = [rows for report in reports for rows in report.trained]
+    if rows and all(np.isnan(part.rewards).all() for part in rows):
+        raise NothingScored(
+            f"the {sum(len(part.rewards) for part in rows)} samples of batch {iteration}", rows[0].failure
+        )

@@ -321,6 +321,7 @@ _FATE_OF: dict[DropReason, Fate] = {
     "filtered": "dropped_filtered",
     "baseline": "dropped_baseline",
     "straggler": "dropped_straggler",
+    "failed": "dropped_failed",
     "spare": "dropped_spare",
 }
 

@@ -55,6 +55,7 @@ METRIC_NAMES = frozenset(
         "eval/sampled",
         "eval/pass_at_k",
         "eval/device_s",
+        "eval/failed",
         "train/grad_norm",
         "train/learning_rate",
         "train/skipped_steps",
@@ -96,6 +97,7 @@ METRIC_NAMES = frozenset(
         "ledger/dropped_filtered",
         "ledger/dropped_baseline",
         "ledger/dropped_straggler",
+        "ledger/dropped_failed",
         "ledger/dropped_spare",
         "ledger/in_flight",
     }

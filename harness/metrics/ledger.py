@@ -9,7 +9,7 @@ from typing import Literal, get_args
 
 import msgspec
 
-DropReason = Literal["stale", "filtered", "baseline", "straggler", "spare"]
+DropReason = Literal["stale", "filtered", "baseline", "straggler", "failed", "spare"]
 
 ENGINE_EVENTS = {
     "lost": "was lost, and the run went on without it",
@@ -124,6 +124,7 @@ class Ledger:
             "dropped_filtered": reasons["filtered"],
             "dropped_baseline": reasons["baseline"],
             "dropped_straggler": reasons["straggler"],
+            "dropped_failed": reasons["failed"],
             "dropped_spare": reasons["spare"],
             "in_flight": len(self._in_flight),
         }

@@ -22,6 +22,7 @@ Fate = Literal[
     "dropped_filtered",
     "dropped_baseline",
     "dropped_straggler",
+    "dropped_failed",
     "dropped_spare",
     "in_flight",
 ]
@@ -38,8 +39,8 @@ class SampleRecord:
     """A row of samples.parquet. Times: seconds since the run began, on the run's clock. Lags: iterations.
 
     None stands where there is nothing to say: every lag and `trained_*` of a sample that was not trained, the versions
-    of one that has no token yet, the reward of one that was not judged. custom: the extra values of its score, columns
-    `custom/<name>`.
+    of one that has no token yet, the reward of one that was not judged, or could not be (reward_failed; failure says
+    why). custom: the extra values of its score, columns `custom/<name>`.
 
     response_tokens: those that the policy sampled; environment_tokens: those between them that an environment wrote,
     which count in no lag. finish_reason: one of `harness.protocols.FINISH_REASONS`; turns: how often the policy spoke.
@@ -69,6 +70,7 @@ class SampleRecord:
     turns: int | None
     environment_tokens: int | None
     reward_failed: bool | None
+    failure: str | None = None
     custom: Mapping[str, float] = field(default_factory=dict)
 
 
@@ -100,6 +102,7 @@ SCHEMA = pa.schema(
         pa.field("turns", pa.int32()),
         pa.field("environment_tokens", pa.int32()),
         pa.field("reward_failed", pa.bool_()),
+        pa.field("failure", pa.string()),
     ]
 )
 
@@ -156,11 +159,12 @@ def trained_records(
     rewards: Sequence[float] | None = None,
     exact_matches: Sequence[bool] | None = None,
     custom: Mapping[str, np.ndarray] | None = None,
-    rewards_failed: Sequence[bool] | None = None,
+    failures: Sequence[str] | None = None,
 ) -> list[SampleRecord]:
     """The rows of samples that were trained in `iteration`, where the trainer held the version of that number.
 
-    custom: extra values of scores, float [k] by name; NaN is no value.
+    rewards: NaN of one without a score; failures: why each could not be scored, "" where it was; custom: extra values
+    of scores, float [k] by name; NaN is no value.
 
     The lag of a token is `iteration - version`. As versions do not decrease, the worst lag is the first token's and
     splits exactly: lag_worst = (last - first) + (iteration - last) = lag_in_flight + lag_in_queue.
@@ -205,15 +209,20 @@ def trained_records(
         samples.trained_at.tolist(),
         samples.prompt_tokens.tolist(),
         tokens.tolist(),
-        list(rewards) if rewards is not None else [None] * count,
-        list(exact_matches) if exact_matches is not None else [None] * count,
+        [None] * count if rewards is None else [None if reward != reward else reward for reward in rewards],
+        [None] * count if rewards is None or exact_matches is None else _judged(rewards, exact_matches),
         [FINISH_REASONS[reason] for reason in samples.finish_reason.tolist()],
         samples.turns.tolist(),
         (np.add.reduceat(every, starts) - tokens).tolist(),
-        list(rewards_failed) if rewards_failed is not None else [None] * count,
+        [None] * count if failures is None else [bool(failure) for failure in failures],
+        [None] * count if failures is None else [failure or None for failure in failures],
         [_present(custom or {}, sample) for sample in range(count)],
     ]
     return [SampleRecord(*row) for row in zip(*columns, strict=True)]
+
+
+def _judged(rewards: Sequence[float], exact_matches: Sequence[bool]) -> list[bool | None]:
+    return [None if reward != reward else right for reward, right in zip(rewards, exact_matches, strict=True)]
 
 
 def _present(custom: Mapping[str, np.ndarray], sample: int) -> dict[str, float]:
@@ -281,20 +290,23 @@ def straggler_metrics(records: Iterable[SampleRecord], dropped: int) -> dict[str
 
 
 def reward_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
-    """reward/* of the trained samples among `records`; every sample counts once.
+    """reward/* of the trained samples among `records`; every sample that was scored counts once.
 
-    same_in_group: the share of groups in which all samples have one reward, so that a comparison within them says
-    nothing. Raises ValueError if none was trained, or if a trained one has no reward.
+    same_in_group: the share of groups in which all such samples have one reward, so that a comparison within them says
+    nothing; failed: samples that could not be scored. Raises ValueError if none was trained, if a trained one has
+    neither reward nor failure, or if none was scored.
     """
     trained = _trained(records)
-    unjudged = [r.sample_id for r in trained if r.reward is None or r.exact_match is None]
-    if unjudged:
-        raise ValueError(f"{len(unjudged)} trained samples have no reward or exact match, the first is {unjudged[0]}")
+    scored = [r for r in trained if r.reward is not None and r.exact_match is not None]
+    unjudged = [r.sample_id for r in trained if (r.reward is None or r.exact_match is None) and not r.reward_failed]
+    if unjudged or not scored:
+        told = f"{len(unjudged)} trained samples have no reward or exact match, the first is {unjudged[:1]}"
+        raise ValueError(told if unjudged else f"none of the {len(trained)} trained samples could be scored")
     return {
-        "reward/mean": float(np.mean([r.reward for r in trained])),
-        "reward/exact_match": float(np.mean([r.exact_match for r in trained])),
+        "reward/mean": float(np.mean([r.reward for r in scored])),
+        "reward/exact_match": float(np.mean([r.exact_match for r in scored])),
         "reward/failed": float(sum(bool(r.reward_failed) for r in trained)),
-        "reward/same_in_group": _same_in_group(trained),
+        "reward/same_in_group": _same_in_group(scored, {r.group_id for r in trained}),
     }
 
 
@@ -304,11 +316,11 @@ def baseline_metrics(sums: Mapping[str, float]) -> dict[str, float]:
     return {"reward/baseline": sums["baseline_reward"] / sums["baselines"]} if sums.get("baselines") else {}
 
 
-def _same_in_group(records: Iterable[SampleRecord]) -> float:
-    rewards: dict[int, set[float | None]] = {}
+def _same_in_group(records: Iterable[SampleRecord], groups: Iterable[int]) -> float:
+    rewards: dict[int, set[float | None]] = {group: set() for group in groups}
     for record in records:
-        rewards.setdefault(record.group_id, set()).add(record.reward)
-    return float(np.mean([len(found) == 1 for found in rewards.values()]))
+        rewards[record.group_id].add(record.reward)
+    return float(np.mean([len(found) <= 1 for found in rewards.values()]))
 
 
 def turn_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
@@ -433,6 +445,7 @@ HELD_OUT_SCHEMA = pa.schema(
         pa.field("exact_match", pa.bool_()),
         pa.field("finish_reason", pa.string()),
         pa.field("turns", pa.int32()),
+        pa.field("failure", pa.string()),
     ]
 )
 """Columns of eval_responses.parquet, besides extra values of scores. number: 0 of a greedy response, then of sampled

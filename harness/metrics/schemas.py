@@ -148,6 +148,7 @@ class LedgerFile(msgspec.Struct):
     dropped_filtered: Count = 0
     dropped_baseline: Count = 0
     dropped_straggler: Count = 0
+    dropped_failed: Count = 0
     dropped_spare: Count = 0
     engines: list[EngineEvent] = []
     restarts: list[Restart] = []

@@ -2,7 +2,7 @@
 
 Every function takes rewards float32 [groups, n], and, where it has such a parameter, the sampled tokens of each
 response as `lengths` (int64 [groups, n]); it returns float32 [groups, n]. A group whose rewards are all equal gets
-exactly 0.
+exactly 0. A sample that could not be scored is in no group that they are given: of n samples, fewer may be there.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from harness.config import AlgorithmConfig
 from harness.config.plugins import is_path, keywords, named_by
 from harness.config.registries import find_function
-from harness.rl.groups import OfGroups, one_by_one
+from harness.rl.groups import OfGroups, of_scored, one_by_one
 
 Advantages = OfGroups
 """Rewards float32 [groups, n], and lengths int64 [groups, n] where it `compares_lengths` -> how much better each is
@@ -116,6 +116,8 @@ def remax(rewards: torch.Tensor) -> torch.Tensor:
 
 def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
     """The function that the settings name, with its options: each group by itself, unless whole batches are compared.
+    Samples without a score (NaN) get 0, and so do those that they leave alone in their group, or without its greedy
+    one; of a batch, the samples of groups in which one is missing, unless the function takes NaN.
 
     Raises ConfigError for one of the user's that cannot be called so.
     """
@@ -129,7 +131,19 @@ def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
         given = {"lengths": lengths} if "lengths" in wanted else {}
         return own(rewards, **given, **settings, **options)
 
-    return advantages if _compares_batches(own) else one_by_one(advantages)
+    if not _compares_batches(own):
+        return of_scored(one_by_one(advantages), 0.0, least=2, first=algorithm.has_greedy_baseline)
+
+    def of_batch(rewards: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        scored = ~rewards.isnan()
+        if getattr(own, "takes_nan", False):
+            return advantages(rewards, lengths).where(scored, 0.0)
+        found, whole = torch.zeros_like(rewards), scored.all(dim=1)
+        if whole.any():
+            found[whole] = advantages(rewards[whole], None if lengths is None else lengths[whole]).float()
+        return found
+
+    return of_batch
 
 
 def compares_lengths(algorithm: AlgorithmConfig) -> bool:

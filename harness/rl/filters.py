@@ -5,6 +5,7 @@ A filter takes rewards float32 [groups, n], as the task gave them, and, where it
 `exact_match` (bool [groups, n]), `lengths` (the sampled tokens of each response, int64 [groups, n]) and `truncated`
 (bool [groups, n], whether the limit on tokens ended it). It returns bool [groups]: whether to keep each. It is asked
 for one group at a time, so that a group's fate does not depend on when it was generated, and beside which others.
+Samples that could not be scored are not shown to it: of n, a group may have fewer; one that has none is refused.
 """
 
 from __future__ import annotations

@@ -1,4 +1,5 @@
-"""Functions of groups, of which no bit may depend on the groups beside them."""
+"""Functions of groups, of which no bit may depend on the groups beside them, and that are not shown samples that could
+not be scored, whose reward is NaN."""
 
 from __future__ import annotations
 
@@ -28,3 +29,21 @@ def one_by_one(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Ten
         )
 
     return alone
+
+
+def of_scored(function: OfGroups, missing: float, *, least: int = 1, first: bool = False) -> OfGroups:
+    """The function, given of each group the samples that were scored alone; the others get `missing`. So do groups with
+    fewer than `least` of them, and, where all are compared with the `first`, those that lack it."""
+
+    def scored(rewards: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+        there = ~rewards.isnan()
+        if there.all():
+            return function(rewards, lengths)
+        found = torch.full_like(rewards, missing)
+        for group, kept in enumerate(there):
+            if int(kept.sum()) >= least and (kept[0] or not first):
+                of_kept = None if lengths is None else lengths[group, kept][None]
+                found[group, kept] = function(rewards[group, kept][None], of_kept)[0]
+        return found
+
+    return scored

@@ -2,7 +2,8 @@
 
 Every step takes rewards float32 [groups, n] and, by keyword, `lengths` (the sampled tokens of each response, int64
 [groups, n]) and `longest` (the tokens that a response may have, `max_tokens`), where it has such parameters; it returns
-float32 [groups, n]. The rewards that a run reports stay those of its task.
+float32 [groups, n]. Samples that could not be scored are not among them. The rewards that a run reports stay those of
+its task.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from harness.config import AlgorithmConfig, ConfigError
 from harness.config.fields import Count, NotNegative
 from harness.config.plugins import is_path, keywords, named_by
 from harness.config.registries import find_function
-from harness.rl.groups import OfGroups, one_by_one
+from harness.rl.groups import OfGroups, of_scored, one_by_one
 
 Shaping = OfGroups
 """Rewards float32 [groups, n] and lengths int64 [groups, n] -> rewards."""
@@ -82,9 +83,11 @@ def shaping_of(algorithm: AlgorithmConfig, longest: int) -> Shaping | None:
             rewards = step(rewards, lengths)
             if rewards.shape != shape:
                 raise ValueError(f"shaped rewards must be {list(shape)}, not {list(rewards.shape)}")
+            if rewards.isnan().any():
+                raise ValueError("shaped rewards must be numbers, not NaN: algorithm.shaping names what made them")
         return rewards
 
-    return shaped
+    return of_scored(shaped, torch.nan)
 
 
 def _step(name: str, algorithm: AlgorithmConfig, longest: int) -> Shaping:

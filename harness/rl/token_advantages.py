@@ -29,9 +29,11 @@ def token_advantages_of(algorithm: AlgorithmConfig) -> TokenAdvantages | None:
     Raises ConfigError for options that are off."""
     if algorithm.has_critic:
         estimate = gae_of(algorithm)
-        return TokenAdvantages(
-            "values", lambda *given: dict(zip(("advantage", "returns"), estimate(*given), strict=True))
-        )
+
+        def by_values(*given: torch.Tensor | None) -> dict[str, torch.Tensor]:
+            return dict(zip(("advantage", "returns"), estimate(*given), strict=True))
+
+        return TokenAdvantages("values", _of_scored(by_values, lambda scored: [scored.flatten()], "returns"))
     if algorithm.has_token_baseline:
         name, function = algorithm.advantage, find("algorithm.advantage", algorithm.advantage)
         own = keywords(function, named_by(function, algorithm.options), "algorithm.options", name)
@@ -47,5 +49,45 @@ def token_advantages_of(algorithm: AlgorithmConfig) -> TokenAdvantages | None:
             left = rewards if costs is None else less_costs(rewards, costs, lengths)
             return {"advantage": compare(left, squares, mask, lengths)}
 
-        return TokenAdvantages("gradient_squares", of_whole_rewards)
+        return TokenAdvantages("gradient_squares", _of_scored(of_whole_rewards, _groups_of_several))
     return None
+
+
+def _groups_of_several(scored: torch.Tensor) -> list[torch.Tensor]:
+    """The scored samples of each group that has two or more to compare, of bool [groups, n]: bool [groups * n] each."""
+    found = []
+    for group in range(len(scored)):
+        kept = torch.zeros_like(scored)
+        kept[group] = scored[group]
+        found += [kept.flatten()] if int(kept.sum()) >= 2 else []
+    return found
+
+
+def _of_scored(
+    columns: Callable[..., dict[str, torch.Tensor]],
+    together: Callable[[torch.Tensor], list[torch.Tensor]],
+    *besides: str,
+) -> Callable[..., dict[str, torch.Tensor]]:
+    """The columns (advantages, and what is made `besides`) of the samples that were scored (not NaN), of those that are
+    `together` at once; they are 0 for the others."""
+
+    def of_scored(
+        rewards: torch.Tensor,
+        column: torch.Tensor,
+        mask: torch.Tensor,
+        lengths: torch.Tensor,
+        costs: torch.Tensor | None = None,
+    ) -> dict[str, torch.Tensor]:
+        scored = ~rewards.isnan()
+        if scored.all():
+            return columns(rewards, column, mask, lengths, costs)
+        found = {name: torch.zeros_like(column) for name in ("advantage", *besides)}
+        for kept in together(scored):
+            at = kept.repeat_interleave(lengths)
+            cost = None if costs is None else costs[at]
+            part = columns(rewards.flatten()[kept][None], column[at], mask[at], lengths[kept], cost)
+            for name, values in part.items():
+                found[name][at] = values
+        return found
+
+    return of_scored

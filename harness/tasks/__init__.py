@@ -14,7 +14,18 @@ from harness.tasks.environment import Environment, Step, environment_of, observa
 from harness.tasks.generation import Conversation, generated
 from harness.tasks.reward import Rewarded, reward_of, score_of
 from harness.tasks.rewards.reading import final_answer, normalised
-from harness.tasks.task import MEMBERS, Problem, Sample, Score, Task, extra_metrics, extra_values, sample_of
+from harness.tasks.task import (
+    MEMBERS,
+    Problem,
+    Sample,
+    Score,
+    Task,
+    checked_score,
+    extra_metrics,
+    extra_values,
+    number_of,
+    sample_of,
+)
 from harness.tasks.tokenizer import Tokenizer, load_tokenizer
 
 
@@ -92,6 +103,7 @@ __all__ = [
     "Step",
     "Task",
     "Tokenizer",
+    "checked_score",
     "environment_of",
     "extra_metrics",
     "extra_values",
@@ -101,6 +113,7 @@ __all__ = [
     "make_task",
     "max_tokens",
     "normalised",
+    "number_of",
     "observation_tokens",
     "sample_of",
     "score_of",

@@ -43,7 +43,7 @@ class Environment(Protocol):
     @property
     def step_timeout_s(self) -> float:
         """The longest wait for one answer, its latency included. Who has none by then has failed, and so has a sample
-        over which `reset` or `step` raise an error: it ends there (`finish_reason` "failed") and is scored as it is."""
+        over which `reset` or `step` raise an error: it ends there (`finish_reason` "failed"), and has no score."""
 
     async def reset(self, problem: Problem, seed: int) -> Any:
         """The state of a new sample of `problem`, asked for with its first turn. seed: of this sample in this run, the

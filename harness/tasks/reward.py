@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import inspect
-import math
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
@@ -11,7 +10,7 @@ from typing import Any
 
 from harness.config.plugins import keywords
 from harness.config.registries import find_function
-from harness.tasks.task import Sample, Score, Task, unpaid
+from harness.tasks.task import Sample, Score, Task, checked_score, number_of, unpaid
 
 Reward = Callable[[Sample], Score | float | Awaitable[Score | float]]
 """A score, or a reward alone. Options are keyword-only parameters."""
@@ -28,7 +27,7 @@ def reward_of(name: str, options: Mapping[str, Any], *, pay_truncated: bool = Fa
 @dataclass(frozen=True)
 class Rewarded:
     """A task whose responses another function scores, or itself where there is none. Of a reward alone, whether it
-    matches exactly is the task's to say. Raises ValueError for a reward that is not finite.
+    matches exactly is the task's to say.
 
     pay_truncated: whether a response that the limit cut off may earn something; else it earns 0 at most, by whatever
     reward. extra_metrics: of the task, and of the reward where the function has names under this attribute.
@@ -61,22 +60,20 @@ class Rewarded:
 
     def score(self, sample: Sample) -> Score | Awaitable[Score]:
         """Score by the reward; one that returns a number leaves the rest to the task. Raises ValueError for a reward
-        that is not finite."""
+        that is none."""
         given = self.task.score(sample) if self.reward is None else self.reward(sample)
         if isinstance(given, Score):
-            return self._checked(given, sample)
+            return self._paid(given, sample)
         return self._completed(given, sample)
 
     async def _completed(self, given: Any, sample: Sample) -> Score:
         score = await given if inspect.isawaitable(given) else given
         if not isinstance(score, Score):
-            score = replace(await score_of(self.task, sample), reward=float(score))
-        return self._checked(score, sample)
+            score = replace(await score_of(self.task, sample), reward=number_of(score, "the reward"))
+        return self._paid(score, sample)
 
-    def _checked(self, score: Score, sample: Sample) -> Score:
-        if not math.isfinite(score.reward):
-            raise ValueError(f"the reward of {sample.response!r} is {score.reward}; return a finite number")
-        return score if sample.stopped or self.pay_truncated else unpaid(score)
+    def _paid(self, score: Score, sample: Sample) -> Score:
+        return score if sample.stopped or self.pay_truncated else unpaid(checked_score(score))
 
 
 async def score_of(task: Task, sample: Sample) -> Score:

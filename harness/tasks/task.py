@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from decimal import Decimal
+from numbers import Real
 from typing import Any, Protocol
 
 import numpy as np
@@ -64,6 +67,38 @@ class Score:
 def unpaid(score: Score) -> Score:
     """The score of a response that the limit cut off: no reward, but penalties stay, and it is not right."""
     return replace(score, reward=min(score.reward, 0.0), exact_match=False)
+
+
+_LARGEST = float(np.finfo(np.float32).max)
+
+
+def number_of(value: object, what: str) -> float:
+    """The number that user's code gave, finite in float32, with which rewards are computed: a bool is one, and so is an
+    array or a tensor of one. Raises ValueError, which names `what`, for anything else."""
+    one = value
+    if hasattr(value, "item"):
+        try:
+            one = value.item()
+        except (RuntimeError, TypeError, ValueError):  # of several
+            one = None
+    if not isinstance(one, Real | Decimal):
+        raise ValueError(f"{what} is {value!r:.80}, of type {type(value).__name__}; return a number")
+    number = float(one) if not isinstance(one, int) or abs(one) <= _LARGEST else math.inf
+    if not abs(number) <= _LARGEST:
+        raise ValueError(f"{what} is {value!r:.80}; return a number that is finite in float32")
+    return number
+
+
+def checked_score(given: object) -> Score:
+    """The score that a task gave, every number of it checked: the one place where scores enter. Raises ValueError for
+    what is none."""
+    if not isinstance(given, Score):
+        raise ValueError(f"the score is {given!r:.80}, of type {type(given).__name__}; return a harness.tasks.Score")
+    reward, right = number_of(given.reward, "the reward"), number_of(given.exact_match, "exact_match")
+    if not isinstance(given.extra, Mapping):
+        raise ValueError(f"extra is {given.extra!r:.80}; return a mapping of names to numbers")
+    extra = {name: number_of(value, f"extra[{name!r}]") for name, value in given.extra.items() if value == value}
+    return Score(reward, bool(right), extra)
 
 
 class Task(Protocol):

@@ -15,7 +15,7 @@ from harness.runtime.runtime import open_ended
 from harness.transfer_queue import Batch, Ragged
 from harness.weight_sync.endpoints import SendingWorker
 from harness.workers.computing_role import ComputingRole
-from harness.workers.dataflow import samples_in
+from harness.workers.dataflow import samples_in, texts_of
 from harness.workers.dealing import some_rows
 from harness.workers.readers import Deadlines, MicroBatchReader
 from harness.workers.training import ONE_STEP, TrainedRows, Training, TrainReport, Updates, learnt_tokens
@@ -97,12 +97,14 @@ class ActorRole(ComputingRole, RememberingRole, SendingWorker):
     def _note_samples(self, report: TrainReport, batch: Batch, iteration: int) -> None:
         learnt = self._learnt(batch)
         report.sums = add_diagnostics(report.sums, _of_samples(learnt, iteration))
-        rewards = learnt.dense("reward")
-        report.trained.append(TrainedRows(learnt.rows, samples_in(learnt), rewards, self.clock.now()))
+        rewards, failures = learnt.dense("reward"), texts_of(learnt.ragged("reward_failure"))
+        failure = next(filter(None, failures), "")
+        report.trained.append(TrainedRows(learnt.rows, samples_in(learnt), rewards, self.clock.now(), failure))
         if self.baseline_of is not None:
             first = samples_in(batch) % self.baseline_of == 0
             rewards = batch.dense("reward")[first]
             report.baselines |= zip(samples_in(batch)[first].tolist(), rewards.tolist(), strict=True)
+            rewards = rewards[~np.isnan(rewards)]
             of_baselines = {"baselines": float(len(rewards)), "baseline_reward": float(rewards.sum(dtype=np.float64))}
             report.sums = add_diagnostics(report.sums, of_baselines)
 

@@ -2,8 +2,8 @@
 
     prompts ─ prompt, answer, admitted_at ─┐
     rollout ─ response, loss_mask, log_probs, versions, engine, started_at, finished_at, finish_reason, turns,
-       │      environment_reward
-       ├─> reward      ─ reward, exact_match, reward_failed, (score_extras) ─> advantages ─ advantage, (kl_coef)
+       │      environment_reward, failure
+       ├─> reward      ─ reward, exact_match, reward_failure, (score_extras) ─> advantages ─ advantage, (kl_coef)
        │                   └─> (filter ─ passed ─> prompts ─ kept): all below and advantages wait for kept
        ├─> reference   ─ ref_log_probs
        ├─> actor_fwd   ─ old_log_probs, old_version, (gradient_squares: read by advantages)
@@ -14,7 +14,8 @@ One row is one sample; `response`, `loss_mask`, `log_probs`, `versions`, `ref_lo
 `gradient_squares`, `values`, `returns` and, where it is made of squares or values, `advantage` have a value per token,
 `score_extras` one for each name in `extra_metrics` of the task. `response` is all that follows the prompt, with what an
 environment wrote; `loss_mask` is True where the policy sampled. `finish_reason` is a place in
-`harness.protocols.FINISH_REASONS`; `environment_reward` is NaN where there is none.
+`harness.protocols.FINISH_REASONS`; `environment_reward` is NaN where there is none, and so is `reward` where a sample
+could not be scored: `reward_failure` says why, `failure` why its environment failed, both "" elsewhere.
 """
 
 from __future__ import annotations
@@ -46,14 +47,17 @@ ROLLOUT_COLUMNS = {
     "finish_reason": ColumnSpec("int8"),
     "turns": ColumnSpec("int32"),
     "environment_reward": ColumnSpec("float32"),
+    "failure": ColumnSpec("uint8", ragged=True),  # UTF-8
 }
-SCORED = ("response", "loss_mask", "finish_reason", "turns", "environment_reward")
+SCORED = ("response", "loss_mask", "finish_reason", "turns", "environment_reward", "failure")
 """Columns of rollout that rewards are made of."""
 REWARD_COLUMNS = {
     "reward": ColumnSpec("float32"),
     "exact_match": ColumnSpec("bool"),
-    "reward_failed": ColumnSpec("bool"),
+    "reward_failure": ColumnSpec("uint8", ragged=True),  # UTF-8
 }
+FOR_REWARDS = ("answer", "environment_reward", "failure")
+"""Columns that nobody reads after rewards."""
 EXTRA_COLUMNS = {"score_extras": ColumnSpec("float64", ragged=True)}
 ADVANTAGE_COLUMNS = {"advantage": ColumnSpec("float32")}
 REWARD_KL_COLUMNS = {"kl_coef": ColumnSpec("float32")}  # with which the KL was taken off the reward
@@ -77,13 +81,13 @@ down."""
 RECORDED = (
     "prompt",
     "admitted_at",
-    *(column for column in ROLLOUT_COLUMNS if column != "environment_reward"),
+    *(column for column in ROLLOUT_COLUMNS if column not in FOR_REWARDS),
     *REWARD_COLUMNS,
 )
 """Columns that are recorded, besides `score_extras` where scores have such."""
 TOKENS = ("prompt", "response")
 """Columns whose lengths are a sample's tokens: by these, ranks that share a micro-batch have as much to do."""
-OF_VALUES = ("prompt", "response", "loss_mask", "finish_reason", *VALUE_COLUMNS, "returns")
+OF_VALUES = ("prompt", "response", "loss_mask", "finish_reason", "reward", *VALUE_COLUMNS, "returns")
 """Columns that the critic learns from."""
 
 _PARTITION = "train_"
@@ -163,6 +167,8 @@ class JobShape:
     it before it is `kept`; until then its rows may begin again, and rollout, rewards and filter wait for them."""
     drops_stragglers: bool = False
     """Whether rows may begin again, too, where a sample of a group took too long."""
+    redeals_failed: bool = False
+    """Whether they may where a sample of a group could not be scored."""
     critic_ranks: int = 1
 
 
@@ -173,8 +179,7 @@ def queue_spec(shape: JobShape) -> QueueSpec:
     forward, training = ("fifo", "fifo") if shape.order == "fifo" else ("ready", ORDERS.get(shape.order, shape.order))
     columns = PROMPT_COLUMNS | ROLLOUT_COLUMNS | REWARD_COLUMNS | ADVANTAGE_COLUMNS
     trained = [*PROMPT_COLUMNS, *ROLLOUT_COLUMNS, *REWARD_COLUMNS, *ADVANTAGE_COLUMNS]
-    for of_rewards in ("answer", "environment_reward"):
-        trained.remove(of_rewards)
+    trained = [column for column in trained if column not in FOR_REWARDS]
 
     def shared(columns: Sequence[str], policy: str, ranks: int) -> TaskSpec:
         balance: dict[str, Any] = {"split": "balanced", "weight": TOKENS} if ranks > 1 else {}
@@ -235,6 +240,7 @@ def _refilled(
     """The tasks with a decision between reward and all that follows: whether a group is kept."""
     heard = (
         "reward",
+        "reward_failure",
         *(() if filter_reads is None else ("passed",)),
         *(("finish_reason",) if drops_stragglers else ()),
     )

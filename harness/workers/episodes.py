@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 
 from harness.protocols import Clock, Completion, FinishReason, Request
-from harness.tasks import Environment, Problem, Task, observation_tokens
+from harness.tasks import Environment, Problem, Task, number_of, observation_tokens
+from harness.workers.reward_scorers import one_line
 
 
 @dataclass(slots=True)
@@ -75,10 +76,7 @@ class Episodes:
         except Exception as error:  # of whatever the environment is made of: the sample has failed, not the run
             if episode.cut:
                 return await self._end(episode, turn, "cut")
-            print(
-                f"sample {turn.sample_id}: its environment failed in turn {episode.turns}: {error!r}", file=sys.stderr
-            )
-            return await self._end(episode, turn, "failed")
+            return await self._end(episode, turn, "failed", self._why(episode, error))
         finally:
             episode.waiting = None
         if episode.cut:
@@ -102,7 +100,8 @@ class Episodes:
         await self._clock.sleep(step.latency_s)
         self.answers += 1
         if step.reward is not None:
-            episode.reward = step.reward + (0.0 if math.isnan(episode.reward) else episode.reward)
+            reward = number_of(step.reward, "the reward of a step")
+            episode.reward = reward + (0.0 if math.isnan(episode.reward) else episode.reward)
         return None if step.done else observation_tokens(self._task, step.observation)
 
     def _longer(self, episode: _Episode, turn: Completion, observed: np.ndarray) -> Completion:
@@ -116,7 +115,12 @@ class Episodes:
             mask=episode.mask,
         )
 
-    async def _end(self, episode: _Episode, turn: Completion, reason: FinishReason) -> Completion:
+    def _why(self, episode: _Episode, error: Exception) -> str:
+        late = isinstance(error, TimeoutError) and episode.waiting is not None and episode.waiting.expired()
+        why = f"no answer after {self._environment.step_timeout_s:g} s" if late else one_line(error)
+        return f"its environment failed in turn {episode.turns}: {why}"
+
+    async def _end(self, episode: _Episode, turn: Completion, reason: FinishReason, failure: str = "") -> Completion:
         await self._close(turn.sample_id)
         del self._episodes[turn.sample_id]
         return replace(
@@ -125,6 +129,7 @@ class Episodes:
             mask=episode.mask,
             turns=episode.turns,
             environment_reward=episode.reward,
+            failure=failure,
         )
 
     async def _close(self, sample_id: int) -> None:

@@ -30,7 +30,13 @@ class RewardJudge:
     def __call__(self, batch: Batch) -> np.ndarray:
         made = {"exact_match": _exact_match, "lengths": _lengths, "truncated": _truncated}
         given = {name: self._grouped(made[name](batch)) for name in self._given}
-        return self._keep(self._grouped(batch.dense("reward")), **given).numpy()
+        rewards = self._grouped(batch.dense("reward"))
+        kept, scored = np.zeros(len(rewards), np.bool_), ~rewards.isnan()
+        for group in scored.any(dim=1).nonzero().flatten().tolist():
+            there = scored[group]
+            of_group = {name: of[group, there][None] for name, of in given.items()}
+            kept[group] = bool(self._keep(rewards[group, there][None], **of_group))
+        return kept
 
     def _grouped(self, column: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(np.ascontiguousarray(column)).view(-1, self._group_size)

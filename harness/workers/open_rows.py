@@ -10,7 +10,7 @@ import numpy as np
 from harness.protocols import FINISH_REASONS, Completion
 from harness.runtime.runtime import Waits
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
-from harness.workers.dataflow import samples_in
+from harness.workers.dataflow import samples_in, text_column
 
 
 class OpenRows:
@@ -75,6 +75,7 @@ def rollout_columns(completed: Sequence[Completion], engine: int) -> dict[str, C
         "finish_reason": np.array([FINISH_REASONS.index(c.finish_reason) for c in completed], np.int8),
         "turns": np.array([c.turns for c in completed], np.int32),
         "environment_reward": np.array([c.environment_reward for c in completed], np.float32),
+        "failure": text_column([c.failure for c in completed]),
     }
 
 

@@ -19,10 +19,10 @@ from typing import Any
 from harness.config import JobConfig, TaskConfig
 from harness.config.registries import find
 from harness.rpc.children import die_with_parent, end_with_parent, kill_group
-from harness.tasks import Sample, Score, Task, make_task
+from harness.tasks import Sample, Score, Task, checked_score, make_task
 from harness.tasks.reward import Rewarded
 from harness.tasks.task import SimulatedTask
-from harness.workers.reward_scorers import HostScorer, RewardScorer, Scored, one_line
+from harness.workers.reward_scorers import HostScorer, RewardScorer, Scored, one_line, score_of_failures
 
 PROCESSES = 2
 """Processes that score, where the settings leave it open and the reward may take its time."""
@@ -74,11 +74,11 @@ class RewardPool:
         processes: int,
         *,
         reward: str,
-        failure_reward: float,
+        failure_reward: float | None,
         limits: RewardLimits,
     ) -> None:
         self._make_task, self._reward, self._limits = make_task, reward, limits
-        self._failed = Score(failure_reward, False)
+        self._failed = score_of_failures(failure_reward)
         self._idle: asyncio.Queue[_Process | None] = asyncio.Queue()
         self._all = {self._start() for _ in range(processes)}
         for process in self._all:
@@ -216,7 +216,7 @@ def _limit(memory_bytes: int) -> None:
 def _score(task: Task, sample: Sample) -> Score | str:
     try:
         score = task.score(sample)
-        return asyncio.run(_waited_for(score)) if inspect.isawaitable(score) else score
+        return checked_score(asyncio.run(_waited_for(score)) if inspect.isawaitable(score) else score)
     except BaseException as error:  # sys.exit and an interrupt of its own too: the process can go on
         return one_line(error)
 

@@ -22,6 +22,7 @@ from harness.metrics.samples import (
 )
 from harness.rl.diagnostics import policy_metrics
 from harness.transfer_queue import Batch
+from harness.workers.dataflow import texts_of
 
 
 class SampleDecoder(Protocol):
@@ -74,7 +75,7 @@ class TokenDecoder:
             batch.dense("reward").tolist(),
             batch.dense("exact_match").tolist(),
             dict(zip(self.extra_names, extras, strict=True)),
-            batch.dense("reward_failed").tolist(),
+            texts_of(batch.ragged("reward_failure")),
         )
 
     def metrics(self, records: Sequence[SampleRecord], sums: Mapping[str, float]) -> dict[str, float]:

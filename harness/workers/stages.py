@@ -7,7 +7,7 @@ import asyncio
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import numpy as np
@@ -28,7 +28,7 @@ from harness.workers.dataflow import iteration_of, partition_name, text_column, 
 from harness.workers.dealing import DealtQueue
 from harness.workers.open_rows import rollout_columns
 from harness.workers.readers import RankQueue
-from harness.workers.reward_scorers import FailureLog, RewardScorer
+from harness.workers.reward_scorers import FailureLog, RewardScorer, Scored, score_of_failures
 from harness.workers.turns import NO_TURNS, Turns
 
 
@@ -127,42 +127,67 @@ class StageRole(ComputingRole, ABC):
         """The columns that this role adds to these rows."""
 
 
+@dataclass(frozen=True)
+class Judged:
+    """Scores of responses, in lists of one length: the reward, NaN where there is none, whether it is right, the extra
+    values of the score in the order of their names, and why it could not be scored, "" where it was."""
+
+    rewards: list[float] = field(default_factory=list)
+    exact: list[bool] = field(default_factory=list)
+    extras: list[list[float]] = field(default_factory=list)
+    failures: list[str] = field(default_factory=list)
+
+    def joined(self, more: Judged) -> Judged:
+        """Scores of these, and of more behind them."""
+        return Judged(
+            self.rewards + more.rewards,
+            self.exact + more.exact,
+            self.extras + more.extras,
+            self.failures + more.failures,
+        )
+
+
 class RewardStage(StageRole):
-    """Scores each response. A reward that fails on a sample costs that sample its own score, and is counted. sample_s:
-    simulated seconds for each, one after the other."""
+    """Scores each response. One that cannot be scored, or whose environment failed, has no score: its reward is NaN, or
+    `task.failure_reward`, and `reward_failure` says why. sample_s: simulated seconds for each, one after the other."""
 
     role = kind = "reward"
 
     def __init__(
-        self, task: Task, scorer: RewardScorer, *, reward: str = "", sample_s: float = 0.0, **stage: Any
+        self,
+        task: Task,
+        scorer: RewardScorer,
+        *,
+        reward: str = "",
+        failure_reward: float | None = None,
+        sample_s: float = 0.0,
+        **stage: Any,
     ) -> None:
         super().__init__(**stage)
         self.task, self.scorer, self.sample_s = task, scorer, sample_s
+        self._unscored = score_of_failures(failure_reward)
         self._failures = FailureLog(reward)
         self.extra_names = extra_metrics(task)
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
         if self.sample_s:
             await self.clock.sleep(len(batch.rows) * self.sample_s)
-        samples = samples_of(self.task, batch)
-        scored = await self.scorer.scores(samples)
-        self._failures.note(samples, scored)
+        samples, ended = samples_of(self.task, batch), texts_of(batch.ragged("failure"))
+        of_rest = iter(await self.scorer.scores([one for one, why in zip(samples, ended, strict=True) if not why]))
+        scored = [Scored(self._unscored, why) if why else next(of_rest) for why in ended]
         scores = [one.score for one in scored]
         columns: dict[str, Column] = {
             "reward": np.array([score.reward for score in scores], np.float32),
             "exact_match": np.array([score.exact_match for score in scores], np.bool_),
-            "reward_failed": np.array([one.failure is not None for one in scored], np.bool_),
+            "reward_failure": text_column(self._failures.told(samples, scored)),
         }
         if self.extra_names:
             columns["score_extras"] = Ragged.from_rows(list(extra_values(scores, self.extra_names)))
         return columns
 
     @open_ended
-    async def evaluate(
-        self, problems: list[Problem], completions: list[Completion]
-    ) -> tuple[list[float], list[bool], list[list[float]]]:
-        """The rewards of responses that are in no queue, whether each is right, and its extra values, in the order of
-        their names; a problem for each."""
+    async def evaluate(self, problems: list[Problem], completions: list[Completion]) -> Judged:
+        """The scores of responses that are in no queue; a problem for each."""
         columns: dict[str, Column] = {
             "prompt": Ragged.from_rows([problem.prompt for problem in problems]),
             "answer": text_column([problem.answer for problem in problems]),
@@ -172,7 +197,10 @@ class RewardStage(StageRole):
         rewards, exact = scored["reward"], scored["exact_match"]
         assert isinstance(rewards, np.ndarray) and isinstance(exact, np.ndarray)
         extras = scored["score_extras"].rows() if self.extra_names else [()] * len(problems)  # type: ignore[union-attr]
-        return rewards.tolist(), exact.tolist(), [list(map(float, values)) for values in extras]
+        failures = scored["reward_failure"]
+        assert isinstance(failures, Ragged)
+        told = [list(map(float, values)) for values in extras]
+        return Judged(rewards.tolist(), exact.tolist(), told, texts_of(failures))
 
     def close(self) -> None:
         """Ends the processes that score."""

@@ -21,12 +21,14 @@ from harness.workers.readers import Deadlines, MicroBatchReader
 @dataclass
 class TrainedRows:
     """Names a micro-batch that a rank trained, in the order of training. rows: of the queue, which has all else, int64
-    [k]; samples: that they held, int64 [k]; rewards: float32 [k]; at: seconds on the run's clock."""
+    [k]; samples: that they held, int64 [k]; rewards: float32 [k], NaN of those that could not be scored; at: seconds on
+    the run's clock; failure: why one of them could not."""
 
     rows: np.ndarray
     samples: np.ndarray
     rewards: np.ndarray
     at: float
+    failure: str = ""
 
 
 @dataclass(frozen=True)
@@ -222,9 +224,9 @@ async def _keeping(batches: AsyncIterator[Batch], kept: list[Batch]) -> AsyncIte
 
 
 def learnt_tokens(batch: Batch, mask_truncated: bool) -> Ragged:
-    """bool: which tokens have a loss. mask_truncated: of responses that were cut off, none."""
-    mask = batch.ragged("loss_mask")
-    if not mask_truncated:
-        return mask
-    whole = ~np.isin(batch.dense("finish_reason"), TRUNCATED)
-    return Ragged(mask.values & np.repeat(whole, mask.lengths), mask.lengths)
+    """bool: which tokens have a loss: none of a response that could not be scored. mask_truncated: nor of one that was
+    cut off."""
+    mask, learnt = batch.ragged("loss_mask"), ~np.isnan(batch.dense("reward"))
+    if mask_truncated:
+        learnt &= ~np.isin(batch.dense("finish_reason"), TRUNCATED)
+    return mask if learnt.all() else Ragged(mask.values & np.repeat(learnt, mask.lengths), mask.lengths)

@@ -30,7 +30,7 @@ from harness.runtime import messages as m
 from harness.runtime.local_runtime import LocalRuntime
 from harness.runtime.runtime import RealClock, RoleName
 from harness.transfer_queue import Batch, Column, QueueSpec, Ragged, TaskSpec, TransferQueue
-from harness.workers.dataflow import PROMPT_COLUMNS, RECORD, RECORDED, REWARD_COLUMNS, ROLLOUT_COLUMNS
+from harness.workers.dataflow import PROMPT_COLUMNS, RECORD, RECORDED, REWARD_COLUMNS, ROLLOUT_COLUMNS, text_column
 from harness.workers.recording import (
     RecordingSettings,
     RecordRole,
@@ -70,7 +70,7 @@ def columns_of(rows: np.ndarray, tokens: int) -> dict[str, Column]:
         "turns": np.ones(k, np.int32),
         "reward": np.ones(k, np.float32),
         "exact_match": np.ones(k, np.bool_),
-        "reward_failed": np.zeros(k, np.bool_),
+        "reward_failure": text_column([""] * k),
     }
 
 

@@ -87,8 +87,8 @@ def test_turns_and_tool_latency_change_nothing_of_that(lookup_runs: dict[str, Pa
 
 
 TEXT = ("colocated", "separated_streaming", "async_0")
-"""Also with a Qwen2, byte pairs, a chat template, two tokens that end a response, rewards of processes, and advantages
-that would be others if groups came in other numbers."""
+"""Also with a Qwen2, byte pairs, a chat template, two tokens that end a response, rewards of processes, which cannot be
+made of some samples, and advantages that would be others if groups came in other numbers."""
 
 
 @pytest.fixture(scope="module")
@@ -99,7 +99,7 @@ def text_runs(results: Path, drivers: Drivers, tmp_path_factory: pytest.TempPath
     (folder / "rows.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
     task = (
         f"model={model} task=data task.data={folder}/rows.jsonl task.max_prompt_tokens=64 task.max_response_tokens=12 "
-        "task.reward=tests.support.rewards:letters algorithm.advantage=tests.support.advantages:touchy"
+        "task.reward=tests.support.rewards:letters_or_none algorithm.advantage=tests.support.advantages:touchy"
     )
     return drivers.bench_all(results / "text", {name: f"{SMALL} iterations=4 {task} {RUNS[name]}" for name in TEXT})
 
@@ -112,6 +112,10 @@ def test_text_of_a_chat_model_changes_nothing_of_that(text_runs: dict[str, Path]
     invariants.check_run(read_finished(run))
     samples = load_samples(run).to_pydict()
     assert set(samples["lag_worst"]) == {0} and len(set(samples["reward"])) > 10
+    failed = [reward is None for reward in samples["reward"]]
+    assert failed == samples["reward_failed"] and 0 < sum(failed) < len(failed) / 2
+    assert failed == ["the reward is nan" in (why or "") for why in samples["failure"]]
+    assert sum(row["reward/failed"] for row in load_metrics(run)) == sum(failed)
     assert set(samples["finish_reason"]) == {"stop", "length"}
 
 
@@ -167,10 +171,12 @@ def test_every_loss_and_every_advantage_trains_and_changes_nothing_of_that(
 def test_a_filter_changes_nothing_of_that(results: Path, drivers: Drivers, over_sampling: float) -> None:
     """Which groups are trained, and what places of refused ones are dealt instead, does not depend on who is faster."""
     filtered = f"algorithm.filter=tests.support.filters:even algorithm.over_sampling={over_sampling}"
+    filtered += " task.on_failed_score=redeal task.reward=tests.support.rewards:right_or_none"
     settings = f"{SMALL} iterations=4 {filtered}"
     for run in equal_runs(drivers, results / f"filtered_{over_sampling}", settings, RUNS):
         counts = load_ledger(run)
-        assert counts["trained"] == 4 * 128 and counts["dropped_filtered"] > 100
+        assert counts["trained"] == 4 * 128 and counts["dropped_filtered"] > 100 and counts["dropped_failed"] > 0
+        assert sum(row["reward/failed"] for row in load_metrics(run)) == 0
         assert max(row["filter/rounds"] for row in load_metrics(run)) > 1
 
 

@@ -10,6 +10,7 @@ import subprocess
 import sys
 import threading
 import time
+import zlib
 
 from harness.tasks import Sample, Score
 
@@ -26,6 +27,18 @@ long.extra_metrics = ("process",)  # type: ignore[attr-defined]
 def letters(sample: Sample) -> float:
     """The share of letters: what random weights earn differs from sample to sample."""
     return sum(character.isalpha() for character in sample.response) / max(1, len(sample.response))
+
+
+def letters_or_none(sample: Sample) -> float:
+    """The same, and of a fifth of all responses no number."""
+    return float("nan") if zlib.crc32(sample.response.encode()) % 5 == 0 else letters(sample)
+
+
+def right_or_none(sample: Sample) -> float:
+    """Whether it is the answer; fails on one response of fifty."""
+    if zlib.crc32(sample.response.encode()) % 50 == 0:
+        raise ConnectionError("the judge is away")
+    return float(sample.response == sample.answer)
 
 
 def commanded(sample: Sample) -> float:

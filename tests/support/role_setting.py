@@ -171,6 +171,7 @@ def rollout_columns(rows: Iterable[int]) -> dict[str, Column]:
         "finish_reason": np.zeros(len(done), np.int8),
         "turns": np.ones(len(done), np.int32),
         "environment_reward": np.full(len(done), np.nan, np.float32),
+        "failure": text_column([""] * len(done)),
     }
 
 

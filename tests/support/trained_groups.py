@@ -10,6 +10,7 @@ import torch
 
 from harness.protocols import TrainBatch
 from harness.transfer_queue import Column
+from harness.workers.dataflow import text_column
 from harness.workers.training import TrainReport
 from tests.support.role_setting import GROUP, rollout_columns
 
@@ -42,7 +43,7 @@ def columns(rows: Sequence[int]) -> Mapping[str, Column]:
     return rollout_columns(rows) | {
         "reward": np.zeros(len(rows), np.float32),
         "exact_match": np.zeros(len(rows), np.bool_),
-        "reward_failed": np.zeros(len(rows), np.bool_),
+        "reward_failure": text_column([""] * len(rows)),
         "advantage": np.zeros(len(rows), np.float32),
     }
 

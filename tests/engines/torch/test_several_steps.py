@@ -14,6 +14,7 @@ from torch.distributed import TCPStore
 from harness.config import AlgorithmConfig
 from harness.transfer_queue import Batch, Ragged
 from harness.workers.actor import ActorRole
+from harness.workers.dataflow import text_column
 from harness.workers.readers import Deadlines
 from harness.workers.training import Updates
 from tests.support.fsdp_samples import CPU, FREE, SAMPLES, Tensors, World, batch_of, computed, weights
@@ -59,7 +60,8 @@ def rows_of(samples: Sequence[int]) -> Batch:
             "ref_log_probs": batch.ref_log_probs,
             "loss_mask": Ragged(np.ones(tokens, np.bool_), batch.responses.lengths),
             **{name: np.zeros(count, np.int32) for name in ("engine", "finish_reason", "turns")},
-            **{name: np.zeros(count, np.bool_) for name in ("exact_match", "reward_failed")},
+            "exact_match": np.zeros(count, np.bool_),
+            "reward_failure": text_column([""] * count),
             **zeros,
         },
         lease=0,

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -12,10 +13,12 @@ import pytest
 
 from harness.config import EvalConfig
 from harness.config.compose import compose_job
+from harness.driver.endings import NothingScored
 from harness.driver.evaluation import FIRST_SAMPLE, MOST_SAMPLES, Evaluated, Evaluation, in_calls
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.runtime import RealClock
 from harness.tasks import Problem, make_task
+from harness.workers.stages import Judged
 
 TASK = make_task(compose_job([]))
 TRAINING = Sampling(max_tokens=9, temperature=0.8, top_p=1.0, stop_tokens=TASK.stop_tokens)
@@ -32,6 +35,7 @@ class Job:
         self.clock, self.found = RealClock.starting_now(), list[Evaluated]()
         self.responses: list[Any] = []
         self.times: list[float] = []
+        self.unscored = set[tuple[int, int]]()  # problems, and numbers of their responses
         self.evaluation: Any = Evaluation(
             EvalConfig(every=2, samples=PROBLEMS, k=K),
             task=TASK,
@@ -73,17 +77,17 @@ class Job:
         assert origin == self.clock.origin
         self.log.append("start")
 
-    async def evaluate(
-        self, problems: list[Problem], completions: list[Completion]
-    ) -> tuple[list[float], list[bool], list[list[float]]]:
+    async def evaluate(self, problems: list[Problem], completions: list[Completion]) -> Judged:
         """The reward's."""
         held_out = [TASK.held_out(index) for index in range(PROBLEMS)]
-        exact = []
+        exact, failures = [], []
         for problem, done in zip(problems, completions, strict=True):
             index, number = divmod(done.sample_id - FIRST_SAMPLE, MOST_SAMPLES)
             assert problem.answer == held_out[index].answer
-            exact.append(index >= number if number else index % 2 == 0)
-        return [0.5 + 0.5 * one for one in exact], exact, [[]] * len(exact)
+            failures.append("the judge is away" if (index, number) in self.unscored else "")
+            exact.append(not failures[-1] and (index >= number if number else index % 2 == 0))
+        rewards = [math.nan if why else 0.5 + 0.5 * one for one, why in zip(exact, failures, strict=True)]
+        return Judged(rewards, exact, [[]] * len(exact), failures)
 
 
 def completion(request: Request) -> Completion:
@@ -102,7 +106,7 @@ async def test_what_is_found_is_counted_by_problem_and_tied_to_the_version() -> 
     assert found.sampled == (0 + 1 + 2 + 3 + 3) / 15 and found.pass_at_k == 4 / 5
     assert found.device_s == pytest.approx(3 * found.seconds)
     assert found.metrics.keys() == {
-        f"eval/{n}" for n in ("version", "greedy", "reward", "sampled", "pass_at_k", "device_s")
+        f"eval/{n}" for n in ("version", "greedy", "reward", "sampled", "pass_at_k", "device_s", "failed")
     }
     alone = replace(found, sampled=None, pass_at_k=None)
     assert "eval/sampled" not in alone.metrics
@@ -119,6 +123,19 @@ async def test_every_response_is_told_with_its_problem_version_and_score() -> No
         assert told["prompt"].rows()[place].tolist() == held_out.prompt.tolist()
         assert told["reward"][place] == 0.5 + 0.5 * told["exact_match"][place]
     assert told["finish_reason"].count("length") == 1 + K and set(told["response"].lengths) == {4}
+
+
+async def test_a_response_that_could_not_be_scored_is_counted_and_is_no_wrong_one() -> None:
+    job = Job()
+    job.unscored = {(0, 0), (1, 0), (2, 3), *((0, number) for number in range(1, 1 + K))}
+    await job.evaluation.evaluate(4)
+    (found,) = job.found
+    assert found.failed == found.metrics["eval/failed"] == 3 + K
+    assert found.greedy == 2 / 3 and found.reward == pytest.approx((1 + 0.5 + 1) / 3)
+    assert found.sampled == (1 + 2 + 3 + 3) / 11 and found.pass_at_k == 1.0
+    job.unscored = {(index, 0) for index in range(PROBLEMS)}
+    with pytest.raises(NothingScored, match="none of the 5 held-out responses could be scored.* the judge is away"):
+        await job.evaluation.evaluate(6)
 
 
 async def test_engines_share_the_problems_each_answered_greedily_and_k_times_with_draws_of_its_own() -> None:

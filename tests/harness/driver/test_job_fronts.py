@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 
+from harness.driver.endings import NothingScored
 from harness.driver.observer import EndedIteration
 from harness.driver.pools import RolloutPool, StagePool, TrainerPool
 from harness.driver.published_weights import PublishedWeights
@@ -15,6 +18,7 @@ from harness.protocols import Span
 from harness.transfer_queue import LocalQueue, QueueSpec
 from harness.weight_sync.membership import Fleet
 from harness.workers.recording import Recorded, TrainedIteration
+from harness.workers.training import TrainedRows, TrainReport
 from tests.support.proxies import Proxy
 from tests.support.role_setting import settle
 from tests.support.unnoticed import none_unnoticed
@@ -30,6 +34,7 @@ class Worker:
         self.answer = asyncio.Event()
         self.answer.set()
         self.error: Exception | None = None
+        self.report = TrainReport()
         self._spans = 0
 
     @property
@@ -42,6 +47,8 @@ class Worker:
             await self.end.wait()
         if method == "take_spans":
             await self.answer.wait()
+        if method == "train":
+            return self.report
         if self.error is not None:
             raise self.error
         return self._span() if method in ("stream", "generate", "process", "take_spans") else None
@@ -245,7 +252,21 @@ async def test_every_rank_trains_the_batch_and_its_reports_are_heard(first: list
     ranks, heard = engines(2), Heard()
     await TrainerPool(ranks, heard).train(5, first)  # type: ignore[arg-type]
     assert [rank.asked for rank in ranks] == [[("train", 5, first)]] * 2
-    assert heard.reports == [(5, [None, None])]
+    assert heard.reports == [(5, [TrainReport(), TrainReport()])]
+
+
+async def test_a_batch_of_which_nothing_could_be_scored_ends_the_run_before_anybody_hears_of_it() -> None:
+    ranks, heard = engines(2), Heard()
+    rows = np.arange(2)
+    missing = TrainedRows(rows, rows, np.full(2, np.nan, np.float32), 0.0, "the judge is away")
+    for rank in ranks:
+        rank.report.trained.append(missing)
+    with pytest.raises(NothingScored, match="none of the 4 samples of batch 5 could be scored.*the judge is away"):
+        await TrainerPool(ranks, heard).train(5)  # type: ignore[arg-type]
+    assert not heard.reports
+    ranks[1].report.trained.append(replace(missing, rewards=np.array([np.nan, 0.0], np.float32)))
+    await TrainerPool(ranks, heard).train(5)  # type: ignore[arg-type]
+    assert len(heard.reports) == 1
 
 
 @pytest.mark.parametrize("how", ["publish", "start_transfer"])

@@ -36,6 +36,7 @@ from harness.rl.diagnostics import diagnostics
 from harness.runtime.runtime import RealClock
 from harness.tasks import Problem
 from harness.transfer_queue import Batch, Ragged
+from harness.workers.dataflow import text_column
 from harness.workers.dealing import joined, some_rows
 from harness.workers.recording import RecordingSettings, RecordRole, Work
 from harness.workers.sample_decoders import RunLengthDecoder, TokenDecoder
@@ -104,7 +105,7 @@ def trained(rows: list[int], version: int, **columns: Any) -> tuple[TrainedRows,
         "loss_mask": Ragged(np.ones(2 * k, np.bool_), np.full(k, 2)),
         "reward": np.array([1.0 if row % N == 0 else 0.25 for row in rows], np.float32),
         "exact_match": np.array([row % N == 0 for row in rows]),
-        "reward_failed": np.array([row % N == 1 for row in rows]),
+        "reward_failure": text_column(["the judge is away" if row % N == 1 else "" for row in rows]),
         "admitted_at": times,
         "started_at": times + 0.1,
         "finished_at": times + 0.2,

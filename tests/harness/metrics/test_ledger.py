@@ -37,7 +37,7 @@ def test_the_json_lists_what_was_not_trained() -> None:
         **filled().counts(),
         "trained_by_iteration": {"1": 4, "2": 2},
         "in_flight_ids": [8, 9],
-        "dropped_ids": {"stale": [6], "filtered": [7], "baseline": [], "straggler": [], "spare": []},
+        "dropped_ids": {"stale": [6], "filtered": [7], "baseline": [], "straggler": [], "failed": [], "spare": []},
     }
 
 

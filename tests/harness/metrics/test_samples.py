@@ -34,7 +34,7 @@ from tests.support.sample_records import trained_record, write_samples
 COLUMNS = (
     "sample_id group_id engine fate trained_iteration version_first version_last lag_worst lag_mean lag_in_flight "
     "lag_in_queue span admitted_at started_at finished_at trained_at prompt_tokens response_tokens reward exact_match "
-    "finish_reason turns environment_tokens reward_failed"
+    "finish_reason turns environment_tokens reward_failed failure"
 ).split()
 
 
@@ -120,6 +120,12 @@ def test_reward_metrics_are_means_over_trained_samples() -> None:
         "reward/mean": 0.75, "reward/exact_match": 0.5, "reward/failed": 0.0, "reward/same_in_group": 0.0
     }  # fmt: skip
     assert reward_metrics([failed, failed, waiting()])["reward/failed"] == 2.0
+    unscored = replace(
+        failed, reward=None, exact_match=None, group_id=7
+    )  # in no mean, and in a group that says nothing
+    assert reward_metrics([short, long, unscored, unscored]) == {
+        "reward/mean": 0.75, "reward/exact_match": 0.5, "reward/failed": 2.0, "reward/same_in_group": 0.5
+    }  # fmt: skip
     assert length_metrics([short, long, waiting()]) == {"response_length/mean": 52.0, "response_length/p99": 101.0}
 
 
@@ -136,6 +142,8 @@ def test_metrics_of_samples_that_are_not_trained_or_have_no_reward_are_refused()
         staleness_metrics([waiting()])
     with pytest.raises(ValueError, match="have no reward"):
         reward_metrics([trained_record([0], 0, reward=None)])
+    with pytest.raises(ValueError, match="none of the 1 trained samples could be scored"):
+        reward_metrics([replace(trained_record([0], 0, reward=None), reward_failed=True)])
 
 
 def test_parquet_gives_back_the_rows_sorted_by_sample(tmp_path: Path) -> None:

@@ -1,9 +1,11 @@
+from dataclasses import replace
 from typing import Any
 
 import pytest
 import torch
 
 from harness.config import AlgorithmConfig
+from harness.config.compose import compose_job
 from harness.config.registries import ADVANTAGES, find
 from harness.rl.advantages import advantages_of, group_advantages, max_rl, opo, remax, rloo
 from harness.rl.batch_advantages import gpg, reinforce_plus_plus, reinforce_plus_plus_baseline
@@ -115,3 +117,39 @@ def test_groups_that_differ_get_the_share_of_those_that_do_not() -> None:
         [2.0, -2.0],
         *[[0.0, 0.0]] * 3,
     ]
+
+
+OF_BATCHES = [name for name in ADVANTAGES if hasattr(find("algorithm.advantage", name), "whole_batch")]
+SOME_MISSING = torch.tensor(
+    [[0.1, 0.7, torch.nan, 0.4], [0.2, torch.nan, torch.nan, torch.nan], [torch.nan, 0.3, 0.9, 0.1], [torch.nan] * 4]
+)
+"""One sample, all but one, the first, and all of a group could not be scored."""
+
+
+@pytest.mark.parametrize("name", OF_GROUPS)
+def test_what_could_not_be_scored_is_in_no_comparison_of_its_group(name: str) -> None:
+    lengths = torch.arange(1, 17).view(4, 4)
+    compare = advantages_of(replace(compose_job([]).algorithm, advantage=name))
+    found = compare(SOME_MISSING, lengths)
+    expected = torch.zeros(4, 4)
+    expected[0, [0, 1, 3]] = compare(SOME_MISSING[:1, [0, 1, 3]], lengths[:1, [0, 1, 3]])[0]
+    if name != "remax":  # whose first sample all others are compared with
+        expected[2, 1:] = compare(SOME_MISSING[2:3, 1:], lengths[2:3, 1:])[0]
+    assert torch.equal(found, expected) and found[0].any()
+
+
+@pytest.mark.parametrize("name", [*OF_BATCHES, "tests.support.advantages:over_the_batch"])
+def test_what_could_not_be_scored_is_in_no_comparison_of_its_batch(name: str) -> None:
+    whole, lengths = torch.tensor([[0.5, 0.1, 0.8, 0.3]]), torch.arange(1, 21).view(5, 4)
+    compare = advantages_of(replace(compose_job([]).algorithm, advantage=name))
+    found = compare(torch.cat([SOME_MISSING, whole]), lengths)
+    assert found.isfinite().all() and found[-1].all() and not found[:4][SOME_MISSING.isnan()].any()
+    if name.startswith("tests"):  # knows nothing of NaN, and is given groups that are whole
+        assert torch.equal(found[-1:], compare(whole, lengths[-1:])) and not found[:4].any()
+    elif name.startswith("reinforce"):
+        assert abs((found * lengths).sum()) < 1e-4  # the mean over tokens of what is there
+    else:  # three of five groups differ
+        every = torch.cat([SOME_MISSING, whole])
+        factor = 5 / 3 if name == "gpg" else 1 / (every[~every.isnan()].std() + 1e-6)
+        assert torch.allclose(found[-1], (whole - whole.mean())[0] * factor, rtol=1e-5)
+    assert not compare(torch.full((2, 4), torch.nan), lengths[:2]).any()

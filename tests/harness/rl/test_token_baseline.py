@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from harness.config import AlgorithmConfig, ConfigError
+from harness.config.compose import compose_job
 from harness.rl.token_advantages import token_advantages_of
 from harness.rl.token_baseline import optimal_token_baseline
 
@@ -58,6 +59,22 @@ def test_a_response_beside_ones_without_tokens_has_no_baseline(zero_tail: bool) 
         torch.tensor([[3.0, 1.0]]), torch.ones(3), mask, torch.tensor([1, 2]), zero_tail=zero_tail
     )
     assert found.tolist() == [0.0, 1.0, 1.0]
+
+
+@pytest.mark.parametrize("name", ["gae", "optimal_token_baseline"])
+def test_what_could_not_be_scored_has_no_part_in_the_baselines_of_tokens(name: str) -> None:
+    algorithm = "ppo" if name == "gae" else "grpo"
+    settings = compose_job([f"algorithm={algorithm}", f"algorithm.advantage={name}", "algorithm.normalise_std=true"])
+    estimate = token_advantages_of(settings.algorithm)
+    assert estimate is not None
+    lengths, tokens = torch.tensor([2, 3, 1, 2, 1, 1]), torch.rand(10, generator=torch.Generator().manual_seed(0))
+    mask, missing = torch.ones(10, dtype=torch.bool), torch.tensor([[0.2, torch.nan, 1.0], [torch.nan, 0.4, torch.nan]])
+    found = estimate.columns(missing, tokens, mask, lengths)["advantage"]
+    kept = torch.tensor([True, False, True, False, name == "gae", False])  # nothing to compare is left in the second
+    at = kept.repeat_interleave(lengths)
+    rewards = missing.flatten()[kept][None]
+    expected = estimate.columns(rewards, tokens[at], mask[at], lengths[kept])["advantage"]
+    assert torch.equal(found[at], expected) and expected.any() and not found[~at].any()
 
 
 def test_an_option_that_is_no_switch_is_refused() -> None:

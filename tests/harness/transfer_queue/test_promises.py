@@ -180,7 +180,8 @@ async def test_rows_carry_the_policy_versions_that_sampled_them() -> None:
             values = np.zeros(lengths.sum() if spec.ragged else len(batch), spec.dtype)
             by_type.setdefault(column, Ragged(values, lengths) if spec.ragged else values)
         await queue.put(name, batch.rows, by_type)
-    await queue.put(name, range(4), {name: np.zeros(4, spec.dtype) for name, spec in REWARD_COLUMNS.items()})
+    rewards = {name: np.zeros(4, spec.dtype) for name, spec in REWARD_COLUMNS.items() if not spec.ragged}
+    await queue.put(name, range(4), {**rewards, "reward_failure": Ragged.from_rows([np.arange(0)] * 4, np.uint8)})
     await queue.put(name, range(4), {"advantage": np.zeros(4, np.float32)})
     trained = await queue.get("actor", 4, partition=name)
     assert trained is not None

@@ -2,6 +2,7 @@
 
 import asyncio
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -54,13 +55,16 @@ def actor(reader: MicroBatchReader, engine: NotingTrainer) -> ActorRole:
     return ActorRole(engine, TickingClock(), rank=0, reader=reader, device=CPU)
 
 
-async def test_responses_that_were_cut_off_have_no_loss_where_they_are_masked() -> None:
+async def test_responses_without_a_score_have_no_loss_nor_ones_that_were_cut_off_where_they_are_masked() -> None:
     queue = CountingQueue(ROLES)
     await queue.admit(0)
     written = columns(range(ROWS))
     reasons = np.arange(ROWS, dtype=np.int8) % 2  # every second one is `length`
     await queue.put(partition_name(0), range(ROWS), written | {"finish_reason": reasons})
     batch = await queue.read("actor")
+    scored = np.where(batch.rows == 0, np.nan, batch.dense("reward"))
+    unscored = train_batch(replace(batch, columns={**batch.columns, "reward": scored}), 0).mask
+    assert unscored is not None and [row.any() for row in unscored.rows()] == [row != 0 for row in batch.rows]
     plain, masked = train_batch(batch, 0).mask, train_batch(batch, 0, mask_truncated=True).mask
     assert plain is not None and masked is not None
     for place, (before, after) in enumerate(zip(plain.rows(), masked.rows(), strict=True)):

@@ -11,7 +11,7 @@ from harness.protocols import ValueBatch
 from harness.rl.token_advantages import token_advantages_of
 from harness.transfer_queue import Ragged
 from harness.workers.critic import CriticRole
-from harness.workers.dataflow import CRITIC_TRAINING
+from harness.workers.dataflow import CRITIC_TRAINING, text_column
 from harness.workers.readers import FifoReader
 from harness.workers.stages import AdvantageStage, columns_compared
 from harness.workers.training import ONE_STEP, Updates
@@ -79,7 +79,7 @@ class Setting:
         rewards = {
             "reward": np.array(rows, np.float32),
             "exact_match": np.zeros(ROWS, np.bool_),
-            "reward_failed": np.zeros(ROWS, np.bool_),
+            "reward_failure": text_column([""] * ROWS),
         }
         await self.queue.put(f"train_{iteration}", rows, rewards)
         return rows

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -15,6 +16,15 @@ from harness.workers.episodes import Episodes
 from tests.support.role_setting import TickingClock
 
 TASK: Task = find("task", "lookup")()
+
+
+ODD: dict[str, Any] = {"nan": math.nan, "too large": 1e39, "a dict": {"score": 1.0}}
+WHY = {
+    "hang": "no answer after 0.05 s",
+    "raise": "RuntimeError: no such tool (",
+    "foreign": "ValueError: ",
+    **{name: f"ValueError: the reward of a step is {reward!r}" for name, reward in ODD.items()},
+}
 
 
 class Script:
@@ -42,7 +52,7 @@ class Script:
         if self.instead == "foreign":
             return Step("#", done=False)
         done = len(self.asked) == self.turns
-        return Step("c", done, reward=0.5)
+        return Step("c", done, reward=ODD.get(self.instead, 0.5))
 
     async def close(self, state: list[int]) -> None:
         self.closed += 1
@@ -79,12 +89,13 @@ async def test_what_the_environment_answers_stands_behind_the_turn_masked_and_of
     assert script.closed == 1
 
 
-@pytest.mark.parametrize("instead", ["hang", "raise", "foreign"])
-async def test_an_environment_that_hangs_raises_or_says_what_no_token_says_fails_its_sample(instead: str) -> None:
+@pytest.mark.parametrize("instead", WHY)
+async def test_an_environment_that_hangs_raises_or_says_what_is_nothing_fails_its_sample(instead: str) -> None:
     script = Script(instead=instead)
     done = await episodes(script).follow(turn("+a"))
     assert isinstance(done, Completion) and done.finish_reason == "failed" and len(done.tokens) == 3
     assert math.isnan(done.environment_reward) and script.closed == 1
+    assert done.failure.startswith(f"its environment failed in turn 1: {WHY[instead]}")
 
 
 async def test_a_sample_has_no_more_turns_and_tokens_than_it_may_have() -> None:

@@ -3,16 +3,24 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
+from decimal import Decimal
+from fractions import Fraction
 from functools import partial
+from typing import Any
 
+import numpy as np
 import psutil
 import pytest
+import torch
 
 from harness.config.compose import compose_job
-from harness.tasks import Sample, make_task, score_of
+from harness.tasks import Sample, Score, make_task, score_of
+from harness.tasks.characters import Reverse
+from harness.tasks.reward import Rewarded
 from harness.workers.reward_pool import RewardLimits, RewardPool, default_processes
 from harness.workers.reward_scorers import FailureLog, HostScorer, Scored
 from tests.support.rewards import HOSTILE
@@ -127,6 +135,42 @@ async def test_rewards_that_are_waited_for_are_waited_for_together_and_no_longer
     assert raised.failure is not None and raised.failure.startswith("ConnectionError: the judge is away (")
 
 
+NUMBERS = [True, 3, Decimal("0.5"), Fraction(1, 4), np.float32(0.5), np.bool_(1), np.array([0.5]), torch.tensor(0.5)]
+NO_NUMBERS = [
+    None, {"score": 1.0}, "1.0", "one", [1.0], np.array([1.0, 0.0]), torch.zeros(2), np.array([]), 1j,
+    math.nan, math.inf, -math.inf, 1e39, -(10**400), Decimal("NaN"), np.float32("nan"), torch.tensor(torch.inf),
+]  # fmt: skip
+
+
+class Answers(Reverse):
+    """A task of one's own, whose `score` gives these, one after the other."""
+
+    def __init__(self, given: Sequence[Any]) -> None:
+        self.given = iter(given)
+
+    def score(self, sample: Sample) -> Any:
+        return next(self.given)
+
+
+async def test_a_number_is_a_reward_and_nothing_else_is_whether_the_reward_or_the_task_gives_it() -> None:
+    own = Answers([Score(value, True) for value in (*NUMBERS, *NO_NUMBERS)])
+    values = iter([*NUMBERS, *NO_NUMBERS])
+    for task in (own, Rewarded(Reverse(), lambda sample: next(values))):
+        scored = await HostScorer(task, failure_reward=None, timeout_s=1).scores([says("a")] * 25)
+        for value, one in zip([1, 3, 0.5, 0.25, 0.5, 1, 0.5, 0.5], scored[:8], strict=True):
+            assert one.failure is None and one.score.reward == value
+        for value, one in zip(NO_NUMBERS, scored[8:], strict=True):
+            assert math.isnan(one.score.reward) and not one.score.exact_match
+            assert one.failure is not None and one.failure.startswith(f"ValueError: the reward is {value!r:.80}")
+    odd = [None, 1.0, Score(1.0, None), Score(1.0, True, {"style": math.inf})]  # type: ignore[arg-type]
+    failures = [
+        one.failure or ""
+        for one in await HostScorer(Answers(odd), failure_reward=None, timeout_s=1).scores([says("a")] * 4)
+    ]
+    whats = ("the score is None", "the score is 1.0", "exact_match is None", "extra['style'] is inf")
+    assert all(what in failure for what, failure in zip(whats, failures, strict=True))
+
+
 async def test_a_reward_that_raises_here_costs_its_own_sample() -> None:
     task = make_task(compose_job(["task.reward=tests.support.rewards:commanded"]))
     fine, failed = await HostScorer(task, failure_reward=FAILURE, timeout_s=1).scores([says("fine"), says("raise")])
@@ -152,7 +196,7 @@ def test_what_takes_its_time_gets_processes_where_nobody_says(settings: tuple[st
 def test_the_first_failures_are_said_with_their_response(capsys: pytest.CaptureFixture[str]) -> None:
     log = FailureLog("mine:reward", most=2)
     failed = Scored(Scored(None).score, "ValueError: why")  # type: ignore[arg-type]
-    log.note([says(letter) for letter in "abc"], [failed] * 3)
+    told = log.told([says(letter) for letter in "abcd"], [failed, failed, failed, Scored(Score(1.0, True))])
     first, second = capsys.readouterr().err.splitlines()
-    assert first == "the reward mine:reward failed on 'a': ValueError: why"
-    assert second == "the reward mine:reward failed on 'b': ValueError: why; further failures are counted only"
+    assert first == told[0] == "no score by the reward mine:reward for 'a': ValueError: why"
+    assert second == f"{told[1]}; further failures are counted only" and "'c'" in told[2] and told[3] == ""
