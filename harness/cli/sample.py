@@ -20,10 +20,11 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         raise ConfigError("make sample takes one setting, the folder to write to; add FOLDER=my")
     folder = Path(named[0])
     with console.status(f"making {folder}") as status:
-        make_sample(folder, lambda step: status.update(f"making {folder}: the model sees demonstrations, {step}"))
-    console.print(
-        f"{folder}/model, {folder}/train.jsonl, {folder}/test.jsonl", highlight=False, soft_wrap=True, markup=False
-    )
+        census = make_sample(
+            folder, lambda step: status.update(f"making {folder}: the model sees demonstrations, {step}")
+        )
+    for line in (f"{folder}/model, {folder}/train.jsonl, {folder}/test.jsonl", census):
+        console.print(line, highlight=False, soft_wrap=True, markup=False)
     model, train, test = (shlex.quote(f"{folder}/{name}") for name in ("model", "train.jsonl", "test.jsonl"))
     console.print(
         f'make bench MODEL={model} TASK=data ARGS="task.data={train} task.held_out_data={test}"',

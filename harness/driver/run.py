@@ -53,7 +53,7 @@ from harness.rl.learning_rate import peak_rate
 from harness.runtime.fork_server import ForkServer
 from harness.runtime.interrupts import LeaveRequest, run_in
 from harness.runtime.runtime import Handle, WorkerDied, ask_all, cluster_address, parts_of
-from harness.tasks import make_task, tokenizer_of
+from harness.tasks import Task, make_task, tokenizer_of
 from harness.weight_sync.membership import LostEngine
 from harness.workers.training_state import RememberingRole
 
@@ -151,14 +151,15 @@ def _attempt(
     )
     with run_directory(config, seed, results, kept=earlier) as folder, ExitStack() as stack:
         load = LoadWatch(None if server is None else server.above)
-        manifest = _manifest(identity, config, earlier, recorded)
+        task = make_task(config) if plan.backend == "real" else None
+        manifest = _manifest(identity, config, earlier, recorded, task)
         folder.write_config(plain(config))
         folder.write_manifest(manifest)
         spec = RunSpec(
             config,
             make_schedule(config),
             plan,
-            _initial_model(config, plan, results, console),
+            _initial_model(config, task, results, console),
             seed,
             folder.path / LOGS,
             folder.path.absolute() / CHECKPOINTS,
@@ -198,12 +199,14 @@ def _attempt(
 
 
 def _manifest(
-    identity: RunIdentity, config: JobConfig, earlier: EarlierAttempt, recorded: Path | None
+    identity: RunIdentity, config: JobConfig, earlier: EarlierAttempt, recorded: Path | None, task: Task | None
 ) -> dict[str, Any]:
-    """recorded: the run that this one replays."""
+    """recorded: the run that this one replays; task: of a real run."""
     manifest = build_manifest(identity, {"run": identity.seed, "warm_start": 0, "weights": 0})
     manifest["inputs"] = [dataclasses.asdict(one) for one in inputs_of(config)]
     manifest["plugins"] = [dataclasses.asdict(plugin) for plugin in plugins_of(config)]
+    if census := getattr(task, "census", None):
+        manifest["data"] = census
     if earlier.resumed:
         manifest["resumed"] = earlier.resumed
     if earlier.begun_with is not None:
@@ -255,11 +258,10 @@ def _title(identity: RunIdentity, config: JobConfig) -> str:
     return " | ".join([*parts, HOW_TIMED[identity.backend]])
 
 
-def _initial_model(config: JobConfig, plan: JobPlan, results: Path, console: Console) -> ModelConfig:
-    """Only a real run starts from weights."""
-    if plan.backend != "real":
+def _initial_model(config: JobConfig, task: Task | None, results: Path, console: Console) -> ModelConfig:
+    """Only a real run, which has a task, starts from weights."""
+    if task is None:
         return config.model
-    task = make_task(config)
     if summary := getattr(task, "summary", None):  # what was read, and what was left out
         console.print(summary, highlight=False, soft_wrap=True)
     doing = "making the warm start (once per model and task, half a minute on two free cores)"

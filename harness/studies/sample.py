@@ -30,8 +30,9 @@ VOCABULARY = 512
 STEPS = 400
 
 
-def make_sample(folder: Path, progress: Callable[[str], None]) -> None:
-    """Writes train.jsonl, test.jsonl and model/ into `folder`. Raises ConfigError where one of them is there."""
+def make_sample(folder: Path, progress: Callable[[str], None]) -> str:
+    """Writes train.jsonl, test.jsonl and model/ into `folder`, and tells their census. Raises ConfigError where one is
+    there."""
     for name in ("train.jsonl", "test.jsonl", "model"):
         if (folder / name).exists():
             raise ConfigError(f"folder={folder} holds {name} already; name another folder")
@@ -39,7 +40,7 @@ def make_sample(folder: Path, progress: Callable[[str], None]) -> None:
     rows = list(_rows(TRAIN + TEST))
     for name, part in (("test.jsonl", rows[:TEST]), ("train.jsonl", rows[TEST:])):
         (folder / name).write_text("".join(json.dumps(row) + "\n" for row in part), encoding="utf-8")
-    _write_model(folder / "model", folder / "train.jsonl", progress)
+    return _write_model(folder / "model", folder / "train.jsonl", folder / "test.jsonl", progress)
 
 
 def _rows(count: int) -> Iterator[dict[str, str]]:
@@ -54,7 +55,7 @@ def _rows(count: int) -> Iterator[dict[str, str]]:
             yield {"prompt": prompt, "answer": " ".join(words[::-1])}
 
 
-def _write_model(folder: Path, texts: Path, progress: Callable[[str], None]) -> None:
+def _write_model(folder: Path, texts: Path, held_out: Path, progress: Callable[[str], None]) -> str:
     import torch
     from transformers import PreTrainedTokenizerFast, Qwen2Config, Qwen2ForCausalLM
     from transformers.utils import logging
@@ -76,11 +77,12 @@ def _write_model(folder: Path, texts: Path, progress: Callable[[str], None]) -> 
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(0)
         model = Qwen2ForCausalLM(config)
-    task = DataTask(data=str(texts), held_out_share=0.0, tokenizer=tokenizer)
+    task = DataTask(data=str(texts), held_out_data=str(held_out), tokenizer=tokenizer)
     warm_start(model, task, steps=STEPS, batch=64, lr=2e-3, progress=lambda done, of: progress(f"step {done} of {of}"))
     model.generation_config.eos_token_id = list(tokenizer.stop_tokens)
     model.generation_config.pad_token_id = tokenizer.pad_token
     model.save_pretrained(folder)
+    return task.summary
 
 
 def _tokenizer() -> Any:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 from pathlib import Path
 
@@ -10,6 +11,7 @@ from harness.config.model_folder import HUB, local_folder
 from harness.config.plugins import make
 from harness.config.registries import find
 from harness.tasks.buffer import DataBuffer, Dealer, buffer_of
+from harness.tasks.data import JobFacts
 from harness.tasks.environment import Environment, Step, environment_of, observation_tokens, transcript
 from harness.tasks.generation import Conversation, generated
 from harness.tasks.reward import Rewarded, reward_of, score_of
@@ -37,7 +39,13 @@ def make_task(config: JobConfig) -> Task:
         given = {
             "tokenizer": tokenizer_of(config),
             "context": config.model.max_length,
-            "pay_truncated": chosen.pay_truncated,
+            "job": JobFacts(
+                config.algorithm.batch_groups,
+                config.max_tokens or 0,
+                chosen.reward,
+                json.dumps(chosen.reward_options, sort_keys=True),
+                chosen.pay_truncated,
+            ),
         }
         task: Task = make(factory, chosen.options, "task", chosen.name, **given)
         if missing := [name for name in MEMBERS if not hasattr(task, name)]:

@@ -2,18 +2,22 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property, lru_cache
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
-from harness.config.plugins import GIVEN
+from harness.config.plugins import GIVEN, is_path, keywords, named_by
+from harness.config.registries import find
+from harness.tasks.census import Census, Lengths, Source
 from harness.tasks.data_prompts import Columns, PromptFormat
 from harness.tasks.data_source import HUB, DataSource
+from harness.tasks.rewards.reading import normalised
 from harness.tasks.rewards.text import exact
 from harness.tasks.task import HELD_OUT_SEED, Problem, Sample, Score, draws
 from harness.tasks.tokenizer import TextTask, Tokenizer
@@ -22,13 +26,48 @@ LONGEST = 1024
 """Tokens of prompts, and of responses, where nothing else is said."""
 
 
+_PIECE = 1 << 16
+"""Characters of a giant text that are made tokens at a time."""
+_JOINT = 64
+"""Tokens by which pieces may come to more than the whole text."""
+
+
+@dataclass(frozen=True)
+class JobFacts:
+    """The part of a job that its data are held against. reward: its name, or None where the task scores by itself;
+    max_tokens: of a response, 0 where the task says so."""
+
+    batch_groups: int = 16
+    max_tokens: int = 0
+    reward: str | None = None
+    reward_options: str = "{}"
+    pay_truncated: bool = False
+
+    def reader(self) -> Callable[[str], object]:
+        """The function by which the reward reads answers of rows; it raises for one that it cannot read."""
+        check = getattr(self._function, "check_answer", None)
+        if check is None:
+            return str
+        options = keywords(self._function, json.loads(self.reward_options), "task.reward_options", str(self.reward))
+        return partial(check, **named_by(check, options))
+
+    @property
+    def says_answer(self) -> bool:
+        """Whether a response has to say the answer as it stands."""
+        return getattr(self._function, "says_answer", False)
+
+    @property
+    def _function(self) -> Any:
+        return exact if self.reward is None else find("task.reward", self.reward)
+
+
 @dataclass(frozen=True)
 class Rows:
-    """Problems of one source in its order, and how many rows were left out."""
+    """Problems of one source in its order, what each prompt says (a digest, equal where that is), and their census."""
 
     problems: Sequence[Problem]
-    too_long: int
-    repeated: int
+    prompts: Sequence[bytes]
+    census: Source
 
 
 @dataclass(frozen=True)
@@ -57,8 +96,9 @@ class DataTask(TextTask):
     held_out_data: str | None = None
     held_out_split: str | None = None
     held_out_share: float = 0.1
+    held_out_overlap: Literal["refuse", "drop", "allow"] = "refuse"
     context: int = field(default=2 * LONGEST, kw_only=True, repr=False, metadata=GIVEN)
-    pay_truncated: bool = field(default=False, kw_only=True, repr=False, metadata=GIVEN)
+    job: JobFacts = field(default=JobFacts(), kw_only=True, repr=False, metadata=GIVEN)
 
     def __post_init__(self) -> None:
         for option in ("max_prompt_tokens", "max_response_tokens"):
@@ -86,16 +126,17 @@ class DataTask(TextTask):
         return held_out[index % len(held_out)]
 
     def score(self, sample: Sample) -> Score:
-        return exact.paying_truncated(sample) if self.pay_truncated else exact(sample)  # type: ignore[attr-defined]
+        return exact.paying_truncated(sample) if self.job.pay_truncated else exact(sample)  # type: ignore[attr-defined]
 
     @property
     def summary(self) -> str:
-        """A line on what was read and what was left out."""
-        rows, (training, held_out) = self._rows(self._source), self._split
-        left_out = [f"{rows.too_long:,} prompts of more than {self.max_prompt_tokens} tokens"] if rows.too_long else []
-        left_out += [f"{rows.repeated:,} repeated prompts"] if rows.repeated else []
-        without = f", without {' and '.join(left_out)}" if left_out else ""
-        return f"{self.data}: {len(training):,} problems to train on, {len(held_out):,} held out{without}"
+        """A line on what was read and what was left out, and lines on what is odd about it."""
+        return str(self._split[2])
+
+    @property
+    def census(self) -> dict[str, Any]:
+        """The same as numbers."""
+        return asdict(self._split[2])
 
     @property
     def _source(self) -> DataSource:
@@ -110,24 +151,55 @@ class DataTask(TextTask):
     @property
     def _prompts(self) -> PromptFormat:
         options = json.dumps(self.chat_options, sort_keys=True)
-        return PromptFormat(self.columns, self.template, self.system, self.chat, options, self.answer_pattern)
+        lists_of_one = self.job.reward is not None and is_path(self.job.reward)  # whose code may read JSON
+        written = (self.columns, self.template, self.system, self.chat, options, self.answer_pattern, lists_of_one)
+        return PromptFormat(*written)
 
     def _rows(self, source: DataSource) -> Rows:
-        limits = {"max_prompt_tokens": self.max_prompt_tokens, "drop_repeated": self.drop_repeated}
-        return _read(source, source.stamp(), self.tokenizer, self._prompts, **limits)
+        limits = {
+            "max_prompt_tokens": self.max_prompt_tokens,
+            "max_response_tokens": self.job.max_tokens or self.max_response_tokens,
+            "drop_repeated": self.drop_repeated,
+        }
+        return _read(source, source.stamp(), self.tokenizer, self._prompts, self.job, **limits)
 
     @cached_property
-    def _split(self) -> tuple[Sequence[Problem], Sequence[Problem]]:
-        """Training and held-out problems."""
-        problems = self._rows(self._source).problems
+    def _split(self) -> tuple[Sequence[Problem], Sequence[Problem], Census]:
+        """Training and held-out problems. Raises ValueError where a prompt is both, and nothing is said of that."""
+        rows = self._rows(self._source)
         other = self.held_out_data or (self.data if self.held_out_split and self.data.startswith(HUB) else None)
-        if other is not None:
-            return problems, self._rows(self._at(other, self.held_out_split or self.split)).problems
-        aside = round(self.held_out_share * len(problems))
-        if self.held_out_share and len(problems) > 1:
+        if other is None:
+            training, held_out = self._parts(rows)
+            return training, held_out, Census(len(training), len(held_out), 0, 0, self.job.batch_groups, rows.census)
+        apart = self._rows(self._at(other, self.held_out_split or self.split))
+        aside, trained = set(apart.prompts), set(rows.prompts)
+        shared = sum(prompt in trained for prompt in apart.prompts)
+        if shared and self.held_out_overlap == "refuse":
+            first = next(p.row for p, prompt in zip(apart.problems, apart.prompts, strict=True) if prompt in trained)
+            raise ValueError(
+                f"{shared:,} of {len(apart.problems):,} held-out prompts of {other} are trained on, too, the first is "
+                f"{first}: set task.held_out_overlap=drop to take them out of training, or allow"
+            )
+        drop = self.held_out_overlap == "drop"
+        pairs = zip(rows.problems, rows.prompts, strict=True)
+        training = [problem for problem, prompt in pairs if not drop or prompt not in aside]
+        if not training:
+            raise ValueError(f"{self.data} holds no problem to train on: {other} has every prompt of it")
+        taken_out = len(rows.problems) - len(training)
+        told = (0 if drop else shared, taken_out, self.job.batch_groups, rows.census, apart.census)
+        return training, apart.problems, Census(len(training), len(apart.problems), *told)
+
+    def _parts(self, rows: Rows) -> tuple[Sequence[Problem], Sequence[Problem]]:
+        """Rows to train on and to hold out, by their prompts: no prompt is in both parts."""
+        prompts = list(dict.fromkeys(rows.prompts))
+        aside = round(self.held_out_share * len(prompts))
+        if self.held_out_share and len(prompts) > 1:
             aside = max(1, aside)
-        order = draws(HELD_OUT_SEED, 0).permutation(len(problems))
-        return [problems[row] for row in order[aside:]], [problems[row] for row in order[:aside]]
+        order = draws(HELD_OUT_SEED, 0).permutation(len(prompts)).tolist()
+        place = {prompts[number]: place for place, number in enumerate(order)}
+        by_prompt = sorted(range(len(rows.problems)), key=lambda row: place[rows.prompts[row]])
+        held_out = [rows.problems[row] for row in by_prompt if place[rows.prompts[row]] < aside]
+        return [rows.problems[row] for row in by_prompt[len(held_out) :]], held_out
 
 
 @lru_cache(maxsize=4)
@@ -136,34 +208,110 @@ def _read(
     stamp: tuple[int, int] | None,
     tokenizer: Tokenizer,
     prompts: PromptFormat,
+    job: JobFacts,
     *,
     max_prompt_tokens: int,
+    max_response_tokens: int,
     drop_repeated: bool,
 ) -> Rows:
     """All problems of a source; stamp: of the file, so that another is read anew. Raises ValueError for the first row
     that cannot be used, and where none is left."""
     problems: list[Problem] = []
-    seen: set[str] = set()
-    too_long = repeated = 0
+    said: list[bytes] = []
+    answers: dict[bytes, bytes] = {}  # by prompt, the first one
+    conflicting: set[bytes] = set()
+    lengths: list[int] = []
+    answer_lengths: list[int] = []
+    too_long = repeated = unreachable = 0
+    special, says_answer = not prompts.chats(tokenizer), job.says_answer
+    readable = lru_cache(maxsize=1 << 16)(job.reader())
     for place, row in source.rows():
         try:
-            text, answer = prompts.prompt(row, tokenizer), prompts.answer(row)
-            tokens = tokenizer.encode(text, special=not prompts.chats(tokenizer))
+            messages, answer = prompts.messages(row, tokenizer), prompts.answer(row)
+            text = prompts.written(messages, tokenizer)
+            tokens, length = _tokens(tokenizer, text, special, max_prompt_tokens)
             answer.encode()
+            if prompts.columns.answer is not None:
+                answer_length = _answer_length(tokenizer, answer, max_response_tokens, says_answer)
+                _read_by(readable, prompts.columns.answer, answer)
+                answer_lengths.append(answer_length)
         except (ValueError, IndexError, AttributeError) as error:
             raise ValueError(f"{place}: {error}") from error
-        if drop_repeated and text in seen:
-            repeated += 1
-            continue
-        seen.add(text)
-        if len(tokens) > max_prompt_tokens:
+        lengths.append(length)
+        if tokens is None:
             too_long += 1
             continue
-        problems.append(Problem(tokens, answer, Path(place).name if not place.startswith(HUB) else place))
+        prompt, answered = _digest(*(one for m in messages for one in m.values())), _digest(answer)
+        if (first := answers.get(prompt)) is None:
+            answers[prompt] = answered
+        elif first != answered:
+            conflicting.add(prompt)
+        if drop_repeated and first is not None:
+            repeated += 1
+            continue
+        said.append(prompt)
+        unreachable += says_answer and bool(answer_lengths) and answer_lengths[-1] > max_response_tokens
+        problems.append(Problem(tokens, answer, place if place.startswith(HUB) else Path(place).name))
     if not problems:
         why = f": all {too_long} prompts have more than {max_prompt_tokens} tokens" if too_long else ""
         raise ValueError(f"{source.name} holds no problem{why}")
-    return Rows(problems, too_long, repeated)
+    census = Source(
+        source.name,
+        rows=len(lengths),
+        kept=len(problems),
+        too_long=too_long,
+        repeated=repeated,
+        prompt_tokens=Lengths.of(lengths, max_prompt_tokens),
+        answer_tokens=Lengths.of(answer_lengths, max_response_tokens) if answer_lengths else None,
+        duplicates=len(problems) - len(set(said)),
+        conflicting=len(conflicting),
+        unreachable=unreachable,
+    )
+    return Rows(problems, said, census)
+
+
+def _tokens(tokenizer: Tokenizer, text: str, special: bool, most: int) -> tuple[np.ndarray | None, int]:
+    """The tokens of a prompt, int64 [n], and how many; None where they are more than `most`, and of a giant text the
+    number so far."""
+    if len(text) > _PIECE and (counted := _counted(tokenizer, text, most + _JOINT)) > most + _JOINT:
+        return None, counted
+    tokens = tokenizer.encode(text, special=special)
+    return (tokens if len(tokens) <= most else None), len(tokens)
+
+
+def _counted(tokenizer: Tokenizer, text: str, most: int) -> int:
+    """Tokens of a text, made in pieces so that memory is bounded, until they are more than `most`."""
+    counted = 0
+    for at in range(0, len(text), _PIECE):
+        counted += len(tokenizer.encode(text[at : at + _PIECE]))
+        if counted > most:
+            break
+    return counted
+
+
+def _answer_length(tokenizer: Tokenizer, answer: str, most: int, says_answer: bool) -> int:
+    """Tokens of an answer and the one that ends a response. Raises ValueError where a response has to say it, and the
+    vocabulary lacks a character of it."""
+    try:
+        return _counted(tokenizer, answer, most) + 1
+    except ValueError:
+        if says_answer:
+            raise
+        return 1
+
+
+def _read_by(reader: Callable[[str], object], column: str, answer: str) -> None:
+    try:
+        reader(answer)
+    except Exception as error:  # of the user's code, too
+        kind = "" if isinstance(error, ValueError) else f"{type(error).__name__}: "
+        raise ValueError(f"column {column!r}: {kind}{str(error).partition(chr(10))[0]}") from error
+
+
+def _digest(*texts: str) -> bytes:
+    """Equal where texts say the same: normalised, and white space aside."""
+    said = "\0".join(" ".join(normalised(text).split()) for text in texts)
+    return hashlib.blake2b(said.encode(), digest_size=16).digest()
 
 
 @lru_cache(maxsize=4)

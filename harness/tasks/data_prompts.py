@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
 from harness.tasks.data_source import Row
+from harness.tasks.data_values import text_of
 from harness.tasks.tokenizer import Tokenizer
 
 
@@ -27,7 +28,8 @@ class PromptFormat:
 
     template: text around columns, as in `{prompt} Answer in words.`; system: the first message of a chat; chat: by the
     tokenizer's chat template (None: where it has one), with these chat_options (JSON), such as enable_thinking;
-    answer_pattern: a regular expression whose last match, or its first group, is the answer.
+    answer_pattern: a regular expression whose last match, or its first group, is the answer; lists_of_one: whether a
+    list of one value may be an answer, as JSON.
     """
 
     columns: Columns
@@ -36,6 +38,7 @@ class PromptFormat:
     chat: bool | None
     chat_options: str
     answer_pattern: str | None
+    lists_of_one: bool = False
 
     def check(self, tokenizer: Tokenizer) -> None:
         """Raises ValueError where these cannot work together."""
@@ -58,9 +61,10 @@ class PromptFormat:
             if not places or not all(re.fullmatch(r"\w+", name) for name in places):
                 raise ValueError(f"template={self.template} needs the names of columns in braces, such as {{prompt}}")
 
-    def prompt(self, row: Row, tokenizer: Tokenizer) -> str:
-        """The text that the model is given. Raises ValueError for a row that has none."""
+    def messages(self, row: Row, tokenizer: Tokenizer) -> list[dict[str, str]]:
+        """The chat, or the one text, that the row asks. Raises ValueError for a row that has none."""
         asked = value_at(row, self.columns.prompt)
+        asked = _text(self.columns.prompt, asked) if isinstance(asked, bytes) else asked
         messages = _as_messages(asked)
         if messages is None:
             if not isinstance(asked, str) or not asked.strip():
@@ -68,9 +72,16 @@ class PromptFormat:
             messages = [{"role": "user", "content": self._fill(row, asked)}]
         elif self.template is not None:
             raise ValueError(f"column {self.columns.prompt!r} holds messages: a template is for texts")
+        last = messages[-1]["content"].rstrip()
+        if end := next((end for end in tokenizer.stop_texts if last.endswith(end)), None):
+            raise ValueError(f"column {self.columns.prompt!r} ends in {end!r}, which ends responses: take it out")
+        if len(messages) > 1 and not self.chats(tokenizer):
+            raise ValueError(f"column {self.columns.prompt!r} holds a chat, and there is no chat template")
+        return messages
+
+    def written(self, messages: Sequence[Mapping[str, str]], tokenizer: Tokenizer) -> str:
+        """The text that the model is given."""
         if not self.chats(tokenizer):
-            if len(messages) > 1:
-                raise ValueError(f"column {self.columns.prompt!r} holds a chat, and there is no chat template")
             return messages[0]["content"]
         if self.system is not None:
             messages = [{"role": "system", "content": self.system}, *messages]
@@ -81,9 +92,9 @@ class PromptFormat:
         if self.columns.answer is None:
             return ""
         value = value_at(row, self.columns.answer)
-        if value is None or value == "":
+        if value is None or (isinstance(value, str) and not value.strip()):
             raise ValueError(f"column {self.columns.answer!r} is empty; give the answer, or set columns.answer=null")
-        text = value if isinstance(value, str) else json.dumps(value, ensure_ascii=False)
+        text = _text(self.columns.answer, value, lists_of_one=self.lists_of_one)
         if self.answer_pattern is None:
             return text
         found = list(re.finditer(self.answer_pattern, text))
@@ -98,16 +109,30 @@ class PromptFormat:
     def _fill(self, row: Row, asked: str) -> str:
         if self.template is None:
             return asked
-        try:
-            return self.template.format_map({**row, "prompt": asked})
-        except KeyError as error:
-            raise ValueError(f"the template names column {error}; there are {', '.join(row)}") from error
+        values: dict[str, Any] = {"prompt": asked}
+        for _, name, form, _ in Formatter().parse(self.template):
+            if name is not None and name not in values:
+                if name not in row:
+                    raise ValueError(f"the template names column {name!r}; there are {', '.join(row)}")
+                text = _text(name, row[name])
+                values[name] = row[name] if form else text  # a form, such as {n:03d}, is of a number
+        return self.template.format_map(values)
+
+
+def _text(column: str, value: Any, *, lists_of_one: bool = False) -> str:
+    try:
+        return text_of(value, lists_of_one=lists_of_one)
+    except ValueError as error:
+        raise ValueError(f"column {column!r} {error}") from error
 
 
 def value_at(row: Row, column: str) -> Any:
-    """The value of a column, or inside of it: `a.b`. Raises ValueError, which names the columns that there are."""
+    """The value of a column, or inside of it: `a.b`, `a.0`. Raises ValueError, which names what columns there are."""
     value: Any = row
     for name in [column] if column in row else column.split("."):
+        if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
+            value = value[int(name)]
+            continue
         if not isinstance(value, Mapping) or name not in value:
             raise ValueError(f"there is no column {column!r}; the row has {', '.join(row) or 'none'}")
         value = value[name]

@@ -9,6 +9,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.tasks.data_values import as_written
+
 HUB = "hf:"
 """How the name of a data set of the hub begins."""
 KINDS = {".jsonl": "JSON, an object per line", ".parquet": "Parquet", ".csv": "CSV with a header"}
@@ -88,8 +90,9 @@ def _no_constant(name: str) -> float:
 
 
 def _parquet(name: str) -> Iterator[tuple[str, Row]]:
-    for number, row in enumerate(_load("parquet", name)):
-        yield f"{name} row {number}", row
+    found = _load("parquet", name)
+    for number, row in enumerate(found):
+        yield f"{name} row {number}", as_written(row, dict(found.features))
 
 
 def _csv(name: str) -> Iterator[tuple[str, Row]]:

@@ -73,8 +73,12 @@ class Tokenizer:
         _, answer, after = written.partition(_ANSWER)
         if not answer:
             raise ValueError("the chat template leaves out what the model answered: it has no second turn")
-        ends = [end for token in self.stop_tokens if (end := self._text.id_to_token(token)) is not None]
-        return next((after.removeprefix(end) for end in ends if after.startswith(end)), after)
+        return next((after.removeprefix(end) for end in self.stop_texts if after.startswith(end)), after)
+
+    @property
+    def stop_texts(self) -> tuple[str, ...]:
+        """The text of each token that ends a response."""
+        return tuple(end for token in self.stop_tokens if (end := self._text.id_to_token(token)) is not None)
 
     def decode(self, tokens: np.ndarray) -> str:
         """Tokens (integers, [n]) to text, special ones included."""

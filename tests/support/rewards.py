@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import re
 import signal
@@ -57,6 +58,19 @@ async def judged(sample: Sample) -> float:
         raise ConnectionError("the judge is away")
     await asyncio.sleep(0)
     return 0.5
+
+
+def particular(sample: Sample, *, least: int) -> float:
+    """Reads numbers from `least` on only."""
+    return float(sample.response == sample.answer)
+
+
+def _particular(answer: str, *, least: int) -> None:
+    if json.loads(answer) in range(least):
+        raise ValueError(f"{answer} is less than {least}")
+
+
+particular.check_answer = _particular  # type: ignore[attr-defined]
 
 
 def endless() -> None:

@@ -5,7 +5,11 @@ from __future__ import annotations
 import csv
 import io
 import json
+import math
 import re
+from dataclasses import replace
+from datetime import date, datetime, time, timedelta
+from decimal import Decimal
 from pathlib import Path
 from typing import Any
 
@@ -21,6 +25,8 @@ from harness.config.compose import compose_job
 from harness.tasks import Sample, load_tokenizer, make_task, sample_of, score_of
 from harness.tasks.data import DataTask
 from harness.tasks.data_prompts import Columns
+from harness.tasks.data_values import text_of
+from harness.tasks.rewards.reading import normalised
 from harness.tasks.tokenizer import Tokenizer
 from tests.support.text_folder import text_tokenizer
 
@@ -73,7 +79,7 @@ def test_every_row_comes_once_per_pass_in_an_order_of_its_own(tmp_path: Path) ->
     assert task.held_out(5).answer == task.held_out(0).answer
     assert all(p.row == f"sums.jsonl:{p.answer}" for p in (task.problem(0, 0), task.held_out(0)))
     assert task.problem(2**63 + 7, 2**63).answer.isdecimal(), "far passes are passes too"
-    assert task.summary == f"{path}: 15 problems to train on, 5 held out"
+    assert task.summary.startswith(f"{path}: 15 problems to train on, 5 held out\n  tokens of prompts: median ")
 
 
 def test_files_of_all_kinds_hold_the_same_problems(tmp_path: Path) -> None:
@@ -101,11 +107,79 @@ def test_prompts_that_are_too_long_or_repeated_are_left_out_and_counted(tmp_path
     rows = [{"prompt": "a" * n, "answer": "b"} for n in (1, 2, 9, 2, 10)]
     task = DataTask(data=lines(tmp_path / "a.jsonl", *rows), max_prompt_tokens=8, drop_repeated=True)
     assert {len(task.problem(n, 0).prompt) for n in range(9)} <= {1, 2}
-    assert task.summary.endswith(
-        "1 problems to train on, 1 held out, without 2 prompts of more than 8 tokens and 1 repeated prompts"
-    )
+    told = "1 problem to train on, 1 held out, without 2 prompts of more than 8 tokens and 1 repeated prompt\n"
+    assert told in task.summary
     told = refused(data=lines(tmp_path / "b.jsonl", *rows[2:3]), max_prompt_tokens=8)
     assert told == f"{tmp_path}/b.jsonl holds no problem: all 1 prompts have more than 8 tokens"
+
+
+def odd(**options: Any) -> dict[str, Any]:
+    """Census of rows of all kinds."""
+    rows = [(n, n) for n in "abcdefgh"] + [(" a  ", "b"), ("\uff41", "a"), ("b", "b" * 9), ("a" * 20, "c")]
+    path = lines(options.pop("folder") / "odd.jsonl", *({"prompt": p, "answer": a} for p, a in rows))
+    return {"data": path, "max_prompt_tokens": 8, "max_response_tokens": 8, **options}
+
+
+def test_a_census_counts_what_is_odd_about_rows_and_splits_by_what_prompts_say(
+    tmp_path: Path, chatty: Tokenizer
+) -> None:
+    task = DataTask(**odd(folder=tmp_path, tokenizer=chatty, chat=False, held_out_share=0.4))
+    census, source = task.census, task.census["source"]
+    counted = ("rows", "kept", "too_long", "duplicates", "conflicting", "unreachable")
+    assert [source[name] for name in counted] == [12, 11, 1, 3, 2, 1]
+    assert source["prompt_tokens"] == {"median": 1, "p99": 20, "max": 20, "limit": 8}
+    assert source["answer_tokens"] == {"median": 2, "p99": 10, "max": 10, "limit": 8}
+    assert json.loads(json.dumps(census)) == census
+    trained, held_out = (
+        {" ".join(normalised(p).split()) for p in prompts}
+        for prompts in (
+            prompts_of(task, range(census["training"])),
+            [task.decode(task.held_out(n).prompt) for n in range(census["held_out"])],
+        )
+    )
+    assert not trained & held_out and trained | held_out == set("abcdefgh")
+    told = task.summary.splitlines()
+    assert max(map(len, told[1:])) <= 80
+    for words in (
+        "3 rows of a prompt that",
+        "2 prompts with several answers",
+        "1 answer longer than",
+        "fewer than the",
+    ):
+        assert sum(words in line for line in told) == 1, words
+
+
+def test_held_out_prompts_that_are_trained_are_refused_taken_out_or_allowed(tmp_path: Path) -> None:
+    data = lines(tmp_path / "a.jsonl", *({"prompt": p, "answer": "1"} for p in ("a", "b", "b ", "c")))
+    other = lines(tmp_path / "b.jsonl", *({"prompt": p, "answer": "1"} for p in (" b", "d")))
+    told = refused(data=data, held_out_data=other)
+    assert told.startswith(f"1 of 2 held-out prompts of {other} are trained on, too, the first is b.jsonl:1: set task.")
+    found = {
+        how: DataTask(data=data, held_out_data=other, held_out_overlap=how).census for how in ("drop", "allow")
+    }  # fmt: skip
+    assert [(one["training"], one["shared"], one["taken_out"]) for one in found.values()] == [(2, 0, 2), (4, 1, 0)]
+    whole = lines(tmp_path / "c.jsonl", {"prompt": "d", "answer": "1"})
+    assert "holds no problem to train on" in refused(data=whole, held_out_data=other, held_out_overlap="drop")
+
+
+def test_a_giant_row_is_left_out_in_little_memory(tmp_path: Path, chatty: Tokenizer) -> None:
+    rows = [{"prompt": "a", "answer": "b"}, {"prompt": "sun " * 1_000_000, "answer": "b"}]
+    rows.append({"prompt": "c", "answer": "sun " * 1_000_000})
+    data = lines(tmp_path / "a.jsonl", *rows)
+    longest, encode = 0, type(chatty._text).encode
+
+    class Watched:
+        def encode(self, text: str, **options: Any) -> Any:
+            nonlocal longest
+            longest = max(longest, len(text))
+            return encode(chatty._text, text, **options)
+
+        def __getattr__(self, name: str) -> Any:
+            return getattr(chatty._text, name)
+
+    task = DataTask(data=data, tokenizer=replace(chatty, _text=Watched()), held_out_share=0.0)
+    assert (task.census["source"]["too_long"], task.census["source"]["unreachable"]) == (1, 1)
+    assert longest <= 1 << 16
 
 
 def test_held_out_rows_may_be_a_file_of_their_own(tmp_path: Path) -> None:
@@ -147,6 +221,78 @@ def test_a_demonstration_is_the_answer_and_earns_everything(tmp_path: Path, chat
     problem = task.problem(0, 0)
     sample = sample_of(task, problem.prompt, task.demonstration(problem), problem.answer)
     assert sample.stopped and task.score(sample).exact_match
+
+
+@pytest.mark.parametrize(
+    ("value", "text"),
+    [
+        ("x", "x"), (True, "true"), (5, "5"), (2**70, str(2**70)), (5.0, "5"), (-0.5, "-0.5"), (1e300, "1e+300"),
+        (np.float32(2), "2"), (Decimal("5.00"), "5"), (Decimal("1.50"), "1.5"), (Decimal("100"), "100"),
+        (Decimal("1" * 30 + ".10"), "1" * 30 + ".1"), (date(2026, 3, 1), "2026-03-01"),
+        (datetime(2026, 3, 1, 12), "2026-03-01T12:00:00"), (time(1, 2), "01:02:00"), ("é".encode(), "é"),
+        ({"a": [5.0, None, date(2026, 3, 1), Decimal("2.5")]}, '{"a": [5, null, "2026-03-01", 2.5]}'),
+        ([1, "é"], '[1, "é"]'), (1j, ValueError),
+        (None, ValueError), (math.nan, ValueError), (-math.inf, ValueError), (Decimal("NaN"), ValueError),
+        (timedelta(1), ValueError), (b"\xff", ValueError), ([5], ValueError), ([math.nan, 1], ValueError),
+    ],
+)  # fmt: skip
+def test_a_value_of_any_type_is_one_text_or_refused(value: Any, text: Any, tmp_path: Path, chatty: Tokenizer) -> None:
+    """Also as it comes out of a Parquet file, as an answer and in a template, with row and column."""
+    if text is ValueError:
+        with pytest.raises(ValueError):
+            text_of(value)
+    else:
+        assert text_of(value) == text
+    if isinstance(value, dict | complex | np.generic) or str(value) in (str(2**70), "NaN", "[1, 'é']"):
+        return
+    pq.write_table(pa.table({"prompt": ["p"], "answer": pa.array([value])}), tmp_path / "a.parquet")
+    told = {"data": str(tmp_path / "a.parquet"), "tokenizer": chatty, "chat": False, "held_out_share": 0.0}
+    for options, read in (
+        ({}, lambda p: p.answer),
+        ({"template": "{prompt}{answer}"}, lambda p: chatty.decode(p.prompt)[1:]),
+    ):
+        if text is ValueError:
+            assert re.search(r"a.parquet row 0: column 'answer' \S", refused(**told, **options))
+        else:
+            assert read(DataTask(**told, **options).problem(0, 0)) == text
+
+
+def test_narrow_floats_of_parquet_are_what_was_written(tmp_path: Path) -> None:
+    table = {
+        "prompt": ["a"],
+        "answer": pa.array([[0.1, 2.5]], pa.list_(pa.float32())),
+        "b": pa.array([0.1], pa.float32()),
+    }
+    pq.write_table(pa.table(table), tmp_path / "a.parquet")
+    whole = DataTask(data=str(tmp_path / "a.parquet"), columns=Columns("prompt", "answer"), tokenizer=_bytes(tmp_path))
+    part = DataTask(data=str(tmp_path / "a.parquet"), columns=Columns("prompt", "answer.0"))
+    assert (whole.problem(0, 0).answer, part.problem(0, 0).answer) == ("[0.1, 2.5]", "0.1")
+
+
+@pytest.mark.parametrize(
+    ("reward", "options", "answer", "told"),
+    [
+        ("numeric", {}, "none", "column 'answer': the answer 'none' holds no number"), ("numeric", {}, "#### 5", ""),
+        ("math", {}, r"\frac{1", "is no mathematical expression"), ("math", {}, r"\$1{,}800", ""),
+        ("math", {}, "5", ""), ("exact", {}, "X", "that the tokenizer"), ("numeric", {}, "X 5", ""),
+        ("code", {}, "assert", "is not JSON"), ("code", {}, {"tests": "assert f"}, ""),
+        ("regex", {"pattern": "("}, "5", "pattern=( is no regular expression"),
+        ("length", {"limit": 1, "buffer": 2}, "5", "buffer=2 tokens are no part of limit=1"),
+        ("tests.support.rewards:particular", {"least": 3}, "2", "column 'answer': 2 is less than 3"),
+        ("tests.support.rewards:particular", {"least": 3}, [4], ""),
+    ],
+)  # fmt: skip
+def test_answers_go_through_the_reader_of_their_reward_before_the_run(
+    reward: str, options: dict[str, Any], answer: Any, told: str, tmp_path: Path
+) -> None:
+    path = lines(tmp_path / "a.jsonl", {"prompt": "a", "answer": answer})
+    settings = [f"task.reward_options.{name}='{value}'" for name, value in options.items()]
+    task = make_task(compose_job(["task=data", f"task.data={path}", f"task.reward={reward}", *settings]))
+    if not told:
+        assert task.problem(0, 0).row == "a.jsonl:1"
+        return
+    with pytest.raises(ValueError, match=rf"^{re.escape(path)}:1: .*{re.escape(told)}"):
+        task.problem(0, 0)
 
 
 @pytest.mark.parametrize(
@@ -289,6 +435,8 @@ def test_each_of_300_malformed_rows_is_named_with_file_and_line(kind: str, tmp_p
         ("a.csv", b'prompt,answer\n"a=\n,1', "a.csv:2: not CSV"),
         ("a.csv", b"prompt,answer\na=,1\n,2\n", "a.csv:3: column 'prompt' must hold a text"),
         ("a.csv", b"prompt,prompt\na=,1\n", "a.csv:1: the header has 'prompt' twice"),
+        ("a.jsonl", b'{"prompt": "a= .", "answer": "1"}\n', "a.jsonl:1: column 'prompt' ends in '.', which ends"),
+        ("a.jsonl", b'{"prompt": "a=", "answer": " "}\n', "a.jsonl:1: column 'answer' is empty"),
         ("a.parquet", b"PAR1nothing", "a.parquet cannot be read as parquet"),
     ],
 )
