@@ -6,7 +6,7 @@ What is compared, and how the conditions are made, is said in the text that goes
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from statistics import NormalDist
@@ -73,8 +73,8 @@ batch. The rollout pool would need 2, 10 or 20 s a batch if all its slots were a
 training is the bottleneck, the two balance, or generation is. A transfer takes 0.1 or 3 s over the network; from the
 host's memory to the device no more than 0.5 s. Reference and old log-probs are left out.
 
-*Lag* is in iterations. *Exposed* are the seconds of an iteration in which a device waits for a weight transfer, a mean
-over devices. *Idle* is the share of the time in which a pool's devices do nothing, a mean over its devices."""
+Lags are in iterations; exposed seconds, in which a device waits for a weight transfer, are of an iteration and a mean
+over devices, as idle shares are of a pool's."""
 
 
 @dataclass(frozen=True)
@@ -188,9 +188,11 @@ def study(progress: Callable[[str], None] = lambda text: None) -> dict[str, dict
 
 
 def write_page(progress: Callable[[str], None]) -> Path:
-    """Run the study and write the page."""
+    """Runs the study, and writes the page and, beside it, all figures as CSV."""
+    found = study(progress)
     PAGE.parent.mkdir(exist_ok=True)
-    write_text(PAGE, page(INTRO, study(progress)))
+    write_text(PAGE.with_suffix(".csv"), as_csv(found))
+    write_text(PAGE, page(INTRO, found))
     return PAGE
 
 
@@ -201,29 +203,38 @@ _WHY = (
     "trained; with eta = 1 it has the time of a whole one."
 )
 
-_HEAD = (
-    "| schedule | samples/s | against the best | lag mean | lag worst | rollout idle | training idle | exposed s |",
-    "|---|---:|---:|---:|---:|---:|---:|---:|",
-)
+
+def as_csv(study: TableStudy) -> str:
+    """A row for each condition and schedule; units as `ScheduleFigures` has them."""
+    names = [one.name for one in fields(ScheduleFigures)]
+    lines = ["bottleneck,tail,transfer,schedule," + ",".join(names)]
+    for condition, rows in study.items():
+        for schedule, its in rows.items():
+            values = (f"{abs(getattr(its, name)):.4g}" for name in names)  # an idle share may be -0
+            lines.append(",".join([condition.replace(", ", ","), schedule, *values]))
+    return "\n".join(lines) + "\n"
 
 
 def page(intro: str, study: TableStudy) -> str:
-    """The whole page: what was compared, where `half_step` pays, then a table per condition."""
-    parts = [f"# Every schedule under {len(study)} conditions (simulated)", intro, _verdict(study)]
-    for condition, rows in study.items():
-        parts += [f"## {condition[0].upper()}{condition[1:]}", condition_table(rows)]
-    return "\n\n".join(parts) + "\n"
+    """The whole page: what was compared, where `half_step` pays, and every schedule's rate against the best one."""
+    title = f"# Every schedule under {len(study)} conditions (simulated)"
+    return "\n\n".join([title, intro, _verdict(study), _rates(study)]) + "\n"
 
 
-def condition_table(rows: Mapping[str, ScheduleFigures]) -> str:
-    """One condition, a row per schedule in the order given."""
-    best = max(figures.samples_per_s for figures in rows.values())
+def _rates(study: TableStudy) -> str:
+    """A row a condition, a column a schedule."""
+    schedules = list(next(iter(study.values())))
     lines = [
-        f"| {name} | {f.samples_per_s:.2f} | {f.samples_per_s / best:.0%} | {f.lag_mean:.2f} | {f.lag_worst:.0f} "
-        f"| {f.rollout_idle:.0%} | {abs(f.training_idle):.0%} | {f.exposed_s:.2f} |"
-        for name, f in rows.items()
+        "## Samples per second, against the best of the condition",
+        "",
+        f"| condition | best, samples/s | {' | '.join(schedules)} |",
+        f"|---|---:|{'---:|' * len(schedules)}",
     ]
-    return "\n".join([*_HEAD, *lines])
+    for condition, rows in study.items():
+        best = max(its.samples_per_s for its in rows.values())
+        shares = " | ".join(f"{rows[name].samples_per_s / best:.0%}" for name in schedules)
+        lines.append(f"| {condition} | {best:.2f} | {shares} |")
+    return "\n".join([*lines, "", f"Lags, idle shares and exposed times: [{PAGE.stem}.csv]({PAGE.stem}.csv)."])
 
 
 def _verdict(study: TableStudy) -> str:
