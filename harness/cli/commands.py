@@ -163,10 +163,11 @@ GROUPS: dict[str, dict[str, Command]] = {
             (_COSTS, _plain("profile", "times that were measured before", "JSON"), *_JOB),
             free=True,
         ),
-        "table": Command("every schedule under twelve conditions, simulated, into docs/schedule_table.md"),
-        "memory": Command("what lies on the devices of five machines under every schedule, into docs/gpu_memory.md"),
-        "agentic": Command("every schedule with turns and slow tools, simulated, into docs/agentic.md"),
-        "scaling": Command("every schedule planned for 32 to 1,024 devices, into docs/scaling.md", one_thread=True),
+        "table": Command(
+            "every schedule, simulated or planned, into a page of docs/",
+            (_plain("of", "schedules, unless given; agents, memory or scaling", "NAME"),),
+            one_thread=True,
+        ),
     },
     "this machine, and what there is": {
         "list": Command("what can be chosen"),

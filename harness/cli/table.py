@@ -1,18 +1,38 @@
-"""`make table`: every schedule under twelve conditions on the virtual clock."""
+"""`make table`: what is simulated or planned for a page of docs/, and that page."""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from importlib import import_module
 from pathlib import Path
 
 from rich.console import Console
 
+from harness.cli.arguments import last_values, own_arguments
+from harness.cli.steps import StepsBar
+from harness.config import ConfigError
+
+STUDIES = {
+    "schedules": "harness.studies.schedule_table",
+    "agents": "harness.studies.tool_latency",
+    "memory": "harness.planner.memory",
+}
+"""Modules that write a page, `write_page(progress)`, where one is told what is done next."""
+
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
-    """Simulate every schedule under twelve conditions, and write docs/schedule_table.md."""
-    from harness.studies.schedule_table import write_page
+    """Make the table that `of` names, the schedules' by default, and write its page."""
+    own, _ = own_arguments(arguments, "of")
+    of = last_values(own).get("of", "schedules")
+    if of == "scaling":
+        from harness.studies.scaling import write_study
 
-    with console.status("simulating") as status:
-        path = write_page(lambda said: status.update(f"simulating: {said}"))
-    console.print(f"{path}", highlight=False)
+        with StepsBar("planning", console) as steps:
+            path = write_study(results, steps.done)
+    elif of in STUDIES:
+        with console.status("working") as status:
+            path = import_module(STUDIES[of]).write_page(lambda said: status.update(f"working: {said}"))
+    else:
+        raise ConfigError(f"of={of} is no table; choose one of {', '.join(STUDIES)}, scaling")
+    console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
     return 0

@@ -126,9 +126,9 @@ def page(study: ScalingStudy, seconds: float) -> str:
     sizes = sorted({point.devices for point in study.points})
     parts = [
         "# Scaling, planned and simulated",
-        f"Written by `make scaling` in {seconds / 60:.0f} minutes; nothing here was measured. Every point is the best "
-        f"plan of a schedule ([planner.md](planner.md)), run by the schedule's file on the virtual clock; costs: "
-        f"{study.costs}.",
+        f"Written by `make table OF=scaling` in {seconds / 60:.0f} minutes; nothing here was measured. Every point is "
+        f"the best plan of a schedule ([planner.md](planner.md)), run by the schedule's file on the virtual clock; "
+        f"costs: {study.costs}.",
         f"Strong scaling: the batch is {study.groups} prompts x {study.group_size} responses at every size, as a "
         "larger one learns something else. So the batch limits the curves: with more devices each has fewer responses, "
         "and an iteration never takes less than its longest response (divided by the iterations that rollout may be "

@@ -63,8 +63,8 @@ class Condition:
 CONDITIONS = [Condition(*names) for names in product(GENERATE_S, TAILS, TRANSFER_S)]
 
 INTRO = f"""\
-Written by `make table`; nothing here was measured. Every row is a run of the schedule's own file on the virtual
-clock (seed 0, {ITERATIONS} iterations, the first {WARMUP} left out), the same job each time: 32 prompts x 8
+Written by `make table OF=schedules`; nothing here was measured. Every row is a run of the schedule's own file on the
+virtual clock (seed 0, {ITERATIONS} iterations, the first {WARMUP} left out), the same job each time: 32 prompts x 8
 responses, responses of 1,000 tokens in the mean before a cap at 8,000 (log-normal, sigma 0.3 light, 1.0 heavy),
 {DEVICES} devices, one engine each, {SLOTS} slots, half the time of a decode step independent of the batch.
 `colocate_sync` uses all {DEVICES} for each phase in turn, with 0.5 s to give the device back and 0.5 s to take it
@@ -191,7 +191,7 @@ def write_page(progress: Callable[[str], None]) -> Path:
     """Runs the study, and writes the page and, beside it, all figures as CSV."""
     found = study(progress)
     PAGE.parent.mkdir(exist_ok=True)
-    write_text(PAGE.with_suffix(".csv"), as_csv(found))
+    write_text(PAGE.with_suffix(".csv"), as_csv("bottleneck,tail,transfer", found))
     write_text(PAGE, page(INTRO, found))
     return PAGE
 
@@ -204,10 +204,10 @@ _WHY = (
 )
 
 
-def as_csv(study: TableStudy) -> str:
-    """A row for each condition and schedule; units as `ScheduleFigures` has them."""
+def as_csv(conditions: str, study: TableStudy) -> str:
+    """A row for each condition and schedule; units as `ScheduleFigures` has them. conditions: their columns."""
     names = [one.name for one in fields(ScheduleFigures)]
-    lines = ["bottleneck,tail,transfer,schedule," + ",".join(names)]
+    lines = [",".join([conditions, "schedule", *names])]
     for condition, rows in study.items():
         for schedule, its in rows.items():
             values = (f"{abs(getattr(its, name)):.4g}" for name in names)  # an idle share may be -0

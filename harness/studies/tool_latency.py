@@ -18,7 +18,7 @@ from harness.studies.schedule_table import (
     WARMUP,
     Condition,
     ScheduleFigures,
-    condition_table,
+    as_csv,
     figures,
     job,
     rows,
@@ -37,10 +37,10 @@ LATENCIES = {
 }
 
 INTRO = f"""\
-Written by `make agentic`; nothing here was measured. Every row runs the schedule's own file on the virtual clock (seed
-0, {ITERATIONS} iterations, the first {WARMUP} left out): the job of [schedule_table.md](schedule_table.md) where
-generation and training balance, with a light tail and fast transfers. A sample has {TURNS.mean:g} turns in the mean
-(log-normal, sigma {TURNS.sigma:g}, {TURNS.cap} at most) of {TURN_TOKENS.mean:g} tokens ({TURN_TOKENS.sigma:g},
+Written by `make table OF=agents`; nothing here was measured. Every row runs the schedule's own file on the virtual
+clock (seed 0, {ITERATIONS} iterations, the first {WARMUP} left out): the job of [schedule_table.md](schedule_table.md)
+where generation and training balance, with a light tail and fast transfers. A sample has {TURNS.mean:g} turns in the
+mean (log-normal, sigma {TURNS.sigma:g}, {TURNS.cap} at most) of {TURN_TOKENS.mean:g} tokens ({TURN_TOKENS.sigma:g},
 {TURN_TOKENS.cap:,} at most), and reads {OBSERVATION.mean:g} after each but the last. Then it waits for its tool: not at
 all, 1 s, 10 s, or a log-normal time of 10 s in the mean with sigma 2 (half below 1.4 s, one of a hundred above 140 s).
 Settings, and what a waiting sample holds: [simulator.md](simulator.md#samples-of-several-turns).
@@ -68,17 +68,17 @@ def study(progress: Callable[[str], None] = lambda text: None) -> dict[str, dict
 
 
 def write_page(progress: Callable[[str], None]) -> Path:
-    """Run the study and write the page."""
-    write_text(PAGE, page(study(progress)))
+    """Runs the study, and writes the page and, beside it, all figures as CSV."""
+    found = study(progress)
+    write_text(PAGE.with_suffix(".csv"), as_csv("tool_latency", found))
+    write_text(PAGE, page(found))
     return PAGE
 
 
 def page(study: Study) -> str:
-    """The page: what was simulated, what each latency leaves of each schedule's throughput, and the last one in
-    detail."""
-    *_, latency = study
+    """The page: what was simulated, and what each latency leaves of each schedule's throughput."""
     parts = ["# Turns and tools: what latency does to every schedule (simulated)", INTRO, kept_table(study)]
-    return "\n\n".join([*parts, f"## Tool latency: {latency}", condition_table(study[latency])]) + "\n"
+    return "\n\n".join([*parts, f"Lags, idle shares and exposed times: [{PAGE.stem}.csv]({PAGE.stem}.csv)."]) + "\n"
 
 
 def kept_table(study: Study) -> str:

@@ -157,7 +157,7 @@ def test_an_unknown_command_names_those_that_there_are(
         (["bench", "--schedul", "half_step"], "cadence bench: unknown option --schedul; cadence bench --help lists"),
         (["bench", "--schedule"], "cadence bench: argument --schedule: expected one argument; "),
         (["list", "--seeds", "3"], "cadence list: unknown option --seeds; "),
-        (["table", "x=1"], "table does not take x=1; it takes nothing"),
+        (["table", "x=1"], "table does not take x=1; it takes of="),
         (["mlflow-sync", "iterations=3"], "mlflow-sync does not take iterations=3; it takes experiment="),
         (["--vresion"], "cadence: "),
         (["bench", "--schedule", "nope"], "schedule=nope is unknown; choose one of "),
