@@ -224,7 +224,7 @@ def queue_spec(shape: JobShape) -> QueueSpec:
         (*RECORDED, *(EXTRA_COLUMNS if shape.score_extras else ())), policy="ready", lease_s=math.inf, background=True
     )
     tasks["actor"] = shared(trained, training, training_ranks)
-    if shape.filter_reads is not None or shape.drops_stragglers:
+    if shape.filter_reads is not None or shape.drops_stragglers or shape.redeals_failed:
         columns |= FILTER_COLUMNS
         tasks = _refilled(tasks, shape.filter_reads, shape.drops_stragglers)
     return QueueSpec(columns, tasks, shape.capacity_rows)
