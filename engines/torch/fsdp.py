@@ -34,6 +34,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
+from engines.stores import connected
 from engines.torch.checkpoint import TrainingState, load_training, training_state
 from engines.torch.first_weights import Outline, local_part
 from engines.torch.model import blocks_of
@@ -58,17 +59,24 @@ if TYPE_CHECKING:
 def init_world(
     store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float, tensor_parallel: int = 1
 ) -> DeviceMesh:
-    """Join the training world and return its mesh; collective waits end after `timeout_s` with torch's own error.
+    """Join the training world and return its mesh; collective waits end after `timeout_s` with torch's own error. Over
+    Gloo so does the wait for ranks that do not connect, which the error names (`connected`).
 
     The mesh has one dimension, `data`; where `tensor_parallel` is above 1 it has a second, `tensor`: neighbours in it
     share layers, and must be given the same micro-batches.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s))
-    if tensor_parallel == 1:
-        return init_device_mesh(device.type, (world,), mesh_dim_names=("data",))
-    shape = (world // tensor_parallel, tensor_parallel)
-    return init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
+
+    def join() -> DeviceMesh:
+        dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s))
+        if tensor_parallel == 1:
+            return init_device_mesh(device.type, (world,), mesh_dim_names=("data",))
+        shape = (world // tensor_parallel, tensor_parallel)
+        return init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
+
+    if backend == "nccl":  # which connects at the first collective, by its own timeout
+        return join()
+    return connected(join, store, "training world", rank, range(world), timeout_s)
 
 
 Scores = TypeVar("Scores", bound=ScoringModel)

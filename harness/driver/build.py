@@ -245,10 +245,17 @@ def _scoring(role: str, number: int, spec: WorkerSpec, beside: ColocatedTrainer)
     if spec.order != "fifo" and ranks > 1:
         group_size = spec.config.algorithm.group_size
         queue = DealtQueue(
-            spec.queue, WorldScatter(), rank=number, ranks=ranks, group_size=group_size, together=tensor_parallel
+            spec.queue,
+            WorldScatter(spec.config.cluster.wait_timeout_s),
+            rank=number,
+            ranks=ranks,
+            group_size=group_size,
+            together=tensor_parallel,
         )
     else:
-        group = tensor_parallel_group(tensor_parallel) if tensor_parallel > 1 else None
+        group = (
+            tensor_parallel_group(tensor_parallel, spec.config.cluster.wait_timeout_s) if tensor_parallel > 1 else None
+        )
         queue = RankQueue(spec.queue, rank=number // tensor_parallel, group=group)
     return stage | {"turns": beside.turns, "queue": queue, "ahead": spec.order == "fifo"}
 
@@ -285,7 +292,7 @@ def _critic(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> CriticRo
         if device is NO_TURNS:
             device = DeviceTurns(f"the device of critic[{number}]", limit_s=spec.turn_timeout_s)
         turns = engines.world_turns("critic", number, device, spec.turn_timeout_s)
-    group = tensor_parallel_group(tensor_parallel) if tensor_parallel > 1 else None
+    group = tensor_parallel_group(tensor_parallel, spec.config.cluster.wait_timeout_s) if tensor_parallel > 1 else None
     rows, steps = spec.micro_batch("critic"), algorithm.steps_per_version
     updates = Updates(
         rows=algorithm.batch_samples // engines.critic_ranks // algorithm.mini_batches,
@@ -331,7 +338,8 @@ def _in_order(role: str, task: str, number: int, spec: WorkerSpec) -> MicroBatch
     if tensor_parallel == 1:
         return reader
     return TensorParallelReader(
-        reader if number % tensor_parallel == 0 else None, tensor_parallel_group(tensor_parallel)
+        reader if number % tensor_parallel == 0 else None,
+        tensor_parallel_group(tensor_parallel, spec.config.cluster.wait_timeout_s),
     )
 
 
@@ -352,7 +360,13 @@ def _as_completed(number: int, spec: WorkerSpec) -> MicroBatchReader:
     if ranks * tensor_parallel == 1:
         return reader
     own = reader if number == 0 else None
-    return DealtReader(own, WorldScatter(), ranks=ranks, group_size=group_size, together=tensor_parallel)
+    return DealtReader(
+        own,
+        WorldScatter(spec.config.cluster.wait_timeout_s),
+        ranks=ranks,
+        group_size=group_size,
+        together=tensor_parallel,
+    )
 
 
 def _record(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> RecordRole:

@@ -20,7 +20,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from engines.stores import listening_store
+from engines.stores import connected, listening_store
 from harness.weight_sync.plan import Bucket, TransferError, TransferPlan, pack, unpack, verify
 
 SOURCE = 0
@@ -239,7 +239,11 @@ class Rendezvous:
                 options._timeout = seconds
                 nccl = dist.ProcessGroupNCCL(prefixed, rank, self.size, options)
                 return TransferGroup(cast(dist.ProcessGroup, nccl), device, aborted)
-            gloo = dist.ProcessGroupGloo(prefixed, rank, self.size, seconds)
+
+            def join() -> Any:
+                return dist.ProcessGroupGloo(prefixed, rank, self.size, seconds)
+
+            gloo = connected(join, prefixed, f"weights of {sender}", rank, range(self.size), self.timeout_s, aborted)
             return TransferGroup(cast(dist.ProcessGroup, gloo), device, aborted)
 
     def _wait_for_all(self, store: dist.Store, rank: int, aborted: Callable[[], bool]) -> None:
@@ -289,7 +293,7 @@ def _connecting() -> Iterator[None]:
         yield
     except TransferError:
         raise
-    except RuntimeError as error:
+    except (RuntimeError, TimeoutError) as error:
         raise TransferError(f"sender and receivers did not meet: {error}") from error
 
 

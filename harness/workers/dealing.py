@@ -19,7 +19,7 @@ import torch.distributed as dist
 from harness.transfer_queue import Batch, Column, GetRequest, TransferQueue, concatenated, taken, with_get_options
 from harness.transfer_queue.control.policies import balanced
 from harness.workers.dataflow import TOKENS
-from harness.workers.readers import FOR_ROWS, Deadlines, MicroBatchReader
+from harness.workers.readers import Deadlines, MicroBatchReader, host_groups
 
 
 class Scatter(Protocol):
@@ -34,8 +34,8 @@ class WorldScatter:
     """A way over host memory, in a group of its own: shares are dealt ahead, while gradients travel through other
     groups. Every rank of the world makes one, in the same order."""
 
-    def __init__(self) -> None:
-        self._group = dist.new_group(timeout=FOR_ROWS, backend="gloo")
+    def __init__(self, timeout_s: float) -> None:
+        (self._group,) = host_groups([range(dist.get_world_size())], timeout_s)
 
     async def __call__(self, shares: Sequence[Any] | None) -> Any:
         mine: list[Any] = [None]

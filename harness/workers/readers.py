@@ -7,10 +7,11 @@ import asyncio
 from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
-from typing import Protocol
+from typing import Any, Protocol
 
 import torch.distributed as dist
 
+from engines.stores import connected
 from harness.transfer_queue import Batch, Column, GetRequest, TransferQueue, with_get_options
 from harness.workers.dataflow import partition_name
 
@@ -141,7 +142,18 @@ async def _shared(batch: Awaitable[Batch | None] | None, group: dist.ProcessGrou
     return shared[0]
 
 
-def tensor_parallel_group(tensor_parallel: int) -> dist.ProcessGroup:
+def host_groups(blocks: Sequence[Sequence[int]], timeout_s: float) -> list[dist.ProcessGroup]:
+    """Groups of these ranks over host memory, which wait for rows as long as it takes. Every rank of the world calls
+    it, and waits for the others for timeout_s: raises as `engines.stores.connected`."""
+
+    def join() -> list[Any]:
+        return [dist.new_group(block, timeout=FOR_ROWS, backend="gloo") for block in blocks]
+
+    store, ranks = dist.distributed_c10d._get_default_store(), range(dist.get_world_size())
+    return connected(join, store, "groups for rows", dist.get_rank(), ranks, timeout_s)
+
+
+def tensor_parallel_group(tensor_parallel: int, timeout_s: float) -> dist.ProcessGroup:
     """The group of this rank and those it shares layers with, over host memory. Every rank of the world calls it.
 
     A group of its own for each role that reads: micro-batches are fetched ahead, while gradients travel through other
@@ -149,5 +161,4 @@ def tensor_parallel_group(tensor_parallel: int) -> dist.ProcessGroup:
     """
     starts = range(0, dist.get_world_size(), tensor_parallel)
     blocks = [list(range(start, start + tensor_parallel)) for start in starts]
-    groups = [dist.new_group(block, timeout=FOR_ROWS, backend="gloo") for block in blocks]
-    return groups[dist.get_rank() // tensor_parallel]
+    return host_groups(blocks, timeout_s)[dist.get_rank() // tensor_parallel]

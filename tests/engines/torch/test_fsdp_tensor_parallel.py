@@ -79,7 +79,7 @@ class Numbers:
 def read_together(rank: int) -> list[int | None]:
     """What a rank is given where the queue hands 0 and 1 to the first pair, and 10 and 11 to the second."""
     reader = Numbers(10 * (rank // TENSOR)) if rank % TENSOR == 0 else None
-    batches = TensorParallelReader(reader, tensor_parallel_group(TENSOR)).read(0, ())
+    batches = TensorParallelReader(reader, tensor_parallel_group(TENSOR, 60.0)).read(0, ())
 
     async def read() -> list[Any]:
         return [await anext(batches, None) for _ in range(3)]
@@ -104,7 +104,7 @@ class NumberQueue:
 def score_together(rank: int) -> list[tuple[int, int]]:
     """What a stage beside the actor is given, and how often its rank's queue was then written to."""
     numbers = NumberQueue()
-    queue = RankQueue(numbers, rank=rank // TENSOR, group=tensor_parallel_group(TENSOR))
+    queue = RankQueue(numbers, rank=rank // TENSOR, group=tensor_parallel_group(TENSOR, 60.0))
 
     async def work() -> list[tuple[int, int]]:
         seen = []
