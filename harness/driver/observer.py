@@ -37,8 +37,8 @@ class Observer(Protocol):
     def admitted(self, rows: Sequence[int], problem: Problem, at: float) -> None:
         """The rows of a group were admitted. at: seconds of the run's clock."""
 
-    def dropped(self, rows: Sequence[int], reason: DropReason) -> None:
-        """Rows were dropped."""
+    def dropped(self, rows: Sequence[int], reason: DropReason, rewards: Sequence[float | None] = ()) -> None:
+        """Rows were dropped. rewards: of each, where they are known."""
 
     def doing(self, role: str, what: str) -> None:
         """A role does something else from now on."""

@@ -156,7 +156,7 @@ class PromptSource:
         assert self._places is not None, "only places are refused"
         first = self.first_sample(refusal.place)
         self.dealer.record_rewards(first, [math.nan if reward is None else reward for reward in refusal.rewards])
-        self.observer.dropped(range(first, first + self.group_size), refusal.reason)
+        self.observer.dropped(range(first, first + self.group_size), refusal.reason, refusal.rewards)
         self._places.note(refusal)
 
     def deal_again(self, refusal: Refusal) -> Problem:

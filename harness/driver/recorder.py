@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import time
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
@@ -115,10 +116,11 @@ class Recorder:
         if self._parts is not None and self.recording.decoder.has_tokens:
             self._problems.append((group, problem))
 
-    def dropped(self, rows: Sequence[int], reason: DropReason) -> None:
+    def dropped(self, rows: Sequence[int], reason: DropReason, rewards: Sequence[float | None] = ()) -> None:
         self.events += 1
         self.ledger.dropped(rows, reason)
-        self._since.untrained += [self._without_training(row, _FATE_OF[reason]) for row in rows]
+        known = dict(zip(rows, rewards, strict=False)) if self.recording.decoder.has_tokens else {}
+        self._since.untrained += [self._without_training(row, _FATE_OF[reason], known.get(row)) for row in rows]
         for row in rows:
             del self._admitted[row]
         self._since.given_up[reason] += len(rows)
@@ -177,7 +179,8 @@ class Recorder:
                 for sample in samples:
                     del self._admitted[sample]
             if report.baselines:
-                self.dropped(list(report.baselines), "baseline")
+                rewards = [None if math.isnan(reward) else reward for reward in report.baselines.values()]
+                self.dropped(list(report.baselines), "baseline", rewards)
         ledger = self.ledger.metrics()
         if since.evaluated is not None and since.evaluated.version:  # there is no line for the first one
             ledger |= since.evaluated.metrics
@@ -310,10 +313,10 @@ class Recorder:
         in_flight = [self._without_training(row, "in_flight") for row in self.ledger.in_flight]
         return [one.record for one in (*self._since.untrained, *in_flight)]
 
-    def _without_training(self, row: int, fate: Fate) -> Untrained:
+    def _without_training(self, row: int, fate: Fate, reward: float | None = None) -> Untrained:
         admitted = self._admitted[row]
         tokens = self.recording.decoder.prompt_tokens(admitted.prompt_tokens)
-        return Untrained(row, fate, admitted.group_id, admitted.at, tokens)
+        return Untrained(row, fate, admitted.group_id, admitted.at, tokens, reward)
 
 
 _FATE_OF: dict[DropReason, Fate] = {

@@ -113,9 +113,9 @@ FILE_SCHEMA = pa.schema([*SCHEMA, PROBLEM_ROW, *TEXT_FIELDS])
 
 
 def untrained_record(
-    sample_id: int, fate: Fate, *, group_id: int, admitted_at: float, prompt_tokens: int
+    sample_id: int, fate: Fate, *, group_id: int, admitted_at: float, prompt_tokens: int, reward: float | None = None
 ) -> SampleRecord:
-    """The row of a sample that was dropped, or is in flight: without versions, lags and reward."""
+    """The row of a sample that was dropped, or is in flight: without versions and lags."""
     known = {
         "sample_id": sample_id,
         "group_id": group_id,
@@ -123,6 +123,7 @@ def untrained_record(
         "admitted_at": admitted_at,
         "prompt_tokens": prompt_tokens,
         "response_tokens": 0,
+        "reward": reward,
     }
     return SampleRecord(**{name: known.get(name) for name in SCHEMA.names})  # type: ignore[arg-type]
 

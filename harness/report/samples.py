@@ -65,14 +65,11 @@ class ShownSample:
 class RunSamples:
     """The samples of the run in a folder, also of one that goes on."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, samples: pa.Table | None = None) -> None:
+        """samples: samples.parquet, where it has been read already."""
         self.folder = folder
         self.config = load_config(folder)
-
-    @cached_property
-    def samples(self) -> pa.Table:
-        """samples.parquet."""
-        return load_samples(self.folder)
+        self.samples = load_samples(folder) if samples is None else samples
 
     @cached_property
     def held_out(self) -> pa.Table:
@@ -112,9 +109,13 @@ class RunSamples:
         chosen = pc.scalar(True)
         for name, value in wanted.items():
             chosen = chosen if value is None else chosen & (pc.field(name) == value)
-        chosen = chosen & ~pc.field("fate").isin(["trained", "in_flight"]) if dropped else chosen
+        if dropped:
+            chosen = chosen & ~pc.field("fate").isin(["trained", "in_flight"])
         chosen = chosen if best is None else chosen & pc.is_finite(pc.field("reward"))
         table = table.filter(chosen)
+        if dropped:  # one of each group: all of one have the same fate
+            _, firsts = np.unique(table["group_id"].to_numpy(), return_index=True)
+            table = table.take(firsts[:most])
         if best is not None:
             order = pc.sort_indices(table.select(["reward"]), [("reward", "descending" if best else "ascending")])
             table = table.take(order[:most])
@@ -135,7 +136,7 @@ class RunSamples:
 
     def _trained(self, row: Mapping[str, Any], problem: Mapping[str, Any], response: Mapping[str, Any]) -> ShownSample:
         facts = {
-            "problem": row["row"] or "of no row that is known",
+            "problem": self._problem(row["row"]),
             "fate": self.fate(row),
             **_scores(row),
             "group": self._group(row["group_id"]),
@@ -155,6 +156,12 @@ class RunSamples:
         said = self._text(response.get("response"), row["response_text"])
         return ShownSample(f"sample {row['sample_id']}", facts, prompt, problem.get("answer"), said)
 
+    def _problem(self, row: str | None) -> str:
+        """The row, of one that is made up with the task that makes it."""
+        if row is None:
+            return "of no row that is known"
+        return f"{self.config['task']['name']} {row}" if row.isdecimal() else row
+
     def _group(self, group: int) -> str:
         """The rewards of all samples of a group, by which each is compared."""
         rewards = self.samples.filter(pc.field("group_id") == group)["reward"].to_pylist()
@@ -164,8 +171,8 @@ class RunSamples:
         )
 
     def _held_out(self, row: Mapping[str, Any]) -> ShownSample:
-        how = "greedy" if not row["number"] else f"sampled, {row['number']}"
-        title = f"held-out {row['row']}, {how}, version {row['version']}"
+        how = "greedy" if not row["number"] else f"sampled {row['number']}"
+        title = f"held-out {self._problem(row['row'])}, {how}, version {row['version']}"
         facts = {**_scores(row), "length": _ended({**row, "response_tokens": len(row["response"])})}
         prompt, said = (self._text(row[name], row[f"{name}_text"]) for name in ("prompt", "response"))
         return ShownSample(title, facts, prompt, row["answer"], said)
@@ -219,13 +226,10 @@ class RunSamples:
 
 def _scores(row: Mapping[str, Any]) -> dict[str, str]:
     """The reward and its parts."""
-    if row.get("failure"):
-        reward = f"none: {row['failure']}"
-    elif row["reward"] is None:
-        reward = "none that is known"
-    else:
-        reward = number(row["reward"]) + (", exactly right" if row["exact_match"] else "")
-        reward += ", since scoring it failed" if row.get("reward_failed") else ""
+    reward = "none that is known" if row["reward"] is None else number(row["reward"])
+    reward += ", exactly right" if row["exact_match"] else ""
+    if row.get("failure") or row.get("reward_failed"):
+        reward = f"{'none' if row['reward'] is None else reward}: it could not be scored, {row.get('failure') or ''}"
     custom = {name: value for name, value in row.items() if name.startswith(CUSTOM) and value is not None}
     return {"reward": reward} | {name: number(value) for name, value in custom.items()}
 

@@ -44,19 +44,22 @@ _READ_AT_ONCE = 2048  # rows, of the 4,096 that a get may name
 
 
 class Untrained(NamedTuple):
-    """A sample that was dropped. prompt_tokens: tokens, not values."""
+    """A sample that was dropped. prompt_tokens: tokens, not values; reward: None where it is not known."""
 
     sample: int
     fate: Fate
     group: int
     admitted_at: float
     prompt_tokens: int
+    reward: float | None = None
 
     @property
     def record(self) -> SampleRecord:
         """The row of samples.parquet."""
-        sample, fate, group, admitted_at, prompt_tokens = self
-        return untrained_record(sample, fate, group_id=group, admitted_at=admitted_at, prompt_tokens=prompt_tokens)
+        sample, fate, group, admitted_at, prompt_tokens, reward = self
+        return untrained_record(
+            sample, fate, group_id=group, admitted_at=admitted_at, prompt_tokens=prompt_tokens, reward=reward
+        )
 
 
 @dataclass(frozen=True)

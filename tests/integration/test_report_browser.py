@@ -18,7 +18,7 @@ from harness.metrics.done import write_done
 from harness.metrics.timeline import Place, Timeline, chrome_trace
 from harness.protocols import Span
 from harness.report.page.document import document
-from tests.support.fabricated_cells import Made, make_run
+from tests.support.fabricated_cells import Made, keep_samples, make_run
 
 if TYPE_CHECKING:
     from playwright.sync_api import Browser, Page
@@ -58,6 +58,7 @@ def cell(root: Path, label: str, made: Made) -> Cell:
     folders = [make_run(root, label, made, seed).path for seed in range(3)]
     for folder in folders:
         (folder / "trace.json").write_text(json.dumps(chrome_trace(busy())), encoding="utf-8")
+        keep_samples(folder)
         write_done(folder)
     return Cell(label, f"{label}, algorithm.correction=decoupled", tuple(map(read_run, folders)))
 
@@ -200,6 +201,7 @@ def test_every_word_can_be_read_on_its_ground(page: Page, scheme: Literal["light
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
     assert ground == {"light": "rgb(255, 255, 255)", "dark": "rgb(18, 24, 31)"}[scheme]
     page.get_by_role("button", name="unfold all").click()
+    page.locator("#samples details:visible").first.locator("summary").click()
     assert page.evaluate(FAINT) == []
 
 
@@ -349,6 +351,21 @@ def test_switches_change_the_curves_and_the_pointer_reads_them(page: Page) -> No
     assert "synchronous, algorithm.correction=decoupled 0." in page.locator(".readout").inner_text()
 
 
+def test_samples_are_listed_by_run_and_kind_and_unfolded_to_be_read(page: Page) -> None:
+    shown = page.locator("#samples details:visible")
+    assert shown.count() == 4 and "sample 5" in shown.first.inner_text()
+    shown.first.locator("summary").click()
+    text = shown.first.inner_text()
+    assert "a.jsonl:1" in text and "trained in iteration 0" in text and "0 (2 tokens), 3 (1 token)" in text
+    assert "\\x1b[2Jred" in text and "\\u202egpj.exe" in text and "<img src=x onerror='document.title = 1'>" in text
+    page.get_by_label("not trained").check()
+    assert shown.all_inner_texts()[0].startswith("sample 14") and shown.count() == 1
+    page.get_by_label("held out").check()
+    assert shown.count() == 3 and "version 2" in shown.first.inner_text()
+    page.get_by_label("Run").last.select_option("1")
+    assert shown.count() == 3 and page.locator("#samples details[data-run='1']:visible").count() == 3
+
+
 def test_a_printer_gets_tables_and_charts_and_no_switches(page: Page) -> None:
     page.emulate_media(color_scheme="dark")
     page.evaluate(
@@ -367,7 +384,7 @@ def test_a_printer_gets_tables_and_charts_and_no_switches(page: Page) -> None:
     assert width < height
     assert page.locator("details:not([open])").count() > 0  # and folded again
     page.emulate_media(media="print")
-    for hidden in (".controls", "nav", ".help", ".unfold", ".overview"):
+    for hidden in (".controls", "#samples", "nav", ".help", ".unfold", ".overview"):
         assert page.locator(hidden).first.is_hidden()
     for shown in (".verdict", ".headlines", ".curves svg", ".histogram", ".spans", "#timeline .legend"):
         assert page.locator(shown).first.is_visible()

@@ -9,14 +9,17 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pyarrow as pa
+import pyarrow.parquet as pq
 
 from harness.comparison.runs import Cell, read_run
 from harness.config import Backend
 from harness.config.compose import compose_job, plain
+from harness.metrics.done import write_done
 from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import Ledger
 from harness.metrics.manifest import RunIdentity, build_manifest
-from harness.metrics.run_files import RunDirectory
+from harness.metrics.run_files import KEPT, RunDirectory, load_samples
 from harness.metrics.samples import length_metrics, staleness_metrics
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
@@ -126,3 +129,49 @@ def make_run(
     run.write_ledger(ledger)
     run.finish()
     return run
+
+
+HOSTILE = (
+    "\x1b[2Jred\x9b1m\r\u202egpj.exe\u2066 \u200b[bold]\ufeff </pre><img src=x onerror='document.title = 1'> "
+    "日本語のとても長い文" + "w" * 200
+)
+"""Text that would do something to a screen, or to a page."""
+
+
+def keep_samples(path: Path) -> None:
+    """Problems, responses and held-out responses of some samples of a finished run of at least two iterations: sample 5
+    has a response, the lowest reward, and a hostile answer; 14 was refused, and 15 is in flight."""
+    samples = load_samples(path)
+    count = len(samples)
+    told: dict[str, Any] = {"row": [f"a.jsonl:{one // 4}" for one in range(count)], "reward": [0.5] * count}
+    told["fate"] = ["trained"] * 14 + ["dropped_filtered", "in_flight"] + ["trained"] * (count - 16)
+    told["reward"][5], told["reward"][6] = 0.25, None
+    for name, values in told.items():
+        place = samples.column_names.index(name)
+        samples = samples.set_column(
+            place, samples.schema.field(name), pa.array(values, samples.schema.field(name).type)
+        )
+    pq.write_table(samples, path / "samples.parquet")
+    runs = [{"version": 0, "tokens": 2}, {"version": 3, "tokens": 1}]
+    rows: dict[str, list[dict[str, Any]]] = {
+        "problems": [{"group_id": 1, "row": "a.jsonl:1", "prompt": [3, 4], "answer": HOSTILE}],
+        "responses": [
+            {
+                "sample_id": 5,
+                "response": [3, 4, 5],
+                "log_probs": [-1.0] * 3,
+                "loss_mask": [True] * 3,
+                "version_runs": runs,
+            }
+        ],
+        "eval_responses": [
+            {"version": version, "row": "7", "number": number, "prompt": [3], "answer": "a", "response": [4, 5]}
+            | {"reward": number / 2, "exact_match": number == 2, "finish_reason": "length", "turns": 1}
+            | {"response_text": HOSTILE}
+            for version in (0, 2)
+            for number in range(3)
+        ],
+    }
+    for name, lines in rows.items():
+        pq.write_table(pa.Table.from_pylist(lines, schema=KEPT[name][0]), path / f"{name}.parquet")
+    write_done(path)

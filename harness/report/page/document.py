@@ -29,6 +29,7 @@ from harness.report.page.tables import (
     headline_table,
     matrix_table,
     measure_tables,
+    samples_html,
 )
 from harness.report.page.text import (
     CURVES,
@@ -107,6 +108,8 @@ def document(comparison: Comparison) -> str:
         timeline_choices="".join(
             f'<option value="{number}">{escape(run["label"])}</option>' for number, run in enumerate(timelines["runs"])
         ),
+        samples=(samples := samples_html(comparison)),
+        samples_link=' <a href="#samples">Samples</a>' if samples else "",
         measures_caption=escape(measures_caption(comparison)),
         measures=measure_tables(comparison),
         checks=checks_html(comparison),

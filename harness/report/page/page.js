@@ -16,6 +16,16 @@ unfold.addEventListener("click", () => {
   unfold.textContent = open ? "fold all" : "unfold all";
 });
 
+// Of samples those of one run and kind.
+const samples = document.getElementById("samples");
+function choose() {
+  const kind = samples.querySelector("input:checked")?.value;
+  const run = samples.querySelector("select").value;
+  for (const one of samples.querySelectorAll("details")) one.hidden = one.dataset.run !== run || one.dataset.kind !== kind;
+}
+samples?.addEventListener("change", choose);
+if (samples) choose();
+
 // What is folded is printed all the same; what is drawn, as wide as the paper, and on white.
 const PAPER = 703; // pixels between the margins of A4
 const drawn = [...document.querySelectorAll("section")].map((section) => section.live).filter(Boolean);

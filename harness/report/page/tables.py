@@ -17,11 +17,14 @@ from harness.comparison.measures import Measure
 from harness.metrics.formatting import number
 from harness.report.correction_matrix import COLORS
 from harness.report.page.charts import span_of, strip
-from harness.report.page.text import checks, commands
+from harness.report.page.text import SAMPLE_KINDS, SAMPLES, checks, commands
 from harness.report.palette import names_of
+from harness.report.samples import RunSamples, ShownSample, shortened, visible
 
 _SIGNS = {"better": "▲ better", "worse": "▼ worse", "differs": "◆ differs", "same": "no significant difference"}
 _OPEN = 2  # measures that are unfolded at first, besides the headlines' table
+_SAMPLES, _ALL_SAMPLES = 4, 160  # of each kind in a run, and in the page; so it grows by some 600 kilobytes at most
+_TEXT = 1000  # characters
 _DARK = 0.45  # of the colour scale: above it black is easier to read than white
 
 
@@ -165,6 +168,54 @@ def checks_html(comparison: Comparison) -> str:
         text = "".join(f"<p>{escape(line)}</p>" for line in lines)
         parts.append(f'<div class="check {grade}"><h3>{escape(name)}: {word}</h3>{text}</div>')
     return "".join(parts)
+
+
+def samples_html(comparison: Comparison) -> str:
+    """Some samples of the first run of each cell, folded, by what they were chosen for; empty where runs kept none."""
+    firsts = {index: cell.runs[0] for index, cell in enumerate(comparison.cells)}
+    kept = {index: run for index, run in firsts.items() if (run.path / "problems.parquet").is_file()}
+    if not kept:
+        return ""
+    each = max(1, min(_SAMPLES, _ALL_SAMPLES // (len(kept) * len(SAMPLE_KINDS))))
+    parts, found = [], set()
+    for index, run in kept.items():
+        samples = RunSamples(run.path, run.samples)
+        chosen = {
+            "worst": samples.chosen(each, best=False),
+            "best": samples.chosen(each, best=True),
+            "dropped": samples.chosen(each, dropped=True),
+            "held": samples.chosen(each, best=False, held_out=samples.versions[-1]) if samples.versions else [],
+        }
+        found |= {kind for kind, of_kind in chosen.items() if of_kind}
+        parts += [_sample(one, index, kind) for kind, of_kind in chosen.items() for one in of_kind]
+    runs = "".join(
+        f'<option value="{index}">{escape(comparison.cells[index].label)}, seed {run.identity.seed}</option>'
+        for index, run in kept.items()
+    )
+    kinds = "".join(
+        f'<label><input type="radio" name="samples" value="{kind}"> {escape(title)}</label> '
+        for kind, title in SAMPLE_KINDS.items()
+        if kind in found
+    ).replace('">', '" checked>', 1)
+    return (
+        f'<section id="samples"><h2>Samples</h2><p class="caption">{escape(SAMPLES)}</p>'
+        f'<div class="controls"><label>Run <select>{runs}</select></label>'
+        f"<fieldset><legend>Show</legend>{kinds}</fieldset></div>{''.join(parts)}</section>"
+    )
+
+
+def _sample(sample: ShownSample, run: int, kind: str) -> str:
+    facts = {name: visible(fact) for name, fact in sample.facts.items()}
+    brief = [f"reward {facts['reward']}", *(facts[name] for name in ("problem", "fate") if name in facts)]
+    texts = "".join(
+        f'<h4>{name}</h4><pre dir="ltr">{escape(visible(shortened(text, _TEXT)))}</pre>'
+        for name, text in sample.texts.items()
+    )
+    return (
+        f'<details data-run="{run}" data-kind="{kind}"><summary>{escape(visible(sample.title))} '
+        f"<small>{escape(' · '.join(brief))}</small></summary>"
+        f"{facts_list(facts, 'sample')}{texts}</details>"
+    )
 
 
 def commands_table(comparison: Comparison) -> str:

@@ -35,6 +35,17 @@ MATRIX = (
     "by seed, is significant."
 )
 
+SAMPLE_KINDS = {
+    "worst": "lowest rewards",
+    "best": "highest rewards",
+    "dropped": "not trained",
+    "held": "held out, lowest rewards",
+}
+SAMPLES = (
+    "Of the first run of each cell; held-out ones are of its last version. Texts are cut here: cadence show shows any "
+    "sample whole."
+)
+
 
 def _asked(comparison: Comparison) -> str:
     """Words for what differs on purpose; of a matrix not every setting that its corrections are made of."""

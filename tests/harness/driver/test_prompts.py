@@ -40,7 +40,7 @@ class Heard:
         self.rows += rows
         self.prompt_tokens |= dict.fromkeys(rows, len(problem.prompt))
 
-    def dropped(self, rows: Sequence[int], reason: str) -> None:
+    def dropped(self, rows: Sequence[int], reason: str, rewards: Sequence[float | None] = ()) -> None:
         self.dropped_rows += sorted(rows)
         self.reasons.append(reason)
 

@@ -4,61 +4,24 @@ from __future__ import annotations
 
 import shutil
 from pathlib import Path
-from typing import Any
 
-import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 from rich.cells import cell_len
 
 import cadence
 from harness.cli import main as cli
-from harness.metrics.done import write_done
 from harness.metrics.run_files import KEPT, load_samples
 from harness.metrics.samples import FATES
 from harness.report.samples import RunSamples, visible
-from tests.support.fabricated_cells import Made, make_run
-
-HOSTILE = "\x1b[2Jred\x9b1m\r\u202egpj.exe\u2066 \u200b[bold]\ufeff 日本語のとても長い文" + "w" * 200
+from tests.support.fabricated_cells import HOSTILE, Made, keep_samples, make_run
 
 
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A finished run of two iterations of eight samples; sample 5 is to be looked at."""
+    """A finished run of two iterations of eight samples."""
     path = make_run(tmp_path_factory.mktemp("made"), "cell", Made(iterations=2, exact_match=None), 0).path
-    samples = load_samples(path)
-    told: dict[str, Any] = {"row": [f"a.jsonl:{one // 4}" for one in range(16)], "reward": [0.5] * 16}
-    told["fate"] = ["trained"] * 14 + ["dropped_filtered", "in_flight"]
-    told["reward"][5], told["reward"][6] = 0.25, None
-    for name, values in told.items():
-        place = samples.column_names.index(name)
-        samples = samples.set_column(
-            place, samples.schema.field(name), pa.array(values, samples.schema.field(name).type)
-        )
-    pq.write_table(samples, path / "samples.parquet")
-    runs = [{"version": 0, "tokens": 2}, {"version": 3, "tokens": 1}]
-    rows: dict[str, list[dict[str, Any]]] = {
-        "problems": [{"group_id": 1, "row": "a.jsonl:1", "prompt": [3, 4], "answer": HOSTILE}],
-        "responses": [
-            {
-                "sample_id": 5,
-                "response": [3, 4, 5],
-                "log_probs": [-1.0] * 3,
-                "loss_mask": [True] * 3,
-                "version_runs": runs,
-            }
-        ],
-        "eval_responses": [
-            {"version": version, "row": "7", "number": number, "prompt": [3], "answer": "a", "response": [4, 5]}
-            | {"reward": number / 2, "exact_match": number == 2, "finish_reason": "length", "turns": 1}
-            | {"response_text": HOSTILE}
-            for version in (0, 2)
-            for number in range(3)
-        ],
-    }
-    for name, lines in rows.items():
-        pq.write_table(pa.Table.from_pylist(lines, schema=KEPT[name][0]), path / f"{name}.parquet")
-    write_done(path)
+    keep_samples(path)
     return path
 
 
@@ -106,7 +69,7 @@ def test_samples_are_found_by_reward_row_and_fate_and_held_out_ones_by_version(
     dropped = shown(made, capsys, "dropped=5")
     assert "sample 14" in dropped and "its group was refused" in dropped and "sample 15" not in dropped
     best = shown(made, capsys, "held_out=last", "best=1")
-    assert "held-out 7, sampled, 2, version 2" in best and "1.00, exactly right" in best and "\\u202egpj" in best
+    assert "held-out reverse 7, sampled 2, version 2" in best and "1.00, exactly right" in best and "\\u202egpj" in best
     assert "13 trained" not in shown(made, capsys) and "of versions 0, 2" in shown(made, capsys)
 
 
