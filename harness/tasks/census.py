@@ -31,8 +31,8 @@ class Lengths:
 @dataclass(frozen=True)
 class Source:
     """The rows of one source. too_long, repeated: rows that were left out. duplicates: kept rows whose prompt an
-    earlier one has; conflicting: prompts with several answers; unreachable: answers longer than a response may be,
-    where a response has to say its answer."""
+    earlier one has; conflicting: prompts with several answers; where a response has to say its answer,
+    unreachable: answers longer than it may be; altered: those that the tokenizer does not say as they stand."""
 
     name: str
     rows: int
@@ -44,6 +44,7 @@ class Source:
     duplicates: int
     conflicting: int
     unreachable: int
+    altered: int
 
     @property
     def left_out(self) -> list[str]:
@@ -65,6 +66,8 @@ class Source:
                 f"{_many(self.unreachable, 'answer')} longer than a response may be, "
                 f"{_many(self.answer_tokens.limit, 'token')} with its end"
             )
+        if self.altered:
+            yield f"{_many(self.altered, 'answer')} that the tokenizer does not say as they stand"
 
 
 @dataclass(frozen=True)

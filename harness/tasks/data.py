@@ -222,7 +222,7 @@ def _read(
     conflicting: set[bytes] = set()
     lengths: list[int] = []
     answer_lengths: list[int] = []
-    too_long = repeated = unreachable = 0
+    too_long = repeated = unreachable = altered = 0
     special, says_answer = not prompts.chats(tokenizer), job.says_answer
     readable = lru_cache(maxsize=1 << 16)(job.reader())
     for place, row in source.rows():
@@ -250,6 +250,7 @@ def _read(
             repeated += 1
             continue
         said.append(prompt)
+        altered += says_answer and bool(answer_lengths) and _alters(tokenizer, answer)
         unreachable += says_answer and bool(answer_lengths) and answer_lengths[-1] > max_response_tokens
         problems.append(Problem(tokens, answer, place if place.startswith(HUB) else Path(place).name))
     if not problems:
@@ -266,6 +267,7 @@ def _read(
         duplicates=len(problems) - len(set(said)),
         conflicting=len(conflicting),
         unreachable=unreachable,
+        altered=altered,
     )
     return Rows(problems, said, census)
 
@@ -291,13 +293,22 @@ def _counted(tokenizer: Tokenizer, text: str, most: int) -> int:
 
 def _answer_length(tokenizer: Tokenizer, answer: str, most: int, says_answer: bool) -> int:
     """Tokens of an answer and the one that ends a response. Raises ValueError where a response has to say it, and the
-    vocabulary lacks a character of it."""
+    vocabulary lacks a character of it, or it holds what ends responses."""
     try:
-        return _counted(tokenizer, answer, most) + 1
+        length = _counted(tokenizer, answer, most) + 1
     except ValueError:
         if says_answer:
             raise
         return 1
+    if says_answer and (end := next((end for end in tokenizer.stop_texts if end in answer.strip()), None)):
+        raise ValueError(f"the answer {answer!r:.80} holds {end!r}, which ends responses: none can be it")
+    return length
+
+
+def _alters(tokenizer: Tokenizer, answer: str) -> bool:
+    """Whether the tokenizer says the answer otherwise, unknown or in lower case: the beginning of a giant one."""
+    answer = answer[:_PIECE].strip()
+    return normalised(tokenizer.decode(tokenizer.encode(answer))).strip() != normalised(answer)
 
 
 def _read_by(reader: Callable[[str], object], column: str, answer: str) -> None:

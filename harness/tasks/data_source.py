@@ -77,7 +77,7 @@ def _json_lines(name: str) -> Iterator[tuple[str, Row]]:
         if not text.strip():
             continue
         try:
-            row = json.loads(text, parse_constant=_no_constant)
+            row = json.loads(text, parse_constant=_no_constant, object_pairs_hook=_each_once)
         except (ValueError, RecursionError) as error:
             raise ValueError(f"{place}: not JSON ({error}); write one object per line") from error
         if not isinstance(row, dict):
@@ -87,6 +87,14 @@ def _json_lines(name: str) -> Iterator[tuple[str, Row]]:
 
 def _no_constant(name: str) -> float:
     raise ValueError(f"{name} is no number of JSON")
+
+
+def _each_once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"{next(name for name in names if names.count(name) > 1)!r} is there twice")
+    return found
 
 
 def _parquet(name: str) -> Iterator[tuple[str, Row]]:

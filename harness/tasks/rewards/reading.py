@@ -60,25 +60,32 @@ _SAID = re.compile(
     r"\banswers?\b[*_]*\s*(?:\b(?:is|are|was|equals)\b(?:[*_]*\s*:)?|[:=])[*_]*|\u7b54\u6848[*_]*(?:\u662f|\u4e3a|:)+",
     re.IGNORECASE,
 )
-_SENTENCE_END = re.compile(r"[.!?][*_]*(?=\s|\Z)|[\u3002\n]")
+_MARKER = re.compile(rf"####[ \t]*(?=[-+(\[{{$€£¥\\.\d]|\S+[ \t]*\n|[^\n]+\s*\Z)|{_SAID.pattern}", re.IGNORECASE)
+"""Markers of answers. `####` is one before a number, a formula, one word or the last line: else it is a heading."""
+_SENTENCE = re.compile(r"\$\$.+?\$\$|\\\[.+?\\\]|(?:(?![.!?][*_]*(?:\s|\Z))[^\u3002\n])+", re.DOTALL)
+_LINE = re.compile(r".+")
+_WORDS = re.compile(r"\\(?:text(?:bf|rm)?|mathrm|mbox)\s*\{([^{}]*)\}")
 
 
 def final_answer(text: str) -> str:
     r"""The part of a normalised text that is its answer: of what follows the last `</think>` the last `<answer>`, in it
-    the last `\boxed{}` whose braces close, else the line after the last `####`, else the sentence after the last
-    `answer is` or `answer:`, else all of it. What is empty does not count."""
+    the last `\boxed{}` whose braces close, else what follows the last `####` (its line) or `answer is`, `answer:` (its
+    sentence), else all of it. What is empty does not count; emphasis and `\text{}` around it go."""
     _, _, after = text.rpartition("</think>")
     text = after if after.strip() else text
     tagged = [found for found in _TAG.findall(text) if found.strip()]
     text = tagged[-1] if tagged else text
-    if (box := last_box(text)) is not None:
-        return box
-    for marker, end in ((re.compile("####"), re.compile(r"\n")), (_SAID, _SENTENCE_END)):
-        for found in reversed(list(marker.finditer(text))):
-            said = text[found.end() :].lstrip()
-            if first := end.split(said, maxsplit=1)[0].strip():
-                return first
-    return text.strip()
+    answer = last_box(text)
+    if answer is None:
+        marked = (_following(text, found) for found in reversed(list(_MARKER.finditer(text))))
+        answer = next((said for said in marked if said), text.strip())
+    inside = _WORDS.fullmatch(answer)
+    return inside[1].strip() if inside else answer
+
+
+def _following(text: str, marker: re.Match[str]) -> str:
+    said = (_LINE if marker[0].startswith("#") else _SENTENCE).match(text[marker.end() :].lstrip())
+    return said[0].strip().strip("*_`").strip() if said else ""
 
 
 def last_box(text: str) -> str | None:

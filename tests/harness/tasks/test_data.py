@@ -265,7 +265,7 @@ def test_narrow_floats_of_parquet_are_what_was_written(tmp_path: Path) -> None:
     }
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
     whole = DataTask(data=str(tmp_path / "a.parquet"), columns=Columns("prompt", "answer"), tokenizer=_bytes(tmp_path))
-    part = DataTask(data=str(tmp_path / "a.parquet"), columns=Columns("prompt", "answer.0"))
+    part = DataTask(data=str(tmp_path / "a.parquet"), columns=Columns("prompt", "answer.0"), tokenizer=_bytes(tmp_path))
     assert (whole.problem(0, 0).answer, part.problem(0, 0).answer) == ("[0.1, 2.5]", "0.1")
 
 
@@ -436,6 +436,12 @@ def test_each_of_300_malformed_rows_is_named_with_file_and_line(kind: str, tmp_p
         ("a.csv", b"prompt,answer\na=,1\n,2\n", "a.csv:3: column 'prompt' must hold a text"),
         ("a.csv", b"prompt,prompt\na=,1\n", "a.csv:1: the header has 'prompt' twice"),
         ("a.jsonl", b'{"prompt": "a= .", "answer": "1"}\n', "a.jsonl:1: column 'prompt' ends in '.', which ends"),
+        (
+            "a.jsonl",
+            b'{"prompt": "a", "prompt": "b", "answer": "1"}\n',
+            "a.jsonl:1: not JSON ('prompt' is there twice)",
+        ),
+        ("a.jsonl", b'{"prompt": "a=", "answer": "1.5"}\n', "a.jsonl:1: the answer '1.5' holds '.', which ends"),
         ("a.jsonl", b'{"prompt": "a=", "answer": " "}\n', "a.jsonl:1: column 'answer' is empty"),
         ("a.parquet", b"PAR1nothing", "a.parquet cannot be read as parquet"),
     ],

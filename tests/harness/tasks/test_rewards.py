@@ -62,6 +62,9 @@ def test_exact_is_the_same_text_that_came_to_its_end() -> None:
         ("Answer:\n\n7", "7", True), ("the answer is 5.5", "5.5", True), ("I answered 3 of 4", "4", True),
         ("<think>the answer is 3</think> 4", "4", True), ("<think>3</think>", "3", True),
         ("<answer>5</answer> of 6", "5", True), ("\u7b54\u6848\u662f\uff1a5\u3002\u51713\u6b65", "5", True),
+        ("#### Step 2\nso 5", "5", True), ("#### 4\nNo: the answer is 5.", "5", True),
+        ("so <answer></answer> 5", "5", True), ("the answer is\n\\[\nx = 5\n\\]\nin 3 steps", "5", True),
+        ("it is 2 (answer: B)", "2", False),
         ("she ate 4\n#### 72", "she ate 3\n#### 72", True),
     ],
 )  # fmt: skip
@@ -125,7 +128,8 @@ def test_a_normalised_text_is_its_own_normal_form_and_plain_text_its_own(text: s
 def test_texts_that_say_the_same_are_the_same_by_every_reward(reward: Any, pair: str) -> None:
     one, other = (text.replace("_", " ") for text in pair.split(" "))
     assert reward(said(one, other)).exact_match and reward(said(other, one)).exact_match
-    assert exact(said(f"so <answer>{one}</answer>", other), final=True) == RIGHT
+    for so in ("so <answer>{}</answer>", "The answer is: **{}**.", r"\boxed{{\text{{{}}}}}", "so\n#### {}"):
+        assert exact(said(so.format(one), other), final=True) == RIGHT
     assert regex(said("\uff08\u2212\uff09", ""), pattern="\uff08\u2212\uff09") == RIGHT, "a pattern names what it means"
 
 
