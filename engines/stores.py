@@ -36,7 +36,7 @@ def listening_store(host: str, size: int, timeout_s: float) -> dist.TCPStore:
         )
 
 
-def connected(
+def all_connected(
     build: Callable[[], Built],
     store: dist.Store,
     what: str,

@@ -34,7 +34,7 @@ from torch.distributed.tensor.parallel import (
 )
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from engines.stores import connected
+from engines.stores import all_connected
 from engines.torch.checkpoint import TrainingState, load_training, training_state
 from engines.torch.first_weights import Outline, local_part
 from engines.torch.model import blocks_of
@@ -60,7 +60,7 @@ def init_world(
     store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float, tensor_parallel: int = 1
 ) -> DeviceMesh:
     """Join the training world and return its mesh; collective waits end after `timeout_s` with torch's own error. Over
-    Gloo so does the wait for ranks that do not connect, which the error names (`connected`).
+    Gloo so does the wait for ranks that do not connect, which the error names (`all_connected`).
 
     The mesh has one dimension, `data`; where `tensor_parallel` is above 1 it has a second, `tensor`: neighbours in it
     share layers, and must be given the same micro-batches.
@@ -76,7 +76,7 @@ def init_world(
 
     if backend == "nccl":  # which connects at the first collective, by its own timeout
         return join()
-    return connected(join, store, "training world", rank, range(world), timeout_s)
+    return all_connected(join, store, "training world", rank, range(world), timeout_s)
 
 
 Scores = TypeVar("Scores", bound=ScoringModel)

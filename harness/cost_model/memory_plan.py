@@ -16,7 +16,7 @@ from harness.config.placement import Placement
 from harness.config.transports import TransferMemory, transport_of
 from harness.cost_model.engine_memory import EngineMemory
 from harness.cost_model.shape import bytes_per_number, head_parameters, weight_bytes
-from harness.cost_model.training_memory import Pass, RankMemory
+from harness.cost_model.training_memory import PassShape, RankMemory
 
 GIB = 1 << 30
 
@@ -137,7 +137,7 @@ def plan_memory(config: JobConfig, placement: Placement, setting: PlanSetting) -
     return MemoryPlan(tuple(pools), setting.device_bytes * setting.usable)
 
 
-def pass_of(config: JobConfig, placement: Placement, setting: PlanSetting, role: str = "actor") -> Pass:
+def pass_of(config: JobConfig, placement: Placement, setting: PlanSetting, role: str = "actor") -> PassShape:
     """The forward and backward pass of a training rank of a role, as large as its micro-batches get."""
     training, algorithm, lengths = config.training, config.algorithm, setting.lengths
     samples = 1 if setting.simulated else algorithm.micro_batch_groups * algorithm.group_size
@@ -145,7 +145,7 @@ def pass_of(config: JobConfig, placement: Placement, setting: PlanSetting, role:
     if training.tokens_per_micro_batch is not None:
         tokens = min(tokens, max(training.tokens_per_micro_batch, lengths.sample))
     together = training.tensor_parallel * training.pipeline_parallel
-    return Pass(
+    return PassShape(
         tokens=tokens,
         scored=min(scored, tokens) if training.layout == "packed" else tokens,
         ranks=max(1, len(placement.devices[role]) // together) * training.pipeline_parallel,

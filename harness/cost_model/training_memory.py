@@ -21,7 +21,7 @@ LOGITS_AT_ONCE = 3
 
 
 @dataclass(frozen=True)
-class Pass:
+class PassShape:
     """How a micro-batch is computed on a rank.
 
     tokens: of one forward and backward pass, padding included; scored: of them, those that get a log-probability.
@@ -47,7 +47,7 @@ class RankMemory:
     """Bytes on one device of a training rank."""
 
     model: ModelConfig
-    work: Pass
+    work: PassShape
 
     @property
     def shards(self) -> int:

@@ -26,7 +26,7 @@ from typing import Any
 from harness.checks.plugins import queue_storage
 from harness.config import JobConfig
 from harness.config.placement import HOST_ROLES, Placement, host_roles
-from harness.driver.backends import Backend, RunSpec
+from harness.driver.backends import RunBackend, RunSpec
 from harness.driver.build import ROLE_CLASSES, WorkerSpec, build_in_stages, build_roles
 from harness.driver.checkpointing import Checkpoints, at_once
 from harness.driver.engine_factories import sampling_of
@@ -122,7 +122,7 @@ class Assembly:
         return [*self.coordinator.waits.lines(), *lines, *self.queue.waiting_now()]
 
 
-def assemble(run: RunSpec, backend: Backend, observer: Observer, recording: RecordingSettings) -> Assembly:
+def assemble(run: RunSpec, backend: RunBackend, observer: Observer, recording: RecordingSettings) -> Assembly:
     """Start all roles and build the job around them."""
     config = run.config
     storage = queue_storage(config.cluster)
@@ -173,7 +173,7 @@ def assemble(run: RunSpec, backend: Backend, observer: Observer, recording: Reco
     )
 
 
-def job_shape(run: RunSpec, backend: Backend) -> JobShape:
+def job_shape(run: RunSpec, backend: RunBackend) -> JobShape:
     """The facts that the job's queue depends on."""
     config, placement, task = run.config, run.plan.placement, backend.engines.task
     counts, tensor_parallel = worker_counts(run, backend), config.training.tensor_parallel
@@ -194,7 +194,7 @@ def job_shape(run: RunSpec, backend: Backend) -> JobShape:
     )
 
 
-def start_roles(run: RunSpec, backend: Backend, queue: TransferQueue, recording: RecordingSettings) -> Roles:
+def start_roles(run: RunSpec, backend: RunBackend, queue: TransferQueue, recording: RecordingSettings) -> Roles:
     """Start all workers with their roles."""
     schedule, placement, counts = run.schedule, run.plan.placement, worker_counts(run, backend)
     spec = WorkerSpec(
@@ -232,7 +232,7 @@ def stage_pools(
 
 
 def connect_weights(
-    run: RunSpec, backend: Backend, queue: TransferQueue, roles: Roles, observer: Observer
+    run: RunSpec, backend: RunBackend, queue: TransferQueue, roles: Roles, observer: Observer
 ) -> tuple[Coordinator, Fleet[RolloutRole]]:
     """The way of weights from the training world to the engines and scorers; engines are started again where they may
     be."""
@@ -263,7 +263,7 @@ def connect_weights(
 
 
 def prompt_source(
-    run: RunSpec, backend: Backend, queue: TransferQueue, observer: Observer
+    run: RunSpec, backend: RunBackend, queue: TransferQueue, observer: Observer
 ) -> tuple[PromptSource, Refill | None]:
     """The source of prompts, and the one that deals again where groups may be refused."""
     config, n = run.config, run.config.algorithm.group_size
@@ -282,7 +282,7 @@ def prompt_source(
     return prompts, None if places is None else Refill(prompts, queue, places, refusals_of(config))
 
 
-def _filter_reads(run: RunSpec, backend: Backend) -> Sequence[str] | None:
+def _filter_reads(run: RunSpec, backend: RunBackend) -> Sequence[str] | None:
     """Columns besides rewards; None where nothing is filtered."""
     algorithm = run.config.algorithm
     if not algorithm.filters:
@@ -294,7 +294,7 @@ def _filter_reads(run: RunSpec, backend: Backend) -> Sequence[str] | None:
 
 def _host_restarts(
     run: RunSpec,
-    backend: Backend,
+    backend: RunBackend,
     queue: TransferQueue,
     roles: Roles,
     observer: Observer,
@@ -321,7 +321,7 @@ def _engines_are_alone(placement: Placement) -> bool:
 
 def _checkpoints(
     run: RunSpec,
-    backend: Backend,
+    backend: RunBackend,
     queue: TransferQueue,
     worlds: Mapping[str, Sequence[Handle[RememberingRole]]],
     advantages: Handle[AdvantageStage],
@@ -348,7 +348,7 @@ def _checkpoints(
 
 def _evaluation(
     run: RunSpec,
-    backend: Backend,
+    backend: RunBackend,
     fleet: Fleet[RolloutRole],
     roles: Roles,
     observer: Observer,
@@ -375,7 +375,7 @@ def _evaluation(
 
 
 def start_workers(
-    backend: Backend, placement: Placement, counts: Mapping[str, int], build: Build
+    backend: RunBackend, placement: Placement, counts: Mapping[str, int], build: Build
 ) -> dict[str, list[Handle[Any]]]:
     """One worker per device, or per engine of several, and one for what needs none, each with all roles that belong
     there. Their handles by role, in the order of their numbers."""
@@ -400,7 +400,7 @@ async def clear_up(queue: TransferQueue, engine: Handle[Any]) -> None:
     await queue.release(engine.name)
 
 
-def worker_counts(run: RunSpec, backend: Backend) -> dict[str, int]:
+def worker_counts(run: RunSpec, backend: RunBackend) -> dict[str, int]:
     """Workers of every role, those on the host too."""
     devices = run.plan.placement.devices
     on_devices = {role: backend.engines.workers(role, len(its)) for role, its in devices.items()}

@@ -64,7 +64,7 @@ class RunSpec:
 
 
 @dataclass(frozen=True)
-class Backend:
+class RunBackend:
     """The ground that a run stands on."""
 
     clock: Clock
@@ -75,7 +75,7 @@ class Backend:
     """Has to live as long as the job."""
 
 
-def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> Backend:
+def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> RunBackend:
     """real: workers around engines that compute. paced: workers, queue and weight transfers around engines that last as
     long as the cost model says. virtual: everything in this process, on a clock that jumps.
 
@@ -85,18 +85,18 @@ def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> Backend:
     if run.plan.backend == "virtual":
         simulated = _simulated_engines(run)
         in_time = SimulatedTransport(transport, simulated.times, clock)
-        return Backend(clock, VirtualRuntime(), simulated, LocalTransport() if run.schedule.colocated else in_time)
+        return RunBackend(clock, VirtualRuntime(), simulated, LocalTransport() if run.schedule.colocated else in_time)
     runtime = stack.enter_context(_runtime(run))
     carry = LocalTransport() if run.schedule.colocated else GroupTransport(transport, runtime.host_of, timeout_s)
     if run.plan.backend == "paced":
-        return Backend(clock, runtime, _simulated_engines(run), carry)
+        return RunBackend(clock, runtime, _simulated_engines(run), carry)
     world = len(run.plan.placement.devices["actor"])
     # The store of the training world lives here, so that no rank has to be up before the others know where to meet.
     store = listening_store(runtime.host, world, timeout_s)
     plan, place = run.plan, (runtime.host, store.port)
     critics = len(plan.placement.devices.get("critic", ()))
     engines = RealEngines(run.config, run.model, run.seed, plan.gpu, world, place, plan.share, critics)
-    return Backend(clock, runtime, engines, carry, kept=store)
+    return RunBackend(clock, runtime, engines, carry, kept=store)
 
 
 def _simulated_engines(run: RunSpec) -> SimulatedEngines:

@@ -16,7 +16,7 @@ from harness.config.compose import EXPERIMENTS, make_schedule, read_settings
 from harness.config.machine import Machine, gpu_kind
 from harness.config.placement import Placement, host_roles
 from harness.driver.assemble import Assembly, assemble
-from harness.driver.backends import Backend, RunSpec, clock_of, event_loop, open_backend
+from harness.driver.backends import RunBackend, RunSpec, clock_of, event_loop, open_backend
 from harness.driver.checkpoint_files import QUEUE, Checkpoint, Cut
 from harness.driver.finished_rows import Finished, finished_rows
 from harness.driver.observer import IterationListener
@@ -128,10 +128,10 @@ class Session:
         if run.resumed is not None:
             self.recorder.go_on_from(run.resumed)
         self._assembly: Assembly | None = None
-        self._backend: Backend | None = None  # held as long as the job lives: workers meet at what it keeps
+        self._backend: RunBackend | None = None  # held as long as the job lives: workers meet at what it keeps
 
     @property
-    def backend(self) -> Backend:
+    def backend(self) -> RunBackend:
         """The ground that it stands on, once it was started."""
         assert self._backend is not None, "start comes first"
         return self._backend

@@ -30,7 +30,7 @@ class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     sha256: str
 
 
-class Done(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+class DoneFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     """The contents of DONE. at: when everything was there; files: by their paths in the run's folder, None where an
     earlier version wrote only the time."""
 
@@ -45,7 +45,7 @@ def write_done(folder: Path) -> None:
         for path in sorted(_files_of(folder))
     }
     now = datetime.now(UTC).replace(microsecond=0)
-    write_text(folder / DONE, msgspec.json.format(msgspec.json.encode(Done(now, files)), indent=1).decode() + "\n")
+    write_text(folder / DONE, msgspec.json.format(msgspec.json.encode(DoneFile(now, files)), indent=1).decode() + "\n")
 
 
 def _files_of(folder: Path) -> Iterator[Path]:
@@ -55,19 +55,19 @@ def _files_of(folder: Path) -> Iterator[Path]:
                 yield path
 
 
-def read_done(folder: Path) -> Done:
+def read_done(folder: Path) -> DoneFile:
     """Raises DamagedFile for a file that no version wrote. The time of an empty one is the file's own."""
     path = folder / DONE
     with reading(path):
         text = read_text(path, 16 * MIB)
         if text.startswith("{"):
-            done = msgspec.json.decode(text, type=Done)
+            done = msgspec.json.decode(text, type=DoneFile)
             for name in done.files or ():
                 if PurePosixPath(name).is_absolute() or ".." in PurePosixPath(name).parts:
                     raise ValueError(f"{name!r} is no file of this folder")
             return done
         at = datetime.fromisoformat(text.strip()) if text.strip() else datetime.fromtimestamp(path.stat().st_mtime, UTC)
-        return Done(at if at.tzinfo else at.replace(tzinfo=UTC), None)
+        return DoneFile(at if at.tzinfo else at.replace(tzinfo=UTC), None)
 
 
 def is_done(folder: Path) -> bool:

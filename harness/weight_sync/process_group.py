@@ -20,7 +20,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from engines.stores import connected, listening_store
+from engines.stores import all_connected, listening_store
 from harness.weight_sync.plan import Bucket, TransferError, TransferPlan, pack, unpack, verify
 
 SOURCE = 0
@@ -243,7 +243,9 @@ class Rendezvous:
             def join() -> Any:
                 return dist.ProcessGroupGloo(prefixed, rank, self.size, seconds)
 
-            gloo = connected(join, prefixed, f"weights of {sender}", rank, range(self.size), self.timeout_s, aborted)
+            gloo = all_connected(
+                join, prefixed, f"weights of {sender}", rank, range(self.size), self.timeout_s, aborted
+            )
             return TransferGroup(cast(dist.ProcessGroup, gloo), device, aborted)
 
     def _wait_for_all(self, store: dist.Store, rank: int, aborted: Callable[[], bool]) -> None:

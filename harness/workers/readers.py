@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from engines.stores import connected
+from engines.stores import all_connected
 from harness.transfer_queue import Batch, Column, GetRequest, TransferQueue, with_get_options
 from harness.workers.dataflow import partition_name
 
@@ -144,13 +144,13 @@ async def _shared(batch: Awaitable[Batch | None] | None, group: dist.ProcessGrou
 
 def host_groups(blocks: Sequence[Sequence[int]], timeout_s: float) -> list[dist.ProcessGroup]:
     """Groups of these ranks over host memory, which wait for rows as long as it takes. Every rank of the world calls
-    it, and waits for the others for timeout_s: raises as `engines.stores.connected`."""
+    it, and waits for the others for timeout_s: raises as `engines.stores.all_connected`."""
 
     def join() -> list[Any]:
         return [dist.new_group(block, timeout=FOR_ROWS, backend="gloo") for block in blocks]
 
     store, ranks = dist.distributed_c10d._get_default_store(), range(dist.get_world_size())
-    return connected(join, store, "groups for rows", dist.get_rank(), ranks, timeout_s)
+    return all_connected(join, store, "groups for rows", dist.get_rank(), ranks, timeout_s)
 
 
 def tensor_parallel_group(tensor_parallel: int, timeout_s: float) -> dist.ProcessGroup:

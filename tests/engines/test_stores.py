@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from engines.stores import connected, listening_store
+from engines.stores import all_connected, listening_store
 from engines.torch.fsdp import init_world
 from tests.support.forking import forking
 
@@ -34,7 +34,7 @@ def test_one_that_never_connects_is_named_by_all_others_within_their_limit() -> 
 
     def said(rank: int) -> str:
         with pytest.raises(TimeoutError) as gave_up:
-            connected(for_ever.wait, store_at(held.port), "world", rank, range(3), 0.5)
+            all_connected(for_ever.wait, store_at(held.port), "world", rank, range(3), 0.5)
         return str(gave_up.value)
 
     with ThreadPoolExecutor(2) as ranks:
@@ -48,20 +48,20 @@ def test_those_that_connect_have_what_they_built_and_an_abort_ends_the_wait() ->
     held = listening_store("127.0.0.1", 3, 60.0)
     with ThreadPoolExecutor(2) as ranks:
         both = [
-            ranks.submit(connected, lambda rank=rank: rank, store_at(held.port), "pair", rank, (0, 1), 60.0)
+            ranks.submit(all_connected, lambda rank=rank: rank, store_at(held.port), "pair", rank, (0, 1), 60.0)
             for rank in (0, 1)
         ]
         assert [each.result() for each in both] == [0, 1]
     for_ever = threading.Event()
     with pytest.raises(TimeoutError, match="pair: rank 0 waited for rank 1"):
-        connected(for_ever.wait, store_at(held.port), "pair", 0, (0, 1), 60.0, aborted=lambda: True)
+        all_connected(for_ever.wait, store_at(held.port), "pair", 0, (0, 1), 60.0, aborted=lambda: True)
     for_ever.set()
 
 
 def join_world(port: int, rank: int, said: Connection) -> None:
     """Rank 1 dies once the other can know that it has come."""
     if rank == 1:
-        connected(lambda: os._exit(9), store_at(port), "training world", rank, range(2), 60.0)
+        all_connected(lambda: os._exit(9), store_at(port), "training world", rank, range(2), 60.0)
     try:
         init_world(store_at(port), rank, 2, torch.device("cpu"), timeout_s=2.0)
     except RuntimeError as error:

@@ -19,7 +19,7 @@ from harness.config.model_folder import DRAWN
 from harness.cost_model import training_memory
 from harness.cost_model.memory_plan import training_peaks
 from harness.cost_model.shape import parameters, weight_bytes
-from harness.cost_model.training_memory import Pass, RankMemory
+from harness.cost_model.training_memory import PassShape, RankMemory
 from harness.protocols import TrainBatch
 from harness.rl import log_probs
 from harness.transfer_queue import Ragged
@@ -85,7 +85,7 @@ class Case:
     def planned(self) -> dict[str, float]:
         tokens = self.rows * (self.prompt + self.response - 1)
         packed = self.layout == "packed"
-        work = Pass(
+        work = PassShape(
             tokens=tokens,
             scored=self.rows * self.response if packed else tokens,
             ranks=self.world,

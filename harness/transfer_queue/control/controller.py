@@ -11,7 +11,7 @@ from harness.transfer_queue.control import reporting
 from harness.transfer_queue.control.leases import Lease, Leases, Share, Shares
 from harness.transfer_queue.control.partition import Partition, Partitions, Precedence, precedence
 from harness.transfer_queue.control.policies import SPLITS, policy_of
-from harness.transfer_queue.control.progress import Positions, Progress
+from harness.transfer_queue.control.progress import Positions, TaskProgress
 from harness.transfer_queue.control.reporting import Latency
 from harness.transfer_queue.control.spec import GetRequest, QueueSpec, Status, check_one_rank, check_task
 from harness.transfer_queue.rows.columns import Rows, as_integers
@@ -186,7 +186,7 @@ class Controller:
             return Precedence(request.count)
         return precedence(request, list(self._partitions.asked(request.partition)), self._dispatched[request.task])
 
-    def _in_turn(self, request: GetRequest, first: Precedence) -> Iterator[tuple[Partition, Progress, int]]:
+    def _in_turn(self, request: GetRequest, first: Precedence) -> Iterator[tuple[Partition, TaskProgress, int]]:
         """Places to look for rows, in this order, and the first unit of each that is beyond the consumer's bound."""
         below = self.bound(request.task, request.consumer)
         policy = policy_of(self.spec.tasks[request.task].policy)
@@ -209,7 +209,7 @@ class Controller:
             return True
         return not to_come and all(progress.finished == progress.units for _, progress in self._progress(request))
 
-    def _progress(self, request: GetRequest) -> Iterator[tuple[Partition, Progress]]:
+    def _progress(self, request: GetRequest) -> Iterator[tuple[Partition, TaskProgress]]:
         for partition in self._partitions.asked(request.partition):
             yield partition, partition.tasks[request.task]
 
@@ -392,7 +392,7 @@ class Controller:
         }
 
 
-def _units(request: GetRequest, progress: Progress, rows: int) -> tuple[int, int]:
+def _units(request: GetRequest, progress: TaskProgress, rows: int) -> tuple[int, int]:
     """(least, most) units a rank takes, of up to `rows`; ValueError unless the request's count is of whole groups."""
     if request.count % progress.unit_rows:
         raise ValueError(

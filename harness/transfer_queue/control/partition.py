@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.transfer_queue.control.policies import Units
-from harness.transfer_queue.control.progress import Positions, Progress
+from harness.transfer_queue.control.progress import Positions, TaskProgress
 from harness.transfer_queue.control.spec import GetRequest, QueueSpec
 from harness.transfer_queue.rows.columns import Rows, as_integers, runs
 from harness.transfer_queue.rows.frames import Frame, Part
@@ -30,7 +30,7 @@ class Partition:
         self.name = name
         self.rows = rows
         self.group_size = group_size
-        self.tasks = {task: Progress(s, rows.size, group_size) for task, s in spec.tasks.items()}
+        self.tasks = {task: TaskProgress(s, rows.size, group_size) for task, s in spec.tasks.items()}
         self.frames: list[Frame] = []  # what puts brought, numbered as they came
         self.nbytes = 0
         self.column_bytes = dict.fromkeys(spec.columns, 0)
@@ -42,7 +42,7 @@ class Partition:
         self._sorted = rows if self._order is None else rows[self._order]
         self._highest = np.maximum.accumulate(rows)
         self._settling = [(s.settled_by, task) for task, s in spec.tasks.items() if s.settled_by is not None]
-        self._readers: dict[tuple[str, ...], list[tuple[str, Progress, int]]] = {}
+        self._readers: dict[tuple[str, ...], list[tuple[str, TaskProgress, int]]] = {}
 
     def limit(self, task: str, below: int | None) -> int:
         """The first unit that a reader may not have: the one with the first row with an id of `below` or more."""
@@ -196,7 +196,7 @@ class Partition:
         for progress in self.tasks.values():
             progress.begin_again(progress.units_of(positions))
 
-    def _readers_of(self, columns: tuple[str, ...]) -> list[tuple[str, Progress, int]]:
+    def _readers_of(self, columns: tuple[str, ...]) -> list[tuple[str, TaskProgress, int]]:
         """The tasks that read some of these columns, and how many of them. Worked out once."""
         if columns not in self._readers:
             counts = {task: sum(c in columns for c in p.spec.columns) for task, p in self.tasks.items()}
@@ -266,7 +266,7 @@ class Partition:
             "tasks": {task: self._describe_task(task, p) for task, p in self.tasks.items()},
         }
 
-    def _describe_task(self, task: str, progress: Progress) -> dict[str, Any]:
+    def _describe_task(self, task: str, progress: TaskProgress) -> dict[str, Any]:
         return {
             "ready": len(progress.policy) * progress.unit_rows,
             "handed_out": progress.taken * progress.unit_rows,

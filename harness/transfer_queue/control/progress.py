@@ -17,7 +17,7 @@ _COUNTS = ("taken", "acknowledged", "dropped", "_ever_ready", "_settled")
 _ARRAYS = ("open", "_missing_cells", "_ready_at", "_weights", "_bounds", "_unsettled")
 
 
-class Progress:
+class TaskProgress:
     """How far a task is with a partition. Counts are in units: rows, or groups where the task wants them whole.
 
     Times are the caller's, in seconds.
@@ -41,7 +41,7 @@ class Progress:
         self._weights: Weights | None = np.zeros(self.units, np.int64) if spec.weight else None
         self.open = np.ones(self.units, bool)  # neither dispatched nor dropped
         self._bounds: NDArray[np.int64] | None = None  # under which each unit is out; there once one was given
-        self._following: dict[Progress, _Started] = {}
+        self._following: dict[TaskProgress, _Started] = {}
         self._followed: list[_Started] = []
 
     @property
@@ -246,7 +246,7 @@ class Progress:
             return np.full(positions.size, NEVER)
         return self._bounds[positions // self.unit_rows]
 
-    def started_by(self, other: Progress) -> _Started:
+    def started_by(self, other: TaskProgress) -> _Started:
         """Units that are open here, and that `other` was handed under a bound: kept up to date from the first time it
         is asked."""
         if other not in self._following:
@@ -259,13 +259,13 @@ class Progress:
 class _Started:
     """Units that `mine` has still to be handed, by the lowest bound under which `other` was handed a row of them."""
 
-    def __init__(self, mine: Progress, other: Progress) -> None:
+    def __init__(self, mine: TaskProgress, other: TaskProgress) -> None:
         self._mine, self._other = mine, other
         self._bound_of = np.full(mine.units, NEVER)
         self._units: dict[int, set[int]] = {}
         self._refresh(np.arange(mine.units))
 
-    def update(self, whose: Progress, units: Units) -> None:
+    def update(self, whose: TaskProgress, units: Units) -> None:
         """Take note that these units of one of the two changed."""
         if whose is not self._mine:
             units = np.unique(whose.positions(units) // self._mine.unit_rows)

@@ -37,11 +37,11 @@ class Message(msgspec.Struct, array_like=True, tag=True, gc=False):
 # -- requests
 
 
-class Request(Message):
+class QueueRequest(Message):
     """A message of a client, once it is admitted."""
 
 
-class CreatePartition(Request):
+class CreatePartition(QueueRequest):
     """Create a partition of these rows (int64)."""
 
     name: str
@@ -50,14 +50,14 @@ class CreatePartition(Request):
     timeout_s: float | None
 
 
-class OpenSegment(Request):
+class OpenSegment(QueueRequest):
     """Comes with the descriptor of a segment, in which the frames of the puts that follow lie."""
 
     partition: str
     unit: int
 
 
-class Put(Request):
+class Put(QueueRequest):
     """Write a frame for these rows."""
 
     partition: str
@@ -67,26 +67,26 @@ class Put(Request):
     timeout_s: float | None
 
 
-class Get(Request):
+class Get(QueueRequest):
     """keeps: the client takes what comes, and will not withdraw."""
 
     request: GetRequest
     keeps: bool = False
 
 
-class Received(Request):
+class Received(QueueRequest):
     """Confirm that what was dispatched is read. No answer."""
 
     lease: int
 
 
-class Withdraw(Request):
+class Withdraw(QueueRequest):
     """The caller of this call has gone: if it waits it takes nothing, and what is on its way goes back. No answer."""
 
     call: int
 
 
-class SetBound(Request):
+class SetBound(QueueRequest):
     """Hand the consumer only rows below the bound."""
 
     task: str
@@ -94,7 +94,7 @@ class SetBound(Request):
     below: int
 
 
-class Drop(Request):
+class Drop(QueueRequest):
     """Drop rows of a task that were started below a bound."""
 
     task: str
@@ -102,76 +102,76 @@ class Drop(Request):
     below: int
 
 
-class BeginAgain(Request):
+class BeginAgain(QueueRequest):
     """Let rows begin again."""
 
     partition: str
     rows: list[int]
 
 
-class GiveUp(Request):
+class GiveUp(QueueRequest):
     """Give rows up."""
 
     partition: str
     rows: list[int]
 
 
-class Finish(Request):
+class Finish(QueueRequest):
     """Count rows as finished by a task."""
 
     task: str
     rows: bytes
 
 
-class Acknowledge(Request):
+class Acknowledge(QueueRequest):
     """Acknowledge a lease."""
 
     lease: int
 
 
-class GiveBack(Request):
+class GiveBack(QueueRequest):
     """Give a lease back."""
 
     lease: int
 
 
-class Release(Request):
+class Release(QueueRequest):
     """Release what a consumer holds."""
 
     consumer: str
 
 
-class Clear(Request):
+class Clear(QueueRequest):
     """Clear a partition."""
 
     partition: str
 
 
-class ClearFinished(Request):
+class ClearFinished(QueueRequest):
     """Clear what all tasks are done with."""
 
     pass
 
 
-class Waiting(Request):
+class Waiting(QueueRequest):
     """Ask what waits."""
 
     pass
 
 
-class Save(Request):
+class Save(QueueRequest):
     """folder: of the server's machine."""
 
     folder: str
 
 
-class Close(Request):
+class Close(QueueRequest):
     """Close the queue."""
 
     pass
 
 
-class Describe(Request):
+class Describe(QueueRequest):
     """Ask for the queue's state, for people."""
 
     pass
@@ -230,7 +230,7 @@ def _plain(value: Any) -> Any:
 
 _encoder = msgspec.msgpack.Encoder(enc_hook=_plain)
 encode = _encoder.encode
-decode_request = msgspec.msgpack.Decoder(reduce(or_, Request.__subclasses__())).decode
+decode_request = msgspec.msgpack.Decoder(reduce(or_, QueueRequest.__subclasses__())).decode
 decode_answer = msgspec.msgpack.Decoder(AnyResponse).decode
 
 

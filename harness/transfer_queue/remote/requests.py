@@ -252,14 +252,14 @@ class Requests:
             self._waiting.pop(call, None)
 
 
-_READS: frozenset[type[m.Request]] = frozenset(
+_READS: frozenset[type[m.QueueRequest]] = frozenset(
     {m.Get, m.Received, m.Withdraw, m.SetBound, m.Acknowledge, m.GiveBack, m.Waiting, m.Describe}
 )
-_WRITES: frozenset[type[m.Request]] = _READS.union((m.OpenSegment, m.Put))
-MAY: Mapping[Role, frozenset[type[m.Request]]] = {
+_WRITES: frozenset[type[m.QueueRequest]] = _READS.union((m.OpenSegment, m.Put))
+MAY: Mapping[Role, frozenset[type[m.QueueRequest]]] = {
     "reader": _READS,
     "writer": _WRITES,
-    "admin": frozenset(m.Request.__subclasses__()),
+    "admin": frozenset(m.QueueRequest.__subclasses__()),
 }
 """Requests that a client of each role may make."""
 

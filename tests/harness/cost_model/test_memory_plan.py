@@ -15,7 +15,7 @@ from harness.config.machine import Machine
 from harness.config.placement import resolve_split
 from harness.cost_model.memory_plan import GIB, Lengths, MemoryPlan, plan_memory
 from harness.cost_model.shape import parameters, weight_bytes
-from harness.cost_model.training_memory import Pass, RankMemory
+from harness.cost_model.training_memory import PassShape, RankMemory
 
 MODEL = ModelConfig("small", 8, 2, 2, 1, 4, 16, 10, False, 64, dtype="bfloat16", qk_norm=False)
 EIGHT = Machine(64, 8, 80 * GIB)
@@ -98,10 +98,10 @@ def test_rows_that_are_kept_for_later_passes_take_memory_of_cores() -> None:
 def test_activations_of_a_layer_by_hand() -> None:
     """Two norms keep their input in float32, what is normalised, and their output; then queries, keys, values and the
     result of attention, the logarithm of its sums for each head, and four of the feed-forward network's width."""
-    rank = RankMemory(MODEL, Pass(tokens=1, scored=1))
+    rank = RankMemory(MODEL, PassShape(tokens=1, scored=1))
     assert rank.layer_bytes_per_token == 2 * (4 + 2 + 2) * 8 + 2 * (2 * 8 + 2 * 4) + 4 * 2 + 4 * 2 * 16
     assert rank.activations == 2 * rank.layer_bytes_per_token and rank.last_norm == (4 + 2 + 2) * 8
-    again = RankMemory(MODEL, Pass(tokens=1, scored=1, recompute=True))
+    again = RankMemory(MODEL, PassShape(tokens=1, scored=1, recompute=True))
     assert again.activations == 2 * 2 * 8 and again.recomputed == rank.layer_bytes_per_token
 
 
@@ -109,7 +109,7 @@ def test_activations_of_published_trainers_are_those_of_the_paper() -> None:
     """Korthikanti et al., arXiv 2205.05198: 34 bytes x hidden for a token and a layer, 3 of them masks of dropout. Ours
     has a gate: 8 in place of 16 bytes x hidden are 4 x 2 of four networks' width. And attention's sums."""
     model = replace(compose_job(["model=qwen7b"]).model, ff=2 * 3584, kv_heads=28)
-    rank = RankMemory(model, Pass(tokens=1, scored=1, megatron=True))
+    rank = RankMemory(model, PassShape(tokens=1, scored=1, megatron=True))
     assert (rank.layer_bytes_per_token - 4 * 28) / 3584 == 34 - 3 + 1
 
 
@@ -127,7 +127,7 @@ def test_more_ranks_shorter_samples_and_recomputation_need_less() -> None:
 def test_experts_and_layers_make_up_the_weights(name: str) -> None:
     """What is gathered layer by layer, and the tables, is all that there is."""
     model = compose_job([f"model={name}"]).model
-    rank = RankMemory(model, Pass(tokens=1, scored=1))
+    rank = RankMemory(model, PassShape(tokens=1, scored=1))
     assert 2 * (model.layers * rank.block + rank.embeddings) == weight_bytes(model)
 
 

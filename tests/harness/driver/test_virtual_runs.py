@@ -18,7 +18,7 @@ from harness.config import CostConfig, JobConfig, LengthsConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.config.registries import SCHEDULES
-from harness.driver.backends import Backend, RunSpec, open_backend
+from harness.driver.backends import RunBackend, RunSpec, open_backend
 from harness.driver.recorder import Recorder
 from harness.driver.session import Session, simulate
 from harness.metrics.run_files import load_manifest, load_metrics
@@ -174,7 +174,7 @@ class HandClock(RealClock):
 def test_on_a_clock_that_passes_by_itself_the_same_is_a_stall(monkeypatch: pytest.MonkeyPatch) -> None:
     """The session of a paced run, with its workers in this process."""
 
-    def open_near(run: RunSpec, clock: Any, stack: ExitStack) -> Backend:
+    def open_near(run: RunSpec, clock: Any, stack: ExitStack) -> RunBackend:
         return open_backend(replace(run, plan=replace(run.plan, backend="virtual")), clock, stack)
 
     monkeypatch.setattr("harness.driver.session.open_backend", open_near)

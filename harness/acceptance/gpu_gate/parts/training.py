@@ -20,7 +20,7 @@ from harness.calibration.profile.timing import batch_of, world_of_one
 from harness.config import AlgorithmConfig, Layout, ModelConfig, TrainingConfig
 from harness.cost_model import shape
 from harness.cost_model.memory_plan import training_peak
-from harness.cost_model.training_memory import Pass, RankMemory
+from harness.cost_model.training_memory import PassShape, RankMemory
 from harness.protocols import TrainBatch
 from harness.transfer_queue import Ragged
 
@@ -98,10 +98,10 @@ def _steps(mesh: DeviceMesh, setting: GateSetting, training: TrainingConfig) -> 
     )
 
 
-def _pass(training: TrainingConfig, tokens: int, gpu: bool) -> Pass:
+def _pass(training: TrainingConfig, tokens: int, gpu: bool) -> PassShape:
     """Half of each sample is its prompt, as `batch_of` makes them."""
     scored = tokens // 2 if training.layout == "packed" else tokens
-    return Pass(tokens=tokens, scored=scored, recompute=training.recompute_activations, gpu=gpu)
+    return PassShape(tokens=tokens, scored=scored, recompute=training.recompute_activations, gpu=gpu)
 
 
 def _flops(model: ModelConfig, samples: int, length: int) -> float:
