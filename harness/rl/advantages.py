@@ -27,7 +27,8 @@ _EPS = 1e-6
 
 
 def _of_groups(compare: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
-    """Raises ValueError where rewards are not [groups, n] with n >= 2: a group of one has nothing to compare with."""
+    """Computes in float64: differences of large rewards are small. Raises ValueError where rewards are not [groups, n]
+    with n >= 2: a group of one has nothing to compare with."""
 
     @wraps(compare)
     def checked(rewards: torch.Tensor, **options: Any) -> torch.Tensor:
@@ -35,11 +36,12 @@ def _of_groups(compare: Callable[..., torch.Tensor]) -> Callable[..., torch.Tens
             raise ValueError(
                 f"rewards must be [groups, n] with n >= 2, not {list(rewards.shape)}; sample more per prompt"
             )
-        rewards = rewards.float()
+        rewards = rewards.double()
         equal = rewards.amax(dim=1, keepdim=True) == rewards.amin(dim=1, keepdim=True)
-        return compare(rewards, **options).masked_fill(
+        found = compare(rewards, **options).masked_fill(
             equal, 0.0
         )  # a mean of equal rewards can miss them by a rounding
+        return found.float()
 
     return checked
 
@@ -52,7 +54,7 @@ def group_advantages(rewards: torch.Tensor, *, divide_by_std: bool = True, unbia
     Without the division it is Dr. GRPO (arXiv 2503.20783), which leaves easy and hard groups their natural weight; and
     GPG's (arXiv 2504.02546) but for its factor of a batch.
     """
-    advantages = dr_grpo(rewards)
+    advantages = rewards - rewards.mean(dim=1, keepdim=True)
     if not divide_by_std:
         return advantages
     return advantages / (rewards.std(dim=1, keepdim=True, unbiased=unbiased) + _EPS)

@@ -28,14 +28,14 @@ def reinforce_plus_plus(rewards: torch.Tensor, *, lengths: torch.Tensor) -> torc
     REINFORCE++ (arXiv 2501.03262), with one reward for each response and no discount; the variance is that of a sample,
     as in verl. Groups are not compared: one of equal rewards teaches, unless the whole batch is alike.
     """
-    return whitened(rewards.nan_to_num(0.0).float(), lengths * ~rewards.isnan())
+    return whitened(rewards.nan_to_num(0.0), lengths * ~rewards.isnan())
 
 
 @of_batch
 @_takes_nan
 def reinforce_plus_plus_baseline(rewards: torch.Tensor, *, lengths: torch.Tensor) -> torch.Tensor:
     """The same of rewards less their group's mean: REINFORCE++-baseline (arXiv 2501.03262)."""
-    return whitened(_less_mean(rewards.float()), lengths * ~rewards.isnan())
+    return whitened(_less_mean(rewards), lengths * ~rewards.isnan())
 
 
 @of_batch
@@ -45,8 +45,8 @@ def batch_std(rewards: torch.Tensor) -> torch.Tensor:
 
     Lite PPO, "Tricks or traps?" (arXiv 2508.08221), section 4.1; TRL's scale_rewards=batch.
     """
-    left, scored = _less_mean(rewards.float()), rewards[~rewards.isnan()].double()
-    return left / (scored.std().float() + _EPS_OF_STD) if len(scored) > 1 else left
+    left, scored = _less_mean(rewards), rewards[~rewards.isnan()].double()
+    return (left / (scored.std() + _EPS_OF_STD) if len(scored) > 1 else left).float()
 
 
 @of_batch
@@ -58,18 +58,18 @@ def gpg(rewards: torch.Tensor) -> torch.Tensor:
     GPG (arXiv 2504.02546); its loss is `algorithm.correction=none`. verl counts in place of B - M the samples whose
     reward is not 0.
     """
-    left = _less_mean(rewards.float())
-    return left / (left != 0).any(dim=1).float().mean().clamp(min=1 / len(rewards))
+    left = _less_mean(rewards)
+    return (left / (left != 0).any(dim=1).double().mean().clamp(min=1 / len(rewards))).float()
 
 
 def _less_mean(rewards: torch.Tensor) -> torch.Tensor:
-    """Rewards less the mean of their group's; exactly 0 where those are all alike, and for NaN."""
+    """Rewards less the mean of their group's, float64; exactly 0 where those are all alike, and for NaN."""
 
     def of_groups(rewards: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
         equal = rewards.amax(dim=1, keepdim=True) == rewards.amin(dim=1, keepdim=True)
         return (rewards - rewards.mean(dim=1, keepdim=True)).masked_fill(equal, 0.0)
 
-    return of_scored(of_groups, 0.0)(rewards, None)
+    return of_scored(of_groups, 0.0)(rewards.double(), None)
 
 
 def whitened(values: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
