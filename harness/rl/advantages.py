@@ -1,8 +1,9 @@
 """How good a response is, from the rewards of its group.
 
-Every function takes rewards float32 [groups, n], and, where it has such a parameter, the sampled tokens of each
-response as `lengths` (int64 [groups, n]); it returns float32 [groups, n]. A group whose rewards are all equal gets
-exactly 0. A sample that could not be scored is in no group that they are given: of n samples, fewer may be there.
+Every function takes rewards [groups, n], float64 (the user's own float32), and, where it has such a parameter, the
+sampled tokens of each response as `lengths` (int64 [groups, n]); it returns float32 [groups, n]. A group whose rewards
+are all equal gets exactly 0. A sample that could not be scored is in no group that they are given: of n samples, fewer
+may be there.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from harness.config.registries import find_function
 from harness.rl.groups import OfGroups, of_scored, one_by_one
 
 Advantages = OfGroups
-"""Rewards float32 [groups, n], and lengths int64 [groups, n] where it `compares_lengths` -> how much better each is
+"""Rewards float64 [groups, n], and lengths int64 [groups, n] where it `compares_lengths` -> how much better each is
 than its group's, float32 [groups, n]."""
 
 _EPS = 1e-6
@@ -131,7 +132,7 @@ def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
 
     def advantages(rewards: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
         given = {"lengths": lengths} if "lengths" in wanted else {}
-        return own(rewards, **given, **settings, **options)
+        return own(rewards.float() if is_path(path) else rewards, **given, **settings, **options)
 
     if not _compares_batches(own):
         return of_scored(one_by_one(advantages), 0.0, least=2, first=algorithm.has_greedy_baseline)

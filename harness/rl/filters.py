@@ -1,11 +1,12 @@
 """Filters of the groups that are trained: `algorithm.filter` names one function, and the places of the groups that it
 refuses are dealt other prompts.
 
-A filter takes rewards float32 [groups, n], as the task gave them, and, where it has such keyword-only parameters,
-`exact_match` (bool [groups, n]), `lengths` (the sampled tokens of each response, int64 [groups, n]) and `truncated`
-(bool [groups, n], whether the limit on tokens ended it). It returns bool [groups]: whether to keep each. It is asked
-for one group at a time, so that a group's fate does not depend on when it was generated, and beside which others.
-Samples that could not be scored are not shown to it: of n, a group may have fewer; one that has none is refused.
+A filter takes rewards [groups, n] as the task gave them, float64 (the user's own float32), and, where it has such
+keyword-only parameters, `exact_match` (bool [groups, n]), `lengths` (the sampled tokens of each response, int64
+[groups, n]) and `truncated` (bool [groups, n], whether the limit on tokens ended it). It returns bool [groups]: whether
+to keep each. It is asked for one group at a time, so that a group's fate does not depend on when it was generated, and
+beside which others. Samples that could not be scored are not shown to it: of n, a group may have fewer; one that has
+none is refused.
 """
 
 from __future__ import annotations
@@ -17,12 +18,12 @@ from typing import Any
 import torch
 
 from harness.config import AlgorithmConfig
-from harness.config.plugins import keywords, named_by
+from harness.config.plugins import is_path, keywords, named_by
 from harness.config.registries import find_function
 from harness.rl.groups import one_by_one
 
 Filter = Callable[..., torch.Tensor]
-"""Rewards float32 [groups, n], and by name of `GIVEN` what the filter reads -> bool [groups]."""
+"""Rewards float64 [groups, n], and by name of `GIVEN` what the filter reads -> bool [groups]."""
 
 
 def zero_variance(rewards: torch.Tensor) -> torch.Tensor:
@@ -52,7 +53,7 @@ def filter_of(algorithm: AlgorithmConfig) -> Filter | None:
     options = keywords(function, own, "algorithm.options", algorithm.filter, given=GIVEN)
 
     def keep(rewards: torch.Tensor, **given: torch.Tensor) -> torch.Tensor:
-        kept = function(rewards, **given, **options)
+        kept = function(rewards.float() if is_path(algorithm.filter) else rewards, **given, **options)
         if kept.shape != rewards.shape[:1] or kept.dtype != torch.bool:
             raise ValueError(
                 f"algorithm.filter={algorithm.filter} must return bool [groups] = [{len(rewards)}], "

@@ -8,7 +8,7 @@ from collections.abc import Callable
 import torch
 
 OfGroups = Callable[[torch.Tensor, torch.Tensor | None], torch.Tensor]
-"""Rewards float32 [groups, n], and lengths int64 [groups, n] where it reads them -> float32 [groups, n]."""
+"""Rewards float64 [groups, n], and lengths int64 [groups, n] where it reads them -> float32 [groups, n]."""
 
 
 def one_by_one(function: Callable[..., torch.Tensor]) -> Callable[..., torch.Tensor]:
@@ -43,7 +43,7 @@ def of_scored(function: OfGroups, missing: float, *, least: int = 1, first: bool
         for group, kept in enumerate(there):
             if int(kept.sum()) >= least and (kept[0] or not first):
                 of_kept = None if lengths is None else lengths[group, kept][None]
-                found[group, kept] = function(rewards[group, kept][None], of_kept)[0]
+                found[group, kept] = function(rewards[group, kept][None], of_kept)[0].to(found.dtype)
         return found
 
     return scored

@@ -43,7 +43,7 @@ class RewardKL:
 
 
 def less_costs(rewards: torch.Tensor, costs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-    """Rewards float32 [groups, n], each without what all of its response's tokens cost, float32 [R] of lengths
+    """Rewards float64 [groups, n], each without what all of its response's tokens cost, float32 [R] of lengths
     int64 [groups n]."""
     return rewards - sequence_sum(costs, lengths).view_as(rewards)
 

@@ -1,9 +1,9 @@
 """Changes of rewards before they are compared: `algorithm.shaping` names the steps, one after the other.
 
-Every step takes rewards float32 [groups, n] and, by keyword, `lengths` (the sampled tokens of each response, int64
-[groups, n]) and `longest` (the tokens that a response may have, `max_tokens`), where it has such parameters; it returns
-float32 [groups, n]. Samples that could not be scored are not among them. The rewards that a run reports stay those of
-its task.
+Every step takes rewards [groups, n], float64 (the user's own float32), and, by keyword, `lengths` (the sampled tokens
+of each response, int64 [groups, n]) and `longest` (the tokens that a response may have, `max_tokens`), where it has
+such parameters; it returns rewards [groups, n]. Samples that could not be scored are not among them. The rewards that a
+run reports stay those of its task.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from harness.config.registries import find_function
 from harness.rl.groups import OfGroups, of_scored, one_by_one
 
 Shaping = OfGroups
-"""Rewards float32 [groups, n] and lengths int64 [groups, n] -> rewards."""
+"""Rewards float64 [groups, n] and lengths int64 [groups, n] -> rewards."""
 
 
 def overlong(
@@ -101,7 +101,7 @@ def _step(name: str, algorithm: AlgorithmConfig, longest: int) -> Shaping:
         return function(rewards, **{name: value for name, value in there.items() if name in wanted}, **options)
 
     if is_path(name):
-        return one_by_one(step)
+        return one_by_one(lambda rewards, lengths=None: step(rewards.float(), lengths))
     step(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.int64))  # what cannot be used is told before a run starts
     return step
 

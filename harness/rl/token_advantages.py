@@ -17,7 +17,7 @@ from harness.rl.reward_kl import less_costs
 
 class TokenAdvantages(NamedTuple):
     """Advantages of tokens. made_of: the column with a value per token that is read besides rewards; columns: of
-    rewards float32 [groups, n], that column float32 [R], mask bool [R], lengths int64 [groups * n] and what is taken
+    rewards float64 [groups, n], that column float32 [R], mask bool [R], lengths int64 [groups * n] and what is taken
     off the reward at each token, float32 [R] or None, the columns that are written, float32 [R]."""
 
     made_of: str

@@ -52,7 +52,7 @@ ROLLOUT_COLUMNS = {
 SCORED = ("response", "loss_mask", "finish_reason", "turns", "environment_reward", "failure")
 """Columns of rollout that rewards are made of."""
 REWARD_COLUMNS = {
-    "reward": ColumnSpec("float32"),
+    "reward": ColumnSpec("float64"),  # as it was given: of large ones small differences count
     "exact_match": ColumnSpec("bool"),
     "reward_failure": ColumnSpec("uint8", ragged=True),  # UTF-8
 }

@@ -177,7 +177,7 @@ class RewardStage(StageRole):
         scored = [Scored(self._unscored, why) if why else next(of_rest) for why in ended]
         scores = [one.score for one in scored]
         columns: dict[str, Column] = {
-            "reward": np.array([score.reward for score in scores], np.float32),
+            "reward": np.array([score.reward for score in scores], np.float64),
             "exact_match": np.array([score.exact_match for score in scores], np.bool_),
             "reward_failure": text_column(self._failures.told(samples, scored)),
         }

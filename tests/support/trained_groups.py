@@ -41,7 +41,7 @@ class NotingTrainer:
 def columns(rows: Sequence[int]) -> Mapping[str, Column]:
     """All that rollout, reward and advantages write."""
     return rollout_columns(rows) | {
-        "reward": np.zeros(len(rows), np.float32),
+        "reward": np.zeros(len(rows), np.float64),
         "exact_match": np.zeros(len(rows), np.bool_),
         "reward_failure": text_column([""] * len(rows)),
         "advantage": np.zeros(len(rows), np.float32),

@@ -74,7 +74,7 @@ async def test_responses_without_a_score_have_no_loss_nor_ones_that_were_cut_off
 async def test_samples_that_others_are_compared_with_are_read_told_and_not_trained() -> None:
     queue, trainer = CountingQueue(ROLES), NotingTrainer()
     await queue.admit(0)
-    rewards = np.arange(ROWS, dtype=np.float32)
+    rewards = np.arange(ROWS, dtype=np.float64)
     await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)) | {"reward": rewards})
     reader = FifoReader(queue, rank=0, rows=GROUP)
     updates = Updates(rows=ROWS // 2, epochs=2)

@@ -77,7 +77,7 @@ class Setting:
         rows = await self.queue.admit(iteration)
         await self.queue.respond(rows, iteration)
         rewards = {
-            "reward": np.array(rows, np.float32),
+            "reward": np.array(rows, np.float64),
             "exact_match": np.zeros(ROWS, np.bool_),
             "reward_failure": text_column([""] * ROWS),
         }

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -256,6 +257,28 @@ async def test_an_extra_value_that_the_task_does_not_declare_is_refused() -> Non
     await queue.respond(await queue.admit(0))
     with pytest.raises(ValueError, match="extra value 'length', which its task does not declare"):
         await RewardStage(Undeclared(), scored_here(Undeclared()), **stage_options(queue, ROWS, 1)).process(0)
+
+
+class FarFromZero(Reverse):
+    """Rewards that differ by little beside what they are."""
+
+    def score(self, sample: Sample) -> Score:
+        return replace(super().score(sample), reward=1e4 + sample.tokens / 100)
+
+
+async def test_advantages_of_large_rewards_are_those_of_what_they_differ_by() -> None:
+    """Of which float32, which has three decimals there, would take some."""
+    queue = CountingQueue(roles=("rollout", "actor"))
+    await queue.respond(await queue.admit(0))
+    algorithm = AlgorithmConfig("test", 4, GROUP, 1, learning_rate=1e-3)
+    advantages = AdvantageStage(
+        group_size=GROUP, advantages=advantages_of(algorithm), **stage_options(queue, ROWS, GROUP)
+    )
+    reward = RewardStage(FarFromZero(), scored_here(FarFromZero()), **stage_options(queue, ROWS, 1))
+    await asyncio.gather(*(stage.process(0) for stage in (reward, advantages)))
+    batch = await queue.read("actor")
+    lengths = torch.from_numpy(batch.ragged("response").lengths).view(-1, GROUP) / 100
+    np.testing.assert_allclose(batch.dense("advantage"), group_advantages(lengths).flatten(), rtol=1e-5)
 
 
 def by_length(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
