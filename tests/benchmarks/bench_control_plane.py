@@ -68,7 +68,7 @@ def columns_of(rows: np.ndarray, tokens: int) -> dict[str, Column]:
         "finished_at": times + 2,
         "finish_reason": np.zeros(k, np.int8),
         "turns": np.ones(k, np.int32),
-        "reward": np.ones(k, np.float32),
+        "reward": np.ones(k, np.float64),
         "exact_match": np.ones(k, np.bool_),
         "reward_failure": text_column([""] * k),
     }
@@ -76,7 +76,7 @@ def columns_of(rows: np.ndarray, tokens: int) -> dict[str, Column]:
 
 def trained(samples: int, sums: dict[str, float], into: WrittenSoFar) -> TrainedIteration:
     parts = [
-        TrainedRows(rows, rows, np.ones(rows.size, np.float32), 3.0)
+        TrainedRows(rows, rows, np.ones(rows.size), 3.0)
         for start in range(0, samples, MICRO_BATCH)
         for rows in [np.arange(start, min(samples, start + MICRO_BATCH))]
     ]
