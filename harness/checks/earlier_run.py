@@ -166,7 +166,7 @@ def why_not_replayed(config: JobConfig, schedule: Schedule, backend: Backend, gp
         ),
         f"task={config.task.name}: samples of several turns are not replayed": _several_turns(config, real),
         f"eval.every={config.eval.every}: set it to 0, a replay learns what the recorded run did": (
-            config.eval.every > 0
+            config.eval.period > 0
         ),
         f"checkpoint.every={config.checkpoint.every}: set it to 0, a replay is begun again from its beginning": (
             config.checkpoint.every > 0 or config.checkpoint.begin_with is not None

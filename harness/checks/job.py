@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -25,7 +26,7 @@ from harness.checks.plugins import (
     engine_takes_several_devices,
     planned_options,
 )
-from harness.config import Backend, ConfigError, JobConfig, ModelConfig
+from harness.config import Backend, ConfigError, EvalConfig, JobConfig, ModelConfig
 from harness.config.communicators import Communicator, check_communicators, communicators
 from harness.config.machine import Machine
 from harness.config.model_folder import (
@@ -267,7 +268,7 @@ def _check_lengths(config: JobConfig, task: Task) -> None:
         from harness.rl.shaping import shaping_of
 
         shaping_of(config.algorithm, max_tokens(config, task))
-    if config.eval.every:
+    if config.eval.period:
         _check_evaluation(config, task)
     limit = config.training.tokens_per_micro_batch
     if limit is not None and limit < longest:
@@ -293,6 +294,26 @@ def _check_evaluation(config: JobConfig, task: Task) -> None:
         task.held_out(0)
     except ValueError as error:
         raise ConfigError(f"{where}: {error}") from error
+
+
+def settled_evaluation(config: JobConfig, plan: JobPlan) -> EvalConfig:
+    """`eval` with a number for `every=auto`: a fifth of the run, of four versions at least, where the run is a result
+    that was sampled and its task holds problems out. An engine that keeps its cache is evaluated before the run and
+    after it, when nothing runs that could lose one. Else 0."""
+    if config.eval.every != "auto":
+        return config.eval
+    every = 0
+    if plan.backend == "real" and not config.smoke and config.replay is None and _holds_out(make_task(config)):
+        every = config.iterations if config.engine.keep_cache else max(4, math.ceil(config.iterations / 5))
+    return replace(config.eval, every=every)
+
+
+def _holds_out(task: Task) -> bool:
+    try:
+        task.held_out(0)
+    except ValueError:
+        return False
+    return True
 
 
 WEIGHTS_ALONE = Lengths(1, 1)

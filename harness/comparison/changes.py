@@ -10,14 +10,15 @@ from typing import Any
 from harness.comparison.conservation import Conservation, check_conservation
 from harness.comparison.fairness import contents_of, refuse_unfair, setting_text
 from harness.comparison.measure_text import against
-from harness.comparison.measures import EXACT_MATCH, HELD_OUT, SPEED, Measure, measures_of_pairs
+from harness.comparison.measures import OUTCOMES, SPEED, Measure, measures_of_pairs, outcome_of
 from harness.comparison.runs import Cell
 from harness.config import ConfigError
 from harness.config.job import flatten
 from harness.metrics.formatting import listed
 
-RESULTS = (SPEED, EXACT_MATCH, *HELD_OUT)
-"""Results that a run is made for: where one of these got worse, so did the code, or whatever else is not the same."""
+RESULTS = (SPEED, *OUTCOMES)
+"""Results that a run is made for, of samples that were trained where there is no held-out accuracy: where one of these
+got worse, so did the code, or whatever else is not the same."""
 
 _NO_CAUSES = ("experiment", "seeds", "force")
 """Settings that decide nothing of a run."""
@@ -46,11 +47,16 @@ class Changes:
     @property
     def worse(self) -> list[str]:
         """Results that are called worse."""
-        found = [(cell.label, measure, against(measure, 1)) for cell in self.cells for measure in cell.measures]
+        found = [
+            (cell.label, measure, against(measure, 1))
+            for cell in self.cells
+            for measure in cell.measures
+            if measure.key in (SPEED, outcome_of(cell.measures))
+        ]
         return [
             f"{label}: {measure.title} {text.value} {text.bounds}"
             for label, measure, text in found
-            if measure.key in RESULTS and text is not None and text.verdict == "worse"
+            if text is not None and text.verdict == "worse"
         ]
 
 

@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 
 from harness.comparison.cautions import outlying_runs, warnings_of
+from harness.comparison.collapse import Collapse, collapse_sentence, collapse_warnings, collapses_of
 from harness.comparison.conservation import Conservation, check_conservation
 from harness.comparison.curves import (
     Curve,
@@ -17,9 +18,9 @@ from harness.comparison.curves import (
 )
 from harness.comparison.equivalence import Gate
 from harness.comparison.fairness import refuse_unfair
-from harness.comparison.measures import SPEED, Measure, measures_of
+from harness.comparison.measures import SPEED, Measure, measures_of, of_trained_samples, outcome_of
 from harness.comparison.runs import Cell
-from harness.comparison.verdict import best_of, faults_of, no_verdict, question_of, verdict_of
+from harness.comparison.verdict import best_of, faults_of, no_verdict, question_of, unjudged, verdict_of
 from harness.config import ConfigError
 
 
@@ -32,7 +33,8 @@ class Comparison:
     gate said, None where it was not asked. conservation: what came of holding every ledger against its run's files.
     missing: runs that were asked for and are not there, as lines. left_out: why, by label, of cells that are not
     compared, which says nothing of those that are. claim: what the figures say, where they may say it;
-    question: the key of the measure that it is about; best: the cells that it is for.
+    question: the key of the measure that it is about; best: the cells that it is for; unjudged: why it says nothing of
+    what was learnt, empty where it may; collapses: of each cell's runs, empty where nothing was rewarded.
     """
 
     cells: tuple[Cell, ...]
@@ -46,6 +48,8 @@ class Comparison:
     claim: str
     question: str
     best: tuple[int, ...]
+    unjudged: str
+    collapses: tuple[Collapse, ...]
     simulated: bool
     conservation: Conservation
     gate: Gate | None = None
@@ -65,9 +69,18 @@ class Comparison:
         """The claim, unless something forbids one."""
         return no_verdict(self.faults) if self.faults else self.claim
 
-    def measure(self, key: str) -> Measure | None:
+    @property
+    def outcome(self) -> Measure | None:
+        """The measure of what was learnt, None where nothing was rewarded."""
+        return self.measure(outcome_of(self.measures))
+
+    def measure(self, key: str | None) -> Measure | None:
         """The measure of that key, None where these runs have none."""
-        return next((measure for measure in self.measures if measure.key == key), None)
+        return _of(self.measures, key)
+
+
+def _of(measures: Sequence[Measure], key: str | None) -> Measure | None:
+    return next((measure for measure in measures if measure.key == key), None)
 
 
 def compare(cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline: int = 0) -> Comparison:
@@ -82,7 +95,13 @@ def compare(cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline
         raise ConfigError(f"two of the cells have the same label; they are {', '.join(cell.label for cell in cells)}")
     refuse_unfair(runs, axes)
     measures = measures_of(cells, baseline)
-    question = question_of(measures, axes)
+    question, why = question_of(measures, axes), unjudged(measures, axes)
+    outcome = _of(measures, outcome_of(measures))
+    labels = [cell.label for cell in cells]
+    collapses = () if outcome is None else collapses_of(outcome, baseline)
+    told = collapse_sentence(labels, collapses, baseline) if collapses and not why else ""
+    if why or (outcome is not None and not of_trained_samples(outcome.key)):
+        measures = tuple(replace(m, better=None) if of_trained_samples(m.key) else m for m in measures)
     return Comparison(
         cells=tuple(cells),
         baseline=baseline,
@@ -90,11 +109,16 @@ def compare(cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline
         measures=measures,
         curves=curves_of(cells),
         staleness=staleness_of(cells),
-        profiles=profiles_of(cells),
-        warnings=warnings_of(cells, measures, baseline),
-        claim=verdict_of(cells, measures, baseline, question),
+        profiles=profiles_of(outcome),
+        warnings=(
+            *warnings_of(cells, measures, baseline),
+            *(collapse_warnings(labels, outcome, collapses) if outcome else ()),
+        ),
+        claim=f"{verdict_of(cells, measures, baseline, question, why)} {told}".rstrip(),
         question=question,
-        best=best_of(cells, measures, baseline, question),
+        unjudged=why,
+        collapses=collapses,
+        best=() if why and question != SPEED else best_of(cells, measures, baseline, question),
         simulated=cells[0].runs[0].identity.backend == "virtual",
         conservation=check_conservation(run for cell in cells for run in cell.runs),
     )

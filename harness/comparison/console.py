@@ -10,11 +10,10 @@ from rich.table import Table
 
 from harness.comparison.comparison import Comparison
 from harness.comparison.measure_text import Scale, against, bounds, scale_of
-from harness.comparison.measures import EXACT_MATCH, HELD_OUT, SPEED, CellMeasure, Measure
+from harness.comparison.measures import HELD_OUT, SPEED, CellMeasure, Measure
 from harness.metrics.formatting import number
 from harness.metrics.manifest import HOW_TIMED
 
-_IN_FULL = (SPEED, EXACT_MATCH, *HELD_OUT)
 _LAGS = ("staleness/mean", "staleness/max", "time/weight_sync_exposed_s")
 _BOUND = "throughput/fraction_of_bound"
 _SHORT_TITLES = {
@@ -39,7 +38,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print it, at most 100 columns wide."""
     _line(console, comparison.verdict, style="bold red" if comparison.faults else "bold")
     console.print()
-    for key in _IN_FULL:
+    outcome = comparison.outcome
+    for key in dict.fromkeys((SPEED, outcome.key if outcome else None, *HELD_OUT)):
         measure = comparison.measure(key)
         if measure is not None:
             console.print(_in_full(comparison, measure), width=_WIDTH)
@@ -66,7 +66,8 @@ def _in_full(comparison: Comparison, measure: Measure) -> Table:
     """Every seed, the mean with its interval, and what it is against the baseline."""
     scale = scale_of(measure)
     table = _table(comparison, measure.title.capitalize() + (f" ({scale.unit})" if scale.unit == "%" else ""))
-    table.add_column("mean", justify="right", no_wrap=True)
+    shows_worst = measure is comparison.outcome
+    table.add_column("mean\nworst,\ncollapsed" if shows_worst else "mean", justify="right", no_wrap=True)
     if len(comparison.cells) > 1:
         table.add_column("against baseline", justify="right", no_wrap=True)
         table.add_column("better", justify="right", no_wrap=True)
@@ -76,14 +77,17 @@ def _in_full(comparison: Comparison, measure: Measure) -> Table:
         if len(comparison.cells) > 1:
             better = f"{number(cell.better.value, 2)}\n{bounds(cell.better, 2)}" if cell.better else "-"
             row += [_against(comparison, measure, index), better]
+        if shows_worst:
+            collapse = comparison.collapses[index]
+            row[1] += f"\n{scale.value(collapse.worst)}, {collapse.text}"
         table.add_row(*row, scale.seeds(cell).replace(", ", " "))
     return table
 
 
 def _thresholds(comparison: Comparison, measures: Sequence[Measure]) -> Table:
-    """Samples and seconds to each exact match, means over seeds, or how many seeds got there. Intervals are in the
+    """Samples and seconds to each accuracy, means over seeds, or how many seeds got there. Intervals are in the
     report: five columns of them need a wider page."""
-    table = _table(comparison, "Samples and seconds to reach an exact match")
+    table = _table(comparison, "Samples and seconds to a held-out accuracy")
     for measure in measures:
         table.add_column(measure.key.rpartition("/")[2], justify="right", no_wrap=True)
     for index, label in enumerate(_labels(comparison)):

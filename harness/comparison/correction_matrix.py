@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from harness.comparison.comparison import Comparison
-from harness.comparison.measures import EXACT_MATCH, CellMeasure, Measure
+from harness.comparison.measures import CellMeasure, Measure
 from harness.comparison.runs import Cell
 from harness.comparison.statistics.differences import Difference, corrected, paired_difference
 from harness.config import ConfigError
@@ -95,15 +95,17 @@ def has_matrix(comparison: Comparison) -> bool:
     axes = comparison.axes
     placed = all(axis in _SCHEDULE or axis.startswith(_ALGORITHM) for axis in axes)
     places = {(row_of(cell), column_of(cell)) for cell in comparison.cells}
-    whole = len(places) == len(comparison.cells) and comparison.measure(EXACT_MATCH) is not None
+    whole = len(places) == len(comparison.cells) and comparison.outcome is not None
     return _CORRECTION in axes and placed and whole
 
 
-def matrix_of(comparison: Comparison, key: str = EXACT_MATCH) -> CorrectionMatrix:
-    """Raises ConfigError where these runs do not have the measure, or two cells differ in more than a matrix has."""
-    measure, lag = comparison.measure(key), comparison.measure("staleness/mean")
+def matrix_of(comparison: Comparison, key: str | None = None) -> CorrectionMatrix:
+    """key: of a measure; None: what was learnt. Raises ConfigError where these runs do not have the measure, or two
+    cells differ in more than a matrix has."""
+    measure = comparison.outcome if key is None else comparison.measure(key)
+    lag = comparison.measure("staleness/mean")
     if measure is None or lag is None:
-        raise ConfigError(f"these runs have no {key}: simulated runs learn nothing; set backend=real")
+        raise ConfigError(f"these runs have no {key or 'reward'}: simulated runs learn nothing; set backend=real")
     entries: dict[tuple[str, str], Entry] = {}
     for index, cell in enumerate(comparison.cells):
         place = (row_of(cell), column_of(cell))

@@ -12,11 +12,12 @@ import numpy as np
 from harness.comparison.measures import (
     EXACT_MATCH,
     HELD_OUT,
-    at_end,
+    Measure,
     column,
     custom_metrics,
+    evaluations_along,
+    held_out,
     in_every_iteration,
-    is_evaluated,
     rewarded,
     seconds,
     smoothing,
@@ -31,6 +32,8 @@ Axis = Literal["samples", "tokens", "seconds"]
 """Axes of curves: samples trained, their prompt and response tokens, the run's clock."""
 
 REWARDS = (EXACT_MATCH, "reward/mean")
+LEARNING = (*HELD_OUT, *REWARDS)
+"""Curves of what is learnt, the most wanted first."""
 OFF_POLICY = ("policy/kl_behaviour", "policy/effective_samples", "policy/left_out")
 _AXES: tuple[Axis, ...] = ("samples", "tokens", "seconds")
 _POINTS = 200
@@ -105,21 +108,18 @@ def curves_of(cells: Sequence[Cell]) -> tuple[Curve, ...]:
     extra = [key for key in (*OFF_POLICY, *custom_metrics(runs)) if in_every_iteration(runs, key)]
     keys = [*(REWARDS if rewarded(runs) else ()), "response_length/mean", *extra]
     drawn = [_curve(index, cell, key, axis) for key in keys for axis in _AXES for index, cell in enumerate(cells)]
-    held_out = [key for key in HELD_OUT if all(is_evaluated(run, key) for run in runs)]
     drawn += [
-        _held_out(index, cell, key, axis) for key in held_out for axis in _AXES for index, cell in enumerate(cells)
+        _held_out(index, cell, key, axis)
+        for key in held_out(runs)
+        for axis in _AXES
+        for index, cell in enumerate(cells)
     ]
     return tuple(drawn)
 
 
 def _held_out(index: int, cell: Cell, key: str, axis: Axis) -> Curve:
     """The curve between versions that were evaluated, on straight lines."""
-    drawn = {}
-    for run in cell.runs:
-        after = np.concatenate(([0.0], _along(run, axis)))  # what had been trained when a version was made
-        versions = [found["version"] for found in run.evaluations]
-        values = np.array([found[key.removeprefix("eval/")] for found in run.evaluations], np.float64)
-        drawn[run.identity.seed] = (after[versions], values)
+    drawn = {run.identity.seed: evaluations_along(run, key, _along(run, axis)) for run in cell.runs}
     return _over_seeds(index, key, axis, drawn, window=1, points=_POINTS)
 
 
@@ -161,13 +161,14 @@ def staleness_of(cells: Sequence[Cell]) -> tuple[StalenessHistogram, ...]:
     return tuple(StalenessHistogram(np.arange(bars), np.mean(per_seed, axis=0)) for per_seed in shares)
 
 
-def profiles_of(cells: Sequence[Cell]) -> tuple[PerformanceProfile, ...]:
-    """One profile of the exact match at the end per cell, over scores from 0 to 1; none where nothing was rewarded."""
-    if not rewarded([run for cell in cells for run in cell.runs]):
+def profiles_of(outcome: Measure | None) -> tuple[PerformanceProfile, ...]:
+    """One profile of what was learnt per cell, over scores from 0 to 1; none where nothing was rewarded."""
+    if outcome is None:
         return ()
     taus = np.linspace(0.0, 1.0, _TAUS)
-    scores = [[at_end(EXACT_MATCH)(run) for run in cell.runs] for cell in cells]
-    return tuple(PerformanceProfile(taus, *performance_profile(of_cell, taus)) for of_cell in scores)
+    return tuple(
+        PerformanceProfile(taus, *performance_profile(list(cell.per_seed.values()), taus)) for cell in outcome.cells
+    )
 
 
 def role_times(cell: Cell) -> list[RoleTime]:

@@ -6,12 +6,11 @@ import math
 from dataclasses import dataclass
 
 from harness.comparison.comparison import Comparison
-from harness.comparison.measures import CellMeasure, Measure
+from harness.comparison.measures import SPEED, CellMeasure, Measure
 from harness.comparison.statistics.estimates import Interval
 from harness.metrics.formatting import decimals, number, signed
 
 _SHARES = ("idle/", "eval/", "reward/exact_match", "ledger/", "throughput/fraction_of_bound")
-_HEADLINES = ("throughput/samples_per_s", "reward/exact_match", "eval/greedy", "reach/seconds/", "staleness/mean")
 _MORE_HEADLINES = ("throughput/fraction_of_bound", "idle/rollout", "idle/actor")
 _MOST_HEADLINES = 6
 
@@ -105,12 +104,23 @@ def against(measure: Measure, cell: int) -> Against | None:
 def headlines(comparison: Comparison) -> list[Measure]:
     """The few measures that answer most questions; of thresholds the highest that the most cells reach."""
     found = []
-    for key in (*_HEADLINES, *_MORE_HEADLINES):
+    outcome = comparison.outcome
+    learnt = () if outcome is None else (outcome.key, "eval/greedy")
+    for key in dict.fromkeys((SPEED, *learnt, "reach/seconds/", "staleness/mean", *_MORE_HEADLINES)):
         measures = [m for m in comparison.measures if m.key == key or (key.endswith("/") and m.key.startswith(key))]
         if measures:
             reached = [sum(cell.reached for cell in measure.cells) for measure in measures]
             found.append(max(zip(reached, range(len(measures)), measures, strict=True), key=lambda it: it[:2])[2])
     return found[:_MOST_HEADLINES]
+
+
+def worst_text(comparison: Comparison, measure: Measure, cell: int) -> str:
+    """`worst 31.0, 1 of 5 seeds collapsed [4, 62] %`, of the measure of what was learnt; else empty."""
+    if measure is not comparison.outcome:
+        return ""
+    found = comparison.collapses[cell]
+    share = bounds(found.share, 0, 100.0)
+    return f"worst {scale_of(measure).value(found.worst)}, {found.text} seeds collapsed {share} %"
 
 
 def _means_differ(measure: Measure) -> bool:

@@ -20,7 +20,7 @@ from harness.comparison.statistics.differences import (
     paired_ratio,
 )
 from harness.comparison.statistics.estimates import Interval, iqm_interval, mean_interval, probability_of_improvement
-from harness.comparison.statistics.series import reach, running_mean, steady_rate
+from harness.comparison.statistics.series import crossing, steady_rate
 from harness.config.placement import HOST_ROLES
 from harness.metrics.samples import CUSTOM
 
@@ -28,17 +28,21 @@ SPEED = "throughput/samples_per_s"
 EXACT_MATCH = "reward/exact_match"
 LAG = "staleness/mean"
 HELD_OUT = {
-    "eval/greedy": "held-out accuracy, greedy",
     "eval/sampled": "held-out accuracy, sampled",
+    "eval/greedy": "held-out accuracy, greedy",
     "eval/pass_at_k": "held-out pass@k",
 }
 """Metrics of runs that were evaluated (`eval.every`), and how each is called."""
-HEADLINES = (SPEED, EXACT_MATCH)
-"""The two questions of a comparison. The differences of each are a family of their own; all others are one together, so
-that the more is measured, the more it takes to call any of it a difference."""
+OUTCOMES = ("eval/sampled", "eval/greedy", EXACT_MATCH)
+"""Measures of what was learnt, the best first: of the policy itself; of its likeliest responses; of the samples that
+were trained, which other policies sampled and a treatment may have chosen.
+
+Speed and the first of these that all runs have are the two questions of a comparison. The differences of each are a
+family of their own; all others are one together, so that the more is measured, the more it takes to call any of it a
+difference."""
 
 THRESHOLDS = (0.5, 0.6, 0.7, 0.8, 0.9)
-"""Thresholds of exact match. Shown are those that some run reaches and not every run has reached from the start."""
+"""Thresholds of held-out accuracy. Shown are those that some run reaches and not every run has from the start."""
 
 _END = 10  # the end of a run is its last tenth
 _SMOOTH = 20  # running means span a twentieth of a run
@@ -52,7 +56,7 @@ Better = Literal["higher", "lower"]
 
 @dataclass(frozen=True)
 class Metric:
-    """key: as in `throughput/samples_per_s`; `reach/samples/0.8` and `reach/seconds/0.8` are what that exact match
+    """key: as in `throughput/samples_per_s`; `reach/samples/0.8` and `reach/seconds/0.8` are what that accuracy
     takes. better: None where neither is; compared: whether cells are compared by difference or by ratio."""
 
     key: str
@@ -122,6 +126,38 @@ def measures_of(cells: Sequence[Cell], baseline: int) -> tuple[Measure, ...]:
     return tuple(_by_family(_uncorrected(cells, baseline)))
 
 
+def outcome_of(measures: Sequence[Measure]) -> str | None:
+    """The key of the measure that says what was learnt, the best of those in which all cells are held against the
+    baseline; None where nothing was rewarded."""
+    compared = {measure.key for measure in measures if sum(cell.difference is None for cell in measure.cells) <= 1}
+    return next((key for key in OUTCOMES if key in compared), None)
+
+
+_TRAINED = ("those that sampled, by their lag older than the one in training", "trained ones")
+_HELD_OUT_PROBLEMS = "held-out problems, the same in every run"
+_SUBJECTS = {
+    "eval/": ("the final one", _HELD_OUT_PROBLEMS),
+    "reach/": ("those evaluated on the way", _HELD_OUT_PROBLEMS),
+    "filter/": (_TRAINED[0], "all whose group was whole"),
+    "policy/": ("the one in training, against those that sampled", "trained ones"),
+    "ledger/": ("none", "admitted ones"),
+    **dict.fromkeys(("reward/", "custom/", "response_length/", "staleness/"), _TRAINED),
+    **dict.fromkeys(("throughput/", "seconds"), ("none", "trained ones")),
+    **dict.fromkeys(("idle/", "time/"), ("none", "none")),
+}
+
+
+def subject_of(key: str) -> tuple[str, str]:
+    """The policy and the samples that a measure is of, in the words of docs/statistics.md. Raises StopIteration for a
+    measure of which nobody said it."""
+    return next(subject for start, subject in _SUBJECTS.items() if key.startswith(start))
+
+
+def of_trained_samples(key: str) -> bool:
+    """Whether a measure is of the rewards of samples that were trained."""
+    return key.startswith("reward/")
+
+
 def measures_of_pairs(pairs: Sequence[tuple[Cell, Cell]]) -> list[tuple[Measure, ...]]:
     """Measures of each pair: every metric that its runs give, the second cell against the first. Families go over all
     pairs."""
@@ -136,11 +172,12 @@ def _uncorrected(cells: Sequence[Cell], baseline: int) -> list[Measure]:
 
 
 def _by_family(measures: Sequence[Measure]) -> list[Measure]:
-    """The measures, with what is left to be called after Holm's correction: of each headline, and of all others
+    """The measures, with what is left to be called after Holm's correction: of each question, and of all others
     together."""
     found = list(measures)
-    families = [[index for index, measure in enumerate(found) if measure.key == key] for key in HEADLINES]
-    families.append([index for index, measure in enumerate(found) if measure.key not in HEADLINES])
+    questions = (SPEED, outcome_of(measures))  # of pairs, of the first that all have
+    families = [[index for index, measure in enumerate(found) if measure.key == key] for key in questions]
+    families.append([index for index, measure in enumerate(found) if measure.key not in questions])
     for family in families:
         for index, measure in zip(family, _corrected([found[index] for index in family]), strict=True):
             found[index] = measure
@@ -219,20 +256,20 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
         MetricDefinition("seconds", "whole run, warm-up included", "s", "lower", "ratio", _duration),
         _share("throughput/fraction_of_bound", "share of ideal throughput", "higher", _fraction_of_bound),
     ]
+    metrics += [
+        replace(_share(key, f"{title}, last version", "higher", last_evaluated(key)), alike=_evaluated_by(key))
+        for key, title in held_out(runs).items()
+    ]
+    metrics += _thresholds(runs)
     if rewarded(runs):
         metrics += [
-            _share(EXACT_MATCH, "exact match at the end", "higher", at_end(EXACT_MATCH)),
+            _share(EXACT_MATCH, "exact match of the samples trained last", "higher", at_end(EXACT_MATCH)),
             MetricDefinition(
-                "reward/mean", "mean reward at the end", "", "higher", "difference", at_end("reward/mean"), _ANY
+                *("reward/mean", "mean reward of the samples trained last", "", "higher", "difference"),
+                *(at_end("reward/mean"), _ANY),
             ),
-            _share(f"{EXACT_MATCH}/run", "exact match over the whole run", "higher", _mean(EXACT_MATCH)),
-            *_thresholds(runs),
+            _share(f"{EXACT_MATCH}/run", "exact match of all samples trained", "higher", _mean(EXACT_MATCH)),
         ]
-    metrics += [
-        _share(key, f"{title} of the last version", "higher", _last_evaluated(key))
-        for key, title in HELD_OUT.items()
-        if all(is_evaluated(run, key) for run in runs)
-    ]
     metrics += [
         _neutral(LAG, "mean lag of a sample", "iterations", _lag_mean),
         _neutral("staleness/max", "largest lag of a token", "iterations", _lag_worst),
@@ -352,13 +389,38 @@ def trained(run: Run, name: str) -> np.ndarray:
     return run.samples.column(name).to_numpy(zero_copy_only=False)[fates == "trained"]
 
 
-def is_evaluated(run: Run, key: str) -> bool:
-    """Whether this of `HELD_OUT` was found, of one version at least."""
-    return bool(run.evaluations) and run.evaluations[-1][key.removeprefix("eval/")] is not None
+def held_out(runs: Sequence[Run]) -> dict[str, str]:
+    """Metrics of `HELD_OUT` that were found of the final policy of each run."""
+    return {key: title for key, title in HELD_OUT.items() if all(_is_evaluated(run, key) for run in runs)}
 
 
-def _last_evaluated(key: str) -> Callable[[Run], float]:
+def _is_evaluated(run: Run, key: str) -> bool:
+    last = run.evaluations[-1] if run.evaluations else {"version": -1}
+    return last["version"] == len(run.metrics) and last[key.removeprefix("eval/")] is not None
+
+
+def last_evaluated(key: str) -> Callable[[Run], float]:
+    """The value of the final policy."""
     return lambda run: float(run.evaluations[-1][key.removeprefix("eval/")])
+
+
+def _evaluated_by(key: str) -> Callable[[Run], object]:
+    """A function of what two runs have in common where their policies had the same problems, sampled alike."""
+    temperature = 0 if key == "eval/greedy" else None
+
+    def of(run: Run) -> object:
+        last, algorithm = run.evaluations[-1], run.config["algorithm"]
+        return (last["problems"], *((last["k"], algorithm["temperature"]) if temperature is None else ()))
+
+    return of
+
+
+def evaluations_along(run: Run, key: str, along: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """float64 [evaluations] each: where on an axis a version was evaluated, and the value. along: [iterations], where
+    each iteration ended, which made a version."""
+    after = np.concatenate(([0.0], along))
+    versions = [found["version"] for found in run.evaluations]
+    return after[versions], np.array([found[key.removeprefix("eval/")] for found in run.evaluations], np.float64)
 
 
 def _share(key: str, title: str, better: Better, of: Callable[..., float]) -> MetricDefinition:
@@ -423,24 +485,27 @@ def _device_roles(runs: Sequence[Run]) -> list[str]:
 
 
 def _thresholds(runs: Sequence[Run]) -> list[MetricDefinition]:
+    """Samples and seconds to each accuracy of the policy, where all were evaluated before they were trained."""
+    key = next(iter(held_out(runs)), None)
+    if key is None or any(run.evaluations[0]["version"] for run in runs):
+        return []
     metrics = []
     for threshold in THRESHOLDS:
-        reached = [_reach("samples", threshold)(run) for run in runs]
-        at_once = [running_mean(column(run, EXACT_MATCH), smoothing(run))[smoothing(run) - 1] for run in runs]
-        if min(reached) < math.inf and min(at_once) < threshold:
+        reached = [_reach(key, "samples", threshold)(run) for run in runs]
+        if min(reached) < math.inf and max(reached) > 0:
             for axis, unit in (("samples", "samples"), ("seconds", "s")):
-                title = f"{axis} to exact match {threshold:g}"
-                key = f"reach/{axis}/{threshold:g}"
-                metrics.append(MetricDefinition(key, title, unit, "lower", "ratio", _reach(axis, threshold)))
+                title = f"{axis} to held-out accuracy {threshold:g}"
+                name, of = f"reach/{axis}/{threshold:g}", _reach(key, axis, threshold)
+                metrics.append(MetricDefinition(name, title, unit, "lower", "ratio", of, alike=_evaluated_by(key)))
     return metrics
 
 
-def _reach(axis: str, threshold: float) -> Callable[[Run], float]:
-    return lambda run: reach(column(run, axis), column(run, EXACT_MATCH), threshold, smoothing(run))
+def _reach(key: str, axis: str, threshold: float) -> Callable[[Run], float]:
+    return lambda run: crossing(*evaluations_along(run, key, column(run, axis)), threshold)
 
 
 def summary_of(run: Run) -> dict[str, float]:
-    """Values of a run by the keys of measures: rates after warm-up, shares of idle time, what was learnt at the end. An
-    exact match that was never reached is left out."""
+    """Values of a run by the keys of measures: rates after warm-up, shares of idle time, what was learnt. An accuracy
+    that was never reached is left out."""
     values = {metric.key: metric.of(run) for metric in metric_definitions([run])}
     return {key: value for key, value in values.items() if math.isfinite(value)}

@@ -6,7 +6,7 @@ from collections.abc import Iterable, Iterator, Sequence
 
 from harness.comparison.conservation import Conservation
 from harness.comparison.equivalence import Gate
-from harness.comparison.measures import EXACT_MATCH, SPEED, CellMeasure, Measure, ratio_of
+from harness.comparison.measures import EXACT_MATCH, SPEED, CellMeasure, Measure, outcome_of, ratio_of
 from harness.comparison.runs import Cell
 from harness.comparison.statistics.differences import Difference, corrected
 from harness.metrics.formatting import number, plural
@@ -14,14 +14,43 @@ from harness.metrics.manifest import HOW_TIMED
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _OF_LEARNING = "algorithm."
+_SAME_SAMPLES = ("algorithm.", "training.")
+_OTHER_SAMPLES = tuple(
+    f"algorithm.{name}"
+    for name in (
+        *("filter", "over_sampling", "rejection", "mask_truncated", "temperature", "top_p"),
+        *("batch_groups", "group_size", "options"),
+    )
+)
+"""Settings of the algorithm that choose samples, or how they are sampled; with options, which may be a filter's."""
 _NAMED = 6  # cells in a sentence
+_CALLED = {
+    "eval/sampled": "held-out accuracy",
+    "eval/greedy": "greedy held-out accuracy",
+    EXACT_MATCH: "exact match of the samples trained last",
+}
 
 
 def question_of(measures: Sequence[Measure], axes: Iterable[str]) -> str:
     """The key of the measure that a verdict is about. Where cells differ in their algorithm, what they learn is the
     question, and how fast they are is none."""
-    rewarded = any(measure.key == EXACT_MATCH for measure in measures)
-    return EXACT_MATCH if rewarded and any(axis.startswith(_OF_LEARNING) for axis in axes) else SPEED
+    outcome = outcome_of(measures)
+    return outcome if outcome is not None and any(axis.startswith(_OF_LEARNING) for axis in axes) else SPEED
+
+
+def unjudged(measures: Sequence[Measure], axes: Iterable[str]) -> str:
+    """The words for why nothing is said of what was learnt; empty where it is, or nothing was rewarded.
+
+    Exact match of the samples that were trained is that of other policies, on samples that a setting may have chosen:
+    it is held against another only along settings that do neither.
+    """
+    axis = next((axis for axis in axes if not axis.startswith(_SAME_SAMPLES) or axis.startswith(_OTHER_SAMPLES)), None)
+    if outcome_of(measures) != EXACT_MATCH or axis is None:
+        return ""
+    return (
+        f"no verdict on what was learnt: {axis} may choose the samples that are trained, or the policy that samples "
+        "them, and not all final policies were evaluated alike on held-out problems (eval.every=auto)"
+    )
 
 
 def best_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int, question: str) -> tuple[int, ...]:
@@ -42,27 +71,33 @@ def best_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int, q
     return (baseline, *(index for index in others if not _ratio(measure, index).distinguishable))
 
 
-def verdict_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int, question: str) -> str:
+def verdict_of(
+    cells: Sequence[Cell], measures: Sequence[Measure], baseline: int, question: str, why_unjudged: str = ""
+) -> str:
     """The verdict on the fastest cell: how fast against the baseline, and whether it learns as well; or of what is
-    learnt, where that is the question."""
+    learnt, where that is the question. why_unjudged: why nothing is said of learning."""
     by_key = {measure.key: measure for measure in measures}
-    speed = by_key[SPEED]
+    speed, outcome = by_key[SPEED], outcome_of(measures)
     backend = cells[0].runs[0].identity.backend
     if len(cells) == 1:
         text = _alone(cells[0], speed.cells[0])
-    elif question == EXACT_MATCH:
-        text = _best(cells, by_key[EXACT_MATCH], baseline)
+    elif question != SPEED:
+        text = (
+            f"{why_unjudged[0].upper()}{why_unjudged[1:]}."
+            if why_unjudged
+            else _best(cells, by_key[question], baseline)
+        )
     else:
-        text = _fastest(cells, speed, baseline, by_key)
+        learnt = None if outcome is None or why_unjudged else by_key[outcome]
+        text = _fastest(cells, speed, baseline, learnt, why_unjudged)
     return text if backend == "real" else f"{HOW_TIMED[backend].capitalize()}: {text}"
 
 
 def _best(cells: Sequence[Cell], learnt: Measure, baseline: int) -> str:
-    """A sentence on which cells have another exact match at the end than the baseline, as far as these seeds can
-    tell."""
+    """A sentence on which cells learnt something else than the baseline, as far as these seeds can tell."""
     values = [measured.value for measured in learnt.cells]
     best = max(range(len(cells)), key=lambda index: values[index])
-    first = f"{cells[best].label} has the highest exact match at the end, {number(values[best])}"
+    first = f"{cells[best].label} has the highest {_CALLED[learnt.key]}, {number(values[best])}"
     against = "" if best == baseline else f" against {number(values[baseline])} of {cells[baseline].label}"
     called = [
         index
@@ -84,7 +119,7 @@ def _some(labels: Sequence[str]) -> str:
     return " and ".join([" / ".join(labels[:_NAMED]), *([f"{more} more"] if more > 0 else [])])
 
 
-def _fastest(cells: Sequence[Cell], speed: Measure, baseline: int, by_key: dict[str, Measure]) -> str:
+def _fastest(cells: Sequence[Cell], speed: Measure, baseline: int, outcome: Measure | None, why_unjudged: str) -> str:
     others = _others(cells, baseline)
     best = _leader(others, speed)
     ratio = _ratio(speed, best)
@@ -96,10 +131,10 @@ def _fastest(cells: Sequence[Cell], speed: Measure, baseline: int, by_key: dict[
     else:
         which = "" if len(others) == 1 else ", the fastest of the others,"
         first = f"{name}{which} does not differ significantly from {base} in samples per second: {how}"
-    if EXACT_MATCH not in by_key:
-        return f"{first}."
-    learnt = {index: by_key[EXACT_MATCH].cells[index].difference for index in others}
-    verdict = f"{first}; {_learning(cells[best], learnt[best])}."
+    if outcome is None:
+        return f"{first}; {why_unjudged}." if why_unjudged else f"{first}."
+    learnt = {index: outcome.cells[index].difference for index in others}
+    verdict = f"{first}; {_learning(cells[best], learnt[best], _CALLED[outcome.key])}."
     good = [index for index in others if not _lower(learnt[index]) and _faster(_ratio(speed, index))]
     if not _lower(learnt[best]) or not good:
         return verdict
@@ -157,18 +192,18 @@ def _ratio_text(cells: Sequence[Cell], speed: Measure, cell: int, baseline: int)
     return f"{ratio.interval.value:.2f}x ({_certainty(cells[cell], cells[baseline], ratio)})"
 
 
-def _learning(cell: Cell, learnt: Difference | None) -> str:
-    assert learnt is not None, "exact matches are finite"
+def _learning(cell: Cell, learnt: Difference | None, called: str) -> str:
+    assert learnt is not None, "accuracies are finite"
     value = learnt.interval.value
     if learnt.distinguishable:
         bounds = f"{learnt.interval.low:+.3f} to {learnt.interval.high:+.3f}"
-        return f"its exact match at the end is {abs(value):.3f} {'higher' if value > 0 else 'lower'} ({bounds})"
+        return f"its {called} is {abs(value):.3f} {'higher' if value > 0 else 'lower'} ({bounds})"
     seeds = len(learnt.per_seed) or len(cell.runs)
     count = _NUMBERS[seeds] if seeds < len(_NUMBERS) else str(seeds)
     if not learnt.interval.bounded:
-        return f"exact match at the end differs by {value:+.3f}, of which {count} seed says nothing"
+        return f"{called} differs by {value:+.3f}, of which {count} seed says nothing"
     bounds = f"{value:+.3f}, {learnt.interval.low:+.3f} to {learnt.interval.high:+.3f}"
-    return f"exact match at the end differs by no more than {count} seeds can tell ({bounds})"
+    return f"{called} differs by no more than {count} seeds can tell ({bounds})"
 
 
 def _alone(cell: Cell, speed: CellMeasure) -> str:

@@ -340,10 +340,17 @@ class ClusterConfig:
 class EvalConfig:
     """Held-out accuracy; docs/results.md. Its time is no part of the run's."""
 
-    every: CountFromZero = 0  # versions between two evaluations; the first and the last one besides. 0: none
-    samples: Count = 64  # held-out problems
-    k: Annotated[int, Strict(), Field(ge=0, lt=4096)] = 0  # responses sampled to each, besides a greedy one: pass@k
+    every: CountFromZero | Literal["auto"] = "auto"
+    """Versions between two evaluations; the first and the last one besides. 0: none; auto: as `harness.checks.job`
+    settles it for a run that is a result."""
+    samples: Count = 128  # held-out problems
+    k: Annotated[int, Strict(), Field(ge=0, lt=4096)] = 2  # responses sampled to each, besides a greedy one: pass@k
     function: str | None = None  # `package.module:coroutine` that evaluates besides, in its own way
+
+    @property
+    def period(self) -> int:
+        """`every` as a number; 0 for an auto that nobody settled."""
+        return 0 if self.every == "auto" else self.every
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -355,7 +355,7 @@ def _evaluation(
 ) -> Evaluation | None:
     """The evaluation of a run that samples, where it is wanted."""
     config = run.config
-    if not config.eval.every or run.plan.backend != "real":
+    if not config.eval.period or run.plan.backend != "real":
         return None
     assert isinstance(backend.clock, RealClock)
     return Evaluation(

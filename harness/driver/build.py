@@ -126,7 +126,7 @@ def _engine(number: int, spec: WorkerSpec) -> RolloutEngine:
     engine = spec.engines.rollout(number, spec.clock)
     if spec.replay is not None:
         return spec.engines.replayed(engine, spec.replay.rollout(number), str(number))
-    return HeldEngine(engine) if spec.config.eval.every else engine
+    return HeldEngine(engine) if spec.config.eval.period else engine
 
 
 def _rollout(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> RolloutRole:

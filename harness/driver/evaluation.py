@@ -87,7 +87,7 @@ class Evaluated:
 
 
 class Evaluation:
-    """Evaluates every `settings.every`-th version, version 0, and the last one.
+    """Evaluates every `settings.period`-th version, version 0, and the last one.
 
     sampling: of training, by which the k responses are sampled, with the same draws for every version; greedy ones have
     its limits. seed: of the run; problems are the same for all seeds. hear: is told what was found,
@@ -119,7 +119,7 @@ class Evaluation:
 
     def due(self, version: int) -> bool:
         """Whether this version is to be evaluated: the first that engines get from each `every`-th one on."""
-        passed = version // self.settings.every > self.newest // self.settings.every
+        passed = version // self.settings.period > self.newest // self.settings.period
         return passed or self.newest < version == self.iterations
 
     async def evaluate(self, version: int) -> None:

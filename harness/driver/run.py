@@ -16,7 +16,7 @@ from typing import Any
 from rich.console import Console
 
 from harness.checks.earlier_run import run_to_begin_with, run_to_replay
-from harness.checks.job import JobPlan
+from harness.checks.job import JobPlan, settled_evaluation
 from harness.comparison.measures import summary_of
 from harness.comparison.runs import run_of
 from harness.config import ConfigError, JobConfig, ModelConfig
@@ -156,7 +156,7 @@ def _attempt(
         folder.write_config(plain(config))
         folder.write_manifest(manifest)
         spec = RunSpec(
-            config,
+            dataclasses.replace(config, eval=settled_evaluation(config, plan)),
             make_schedule(config),
             plan,
             _initial_model(config, task, results, console),

@@ -88,7 +88,7 @@ def draw_reward(figure: Figure, metrics: pd.DataFrame, found: pd.DataFrame | Non
     """
     figure.set_size_inches(10, 4.2)
     window = max(1, len(metrics) // 20)
-    series = {"reward/exact_match": ("exact match", BLUE), "reward/mean": ("mean reward", ORANGE)}
+    series = {"reward/exact_match": ("exact match, trained", BLUE), "reward/mean": ("mean reward, trained", ORANGE)}
     panels = figure.subplots(1, 2, sharey=True)
     axes = (("samples", "samples trained"), ("seconds", "time since the run began (s)"))
     for panel, (axis, label) in zip(panels, axes, strict=True):
@@ -98,11 +98,10 @@ def draw_reward(figure: Figure, metrics: pd.DataFrame, found: pd.DataFrame | Non
             panel.plot(metrics[axis], smooth, color=color, linewidth=2.2, label=legend)
         if found is not None and len(found):
             after = np.concatenate(([0.0], metrics[axis]))[found["version"]]
-            panel.plot(after, found["greedy"], "o-", color=GREEN, markersize=4, label="held out, greedy")
-            if found["pass_at_k"].notna().all():
-                panel.plot(
-                    after, found["pass_at_k"], "s--", color=GRAY, markersize=4, label=f"held out, pass@{found['k'][0]}"
-                )
+            kinds = {"sampled": ("held out, sampled", "o-", GREEN), "greedy": ("held out, greedy", "s--", GRAY)}
+            for name, (legend, style, color) in kinds.items():
+                if found[name].notna().all():
+                    panel.plot(after, found[name], style, color=color, markersize=4, label=legend)
         panel.set(xlabel=label, xlim=(0, None), ylim=(0, 1.02))
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
     panels[0].set_ylabel("mean over the samples of an iteration")

@@ -121,7 +121,7 @@ def summary_tables(runs: Iterable[RunSummary]) -> list[Table]:
         "iterations\nsamples",
         "wall s",
         "samples/s\ntokens/s",
-        "exact match\nfirst 10 %\nlast 10 %",
+        "trained\nexact match\nfirst, last\n10 %",
         "lag\nworst\nmean",
         "of\nideal",
     ):

@@ -15,6 +15,7 @@ from statistics import NormalDist
 import numpy as np
 from scipy import stats
 
+from harness.comparison.collapse import collapsed, odd_ones
 from harness.comparison.statistics.differences import holm
 from harness.comparison.statistics.estimates import iqm_interval, pair_share_bounds, t_bounds
 
@@ -32,7 +33,13 @@ DISTRIBUTIONS: dict[str, tuple[Draw, float]] = {
     ),
     "skewed (lognormal, 0.5)": (lambda rng, shape: rng.lognormal(0, 0.5, shape), math.exp(0.125)),
     "very skewed (exponential)": (lambda rng, shape: rng.exponential(1.0, shape), 1.0),
+    "one in ten collapses, by 20": (
+        lambda rng, shape: rng.standard_normal(shape) - 20.0 * (rng.random(shape) < 0.1),
+        -2.0,
+    ),
 }
+ACCURACIES = ((0.9, 0.03), (0.6, 0.05), (0.3, 0.05), (0.15, 0.03))
+"""Means and standard deviations over seeds, of two cells in which nothing collapses."""
 
 
 def percentile(values: np.ndarray, rng: np.random.Generator) -> tuple[np.ndarray, np.ndarray]:
@@ -72,6 +79,40 @@ def means(repeats: int) -> None:
                 rates.append(_rate(*method(values[: repeats // 10], rng), truth))
             cells.append(" / ".join(f"{rate:.3f}" for rate in rates))
         print(f"| {name} | " + " | ".join(cells) + " |")
+
+
+def pairs(repeats: int) -> None:
+    """Coverage of the paired difference of two such cells, whose true value is 0."""
+    print("\n| paired difference of two cells | " + " | ".join(f"{n} seeds" for n in SEEDS) + " |")
+    for name, (draw, _) in DISTRIBUTIONS.items():
+        rates = []
+        for count in SEEDS:
+            rng = np.random.default_rng(count)
+            _, low, high = t_bounds(draw(rng, (repeats, count)) - draw(rng, (repeats, count)))
+            rates.append(_rate(low, high, 0.0))
+        print(f"| {name} | " + " | ".join(f"{rate:.3f}" for rate in rates) + " |")
+
+
+def alarms(repeats: int) -> None:
+    """How often the warning of collapsed or outlying seeds is given: where nothing collapses, and where a seed of the
+    first of two cells did."""
+    counts = SEEDS[1:]
+    print("\n| accuracy over seeds | " + " | ".join(f"{n} seeds" for n in counts) + " |")
+    for mean, spread in ACCURACIES:
+        cells = []
+        for count in counts:
+            rng = np.random.default_rng(count)
+            drawn = rng.normal(mean, spread, (repeats, 2, count)).clip(0.0, 1.0)
+            false = np.mean([_alarm(both) for both in drawn])
+            drawn[:, 0, 0] = rng.uniform(0.0, mean / 3, repeats)
+            cells.append(f"{false:.4f} / {np.mean([_alarm(both) for both in drawn]):.3f}")
+        print(f"| {mean:g} +- {spread:g} | " + " | ".join(cells) + " |")
+
+
+def _alarm(cells: np.ndarray) -> bool:
+    best = float(cells.max())
+    some = [0 < int(collapsed(cell, best).sum()) < cell.size for cell in cells]
+    return any(some) or any(odd_ones(cell) for cell in cells)
 
 
 def interquartile(repeats: int) -> None:
@@ -132,6 +173,8 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20_000)
     repeats = parser.parse_args().repeats
     means(repeats)
+    pairs(repeats)
+    alarms(repeats // 10)
     interquartile(repeats // 10)
     improvement(repeats // 10)
     families(repeats // 10)

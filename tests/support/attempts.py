@@ -73,7 +73,7 @@ def attempt(
         )
         session = Session(spec, clock)
         session.start(stack)
-        if config.eval.every:
+        if config.eval.period:
             session.assembly.job.weights.evaluation = PlayedEvaluation(session)
         session.recorder.listeners.append(FolderListener(folder))
         session.recorder.write_into(folder)

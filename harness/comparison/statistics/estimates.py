@@ -140,13 +140,15 @@ def performance_profile(scores: Values, taus: Values) -> tuple[np.ndarray, np.nd
     each tau by itself (JASA 22, 1927), which stays open where all or none do: float64 [taus] each."""
     array = np.asarray(scores, dtype=np.float64)
     above = np.sum(array[:, None] > np.asarray(taus), axis=0)
-    bounds = np.array(
-        [
-            stats.binomtest(count, array.size).proportion_ci(CONFIDENCE, method="wilson")
-            for count in range(array.size + 1)
-        ]
-    )
+    shares = [share_interval(count, array.size) for count in range(array.size + 1)]
+    bounds = np.array([(share.low, share.high) for share in shares])
     return above / array.size, bounds[above, 0], bounds[above, 1]
+
+
+def share_interval(count: int, of: int) -> Interval:
+    """A share of independent runs with Wilson's interval."""
+    bounds = stats.binomtest(count, of).proportion_ci(CONFIDENCE, method="wilson")
+    return Interval(count / of, float(bounds.low), float(bounds.high))
 
 
 def outliers(values: Values, least: float = 0.0) -> list[int]:

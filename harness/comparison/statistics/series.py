@@ -1,4 +1,4 @@
-"""Along one run: running means, where they first reach something, rates after warm-up, drift."""
+"""Along one run: running means, where lines first reach something, rates after warm-up, drift."""
 
 from __future__ import annotations
 
@@ -16,10 +16,17 @@ def running_mean(values: np.ndarray, window: int) -> np.ndarray:
     return np.concatenate([np.full(window - 1, math.nan), means])
 
 
-def reach(x: np.ndarray, y: np.ndarray, threshold: float, window: int = 1) -> float:
-    """The first x at which the mean of the last `window` y is at least `threshold`; infinite if it never is."""
-    there = np.flatnonzero(running_mean(y, window) >= threshold - 1e-12)  # rounding in the mean
-    return float(np.asarray(x)[there[0]]) if there.size else math.inf
+def crossing(x: np.ndarray, y: np.ndarray, threshold: float) -> float:
+    """The first x at which the straight lines between the points (x, y) are at the threshold or above; infinite where
+    they never are."""
+    there = np.flatnonzero(np.asarray(y) >= threshold - 1e-12)  # rounding in a share
+    if not there.size:
+        return math.inf
+    first = int(there[0])
+    if not first:
+        return float(x[0])
+    low, high = y[first - 1], y[first]
+    return float(x[first - 1] + (x[first] - x[first - 1]) * min(1.0, (threshold - low) / (high - low)))
 
 
 def steady_rate(seconds: np.ndarray, amounts: np.ndarray, warmup: int) -> float:

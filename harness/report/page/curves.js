@@ -82,7 +82,7 @@ class Curves {
       ...(seeds.length > 2 ? [...low, ...high] : []),
       ...seeds.flatMap(([, values]) => values),
     ]);
-    const share = this.key === "reward/exact_match";
+    const share = this.key === "reward/exact_match" || this.key.startsWith("eval/");
     const inside = share ? heights.map((value) => Math.min(Math.max(value, 0), 1)) : heights;
     const top = Math.max(...inside, 0);
     this.step = niceStep((top || 1) / 5);

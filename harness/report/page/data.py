@@ -18,9 +18,9 @@ from harness.report.palette import DASHES, KINDS, ON_DARK_KINDS, ON_DARK_VERSION
 
 AXES = {"samples": "samples trained", "tokens": "tokens trained (prompt and response)", "seconds": "time (s)"}
 TITLES = {
-    "reward/exact_match": "exact match",
-    "reward/mean": "mean reward",
     **HELD_OUT,
+    "reward/exact_match": "exact match of trained samples",
+    "reward/mean": "mean reward of trained samples",
     "response_length/mean": "response length (tokens)",
     "throughput/samples_per_s": "samples per second",
     "staleness/mean": "mean lag (iterations)",

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from harness.comparison.comparison import Comparison
 from harness.comparison.correction_matrix import as_markdown, has_matrix, matrix_of
 from harness.comparison.curves import role_times
-from harness.comparison.measure_text import against, headlines, scale_of, titled
+from harness.comparison.measure_text import against, headlines, scale_of, titled, worst_text
 from harness.comparison.measures import Measure
 from harness.metrics.formatting import escaped, markdown_table, number, percent
 from harness.report.page.text import (
@@ -75,7 +75,8 @@ def _headlines(comparison: Comparison) -> str:
         for measure in measures:
             measured, scale, text = measure.cells[index], scale_of(measure), against(measure, index)
             against_it = f", {text.value} ({_SIGNS[text.verdict]})" if text else ""
-            row.append(f"{scale.value(measured.value)} {scale.bounds(measured.interval)}{against_it}")
+            worst = f"; {told}" if (told := worst_text(comparison, measure, index)) else ""
+            row.append(f"{scale.value(measured.value)} {scale.bounds(measured.interval)}{worst}{against_it}")
         rows.append(row)
     return markdown_table(["cell", "devices", *map(titled, measures)], rows)
 

@@ -13,8 +13,8 @@ from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from harness.comparison.comparison import Comparison
-from harness.comparison.curves import REWARDS, PerformanceProfile, StalenessHistogram, role_times
-from harness.comparison.measures import SPEED
+from harness.comparison.curves import LEARNING, PerformanceProfile, StalenessHistogram, role_times
+from harness.comparison.measures import OUTCOMES, SPEED
 from harness.report.gantt import NamedTimeline, data_versions, draw_same_seconds
 from harness.report.page.data import AXES, TITLES
 from harness.report.page.text import Headings, share_label
@@ -56,9 +56,10 @@ def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
 
 
 def draw_curves(comparison: Comparison, figure: Figure) -> None:
-    """Exact match, or response length where nothing is rewarded, against samples, tokens and seconds: a panel each."""
+    """Draw what is learnt, or response length where nothing is rewarded, against samples, tokens and seconds: a panel
+    each."""
     present = [curve.key for curve in comparison.curves]
-    key = next((key for key in REWARDS if key in present), present[0])
+    key = next((key for key in LEARNING if key in present), present[0])
     figure.set_size_inches(13, 4.4)
     panels, colors = figure.subplots(1, len(AXES), sharey=True), of_cells(comparison.cells)
     for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
@@ -75,7 +76,7 @@ def draw_curves(comparison: Comparison, figure: Figure) -> None:
             name = comparison.cells[curve.cell].label
             panel.plot(curve.grid, curve.mean, color=color, linewidth=2.2, linestyle=style, label=name)
         simulated = "simulated " if comparison.simulated and axis == "seconds" else ""
-        panel.set(xlabel=f"{simulated}{label}", xlim=(0, None), ylim=(0, 1.02 if key == "reward/exact_match" else None))
+        panel.set(xlabel=f"{simulated}{label}", xlim=(0, None), ylim=(0, 1.02 if key in OUTCOMES else None))
         panel.xaxis.set_major_locator(MaxNLocator(5))
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
     panels[0].set_ylabel(TITLES.get(key, key))
@@ -128,7 +129,7 @@ def _panel_each(figure: Figure, count: int, height: float) -> list[Axes]:
 
 
 def draw_profiles(comparison: Comparison, figure: Figure) -> None:
-    """Draw the share of every cell's seeds that end above each exact match, its interval, and the baseline in grey."""
+    """Draw the share of every cell's seeds that end above each accuracy, its interval, and the baseline in grey."""
     panels, colors = _panel_each(figure, len(comparison.cells), 2.4), of_cells(comparison.cells)
     for panel, cell, profile, color in zip(panels, comparison.cells, comparison.profiles, colors, strict=True):
         draw_profile(panel, profile, comparison, color)
@@ -144,7 +145,8 @@ def draw_profile(panel: Axes, profile: PerformanceProfile, comparison: Compariso
     for of, stroke, width in ((base, OTHER, 1.0), (profile, color, 2.2)):
         turns = _turns(of.shares)
         panel.step(of.taus[turns], of.shares[turns], where="post", color=stroke, linewidth=width)
-    panel.set(xlabel="exact match at the end", xlim=scores, ylim=(0, 1.04), yticks=(0, 0.5, 1))
+    outcome = comparison.outcome
+    panel.set(xlabel="" if outcome is None else TITLES[outcome.key], xlim=scores, ylim=(0, 1.04), yticks=(0, 0.5, 1))
     panel.set_xticks(ticks := np.linspace(*scores, 3), [f"{score:.3g}" for score in ticks])
     panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 

@@ -12,7 +12,7 @@ from matplotlib.colors import to_hex
 
 from harness.comparison.comparison import Comparison
 from harness.comparison.correction_matrix import CorrectionMatrix, Entry, lags
-from harness.comparison.measure_text import Against, against, bounds, headlines, scale_of, unit_of
+from harness.comparison.measure_text import Against, against, bounds, headlines, scale_of, unit_of, worst_text
 from harness.comparison.measures import Measure
 from harness.metrics.formatting import number
 from harness.report.correction_matrix import COLORS
@@ -92,7 +92,8 @@ def _measure(comparison: Comparison, measure: Measure, unfolded: bool) -> str:
 def _headline(comparison: Comparison, measure: Measure, index: int) -> str:
     cell, scale = measure.cells[index], scale_of(measure)
     text = _against(against(measure, index), index == comparison.baseline, brief=True)
-    return f"<td><b>{scale.value(cell.value)}</b><small>{scale.bounds(cell.interval)}</small>{text}</td>"
+    worst = f"<small>{escape(told)}</small>" if (told := worst_text(comparison, measure, index)) else ""
+    return f"<td><b>{scale.value(cell.value)}</b><small>{scale.bounds(cell.interval)}</small>{worst}{text}</td>"
 
 
 def _against(text: Against | None, is_baseline: bool, brief: bool = False) -> str:

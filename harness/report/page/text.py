@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.comparison.comparison import Comparison
 from harness.comparison.correction_matrix import has_matrix, row_of
-from harness.comparison.curves import REWARDS, PerformanceProfile, StalenessHistogram
+from harness.comparison.curves import LEARNING, PerformanceProfile, StalenessHistogram
 from harness.comparison.fairness import run_key, setting_text
 from harness.comparison.runs import Cell
 from harness.metrics.formatting import number, plural
@@ -70,7 +70,7 @@ class Headings:
         if len(cells) == 1:
             self.heading = f"{cells[0].label} on {self.on}"
         self.title = f"{names} · {identity.model} · {self.how_word}"
-        self.curves_title = "Reward" if any(c.key in REWARDS for c in comparison.curves) else "Response length"
+        self.curves_title = "Learning" if any(c.key in LEARNING for c in comparison.curves) else "Response length"
         seeds = sorted({seed for cell in cells for seed in cell.seeds})
         devices = "simulated devices" if comparison.simulated else "devices"
         algorithm = config["algorithm"]

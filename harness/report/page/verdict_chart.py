@@ -20,7 +20,7 @@ from matplotlib.transforms import Affine2D, Transform
 
 from harness.comparison.comparison import Comparison
 from harness.comparison.measure_text import against, scale_of, titled
-from harness.comparison.measures import EXACT_MATCH, LAG, SPEED, Measure
+from harness.comparison.measures import LAG, OUTCOMES, SPEED, Measure
 from harness.comparison.statistics.estimates import Interval
 from harness.report.page.labels import Box, places
 from harness.report.palette import GRID, INK, MUTED, names_of, of_cells
@@ -31,7 +31,7 @@ WIDE, NARROW = (900.0, 340.0), (362.0, 400.0)
 _LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 14.0, 12.0, 44.0
 _HEAD, _FOOT = 30.0, 36.0  # of a picture, for the title and for the caption
 _SPARE = 0.09  # of an axis, at both ends
-_LEAST_SHARE = 0.1  # of exact matches: noise fills no chart
+_LEAST_SHARE = 0.1  # of accuracies: noise fills no chart
 _NAME, _NOTE, _LINE = 7.3, 6.0, 14.0  # a letter's width, and a line's height
 _FAR = 12.0  # from a mark, from where on a line leads to its label
 _CAPTION = 150  # letters in a line of a picture
@@ -54,7 +54,7 @@ class VerdictChart:
         bounded = all(interval.bounded for both in self._values for interval in both)
         means = "Means with their 95 % intervals" if bounded else "One seed has no interval"
         text = f"{means}. The square, and the dashed lines through it, are {base}. "
-        if self.up.key == EXACT_MATCH:
+        if self.up.key in OUTCOMES:
             text += "The larger a mark, the staler its samples (mean lag in iterations). "
         of_speed = self.comparison.question == SPEED
         if not self.comparison.best:
@@ -189,7 +189,10 @@ class VerdictChart:
 
 def chart_of(comparison: Comparison) -> VerdictChart | None:
     """None where there is no verdict to show: something forbids it, or a cell is alone."""
-    across, up = comparison.measure(SPEED), comparison.measure(EXACT_MATCH) or comparison.measure(LAG)
+    up = None if comparison.unjudged else comparison.outcome
+    if up is None and comparison.question == SPEED:
+        up = comparison.measure(LAG)
+    across = comparison.measure(SPEED)
     if comparison.faults or len(comparison.cells) == 1 or across is None or up is None:
         return None
     return VerdictChart(comparison, across, up)
@@ -206,7 +209,7 @@ def _limits(measure: Measure) -> tuple[float, float]:
     intervals = [_interval(measure, index) for index in range(len(measure.cells))]
     values = [i.value for i in intervals] + [b for i in intervals if i.bounded for b in (i.low, i.high)]
     low, high = min(values), max(values)
-    least = _LEAST_SHARE * scale_of(measure).factor if measure.key == EXACT_MATCH else 0.2 * abs(high) or 1.0
+    least = _LEAST_SHARE * scale_of(measure).factor if measure.key in OUTCOMES else 0.2 * abs(high) or 1.0
     lacking = max(0.0, least - (high - low)) / 2
     spare = _SPARE * max(high - low, least)
     return low - lacking - spare, high + lacking + spare

@@ -7,7 +7,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.checks.job import JobPlan, plan_job
+from harness.checks.job import JobPlan, plan_job, settled_evaluation
 from harness.checks.layout import device_roles
 from harness.cli import main as cli
 from harness.config import ConfigError
@@ -50,6 +50,31 @@ def test_the_main_job_runs_on_two_cores() -> None:
         "actor": (1,),
         "actor_fwd": (1,),
     }
+
+
+@pytest.mark.parametrize(
+    ("settings", "every"),
+    [
+        ("backend=real", 24),
+        ("backend=real iterations=6", 4),
+        ("backend=real engine.keep_cache=true iterations=60", 60),
+        ("backend=real eval.every=7", 7),
+        ("backend=real eval.every=0", 0),
+        ("backend=real smoke=true", 0),
+        ("backend=virtual", 0),
+    ],
+)
+def test_what_is_a_result_is_evaluated_six_times_unless_the_user_says_otherwise(settings: str, every: int) -> None:
+    config = compose_job(settings.split())
+    assert settled_evaluation(config, plan_job(config, make_schedule(config), CORES)).period == every
+
+
+def test_a_task_that_holds_nothing_out_is_not_evaluated_and_runs(tmp_path: Path) -> None:
+    rows = "".join(f'{{"prompt": "a{n}", "answer": "b"}}\n' for n in range(32))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    config = compose_job(["backend=real", "task=data", f"task.data={tmp_path}/rows.jsonl", "task.held_out_share=0"])
+    found = settled_evaluation(config, JobPlan(plan().placement, gpu=False))
+    assert found.every == 0
 
 
 def test_an_engine_whose_packages_are_missing_can_be_simulated(monkeypatch: pytest.MonkeyPatch) -> None:

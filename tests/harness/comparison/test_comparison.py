@@ -14,15 +14,20 @@ import pytest
 from rich.console import Console
 
 from harness.comparison import measures
+from harness.comparison.collapse import collapsed
 from harness.comparison.comparison import Comparison, compare
 from harness.comparison.console import print_comparison
 from harness.comparison.equivalence import Gate, GatePair
-from harness.comparison.measures import SPEED, MetricDefinition, summary_of
+from harness.comparison.measures import LAG, SPEED, MetricDefinition, summary_of
 from harness.comparison.runs import Cell, Run, read_run
 from harness.comparison.statistics.estimates import Interval
 from harness.config import ConfigError
 from harness.metrics.timeline import Place
+from harness.report.page.document import document
+from harness.report.page.markdown import markdown
+from harness.report.page.verdict_chart import chart_of
 from tests.support.fabricated_cells import BATCH, Made, make_cell, make_run
+from tests.support.project import ROOT
 
 SYNC = Made("colocate_sync", lag=0)
 FAST = Made("fully_async", step_s=0.75, draw=1)
@@ -115,13 +120,13 @@ def test_an_interval_ends_where_the_possible_does(tmp_path: Path) -> None:
 
 def test_the_verdict_says_both_and_how_sure_it_is(compared: Comparison, cells: list[Cell]) -> None:
     assert compared.verdict.startswith("worse trains 1.4")
-    assert "5 paired seeds) the samples per second of sync; its exact match at the end is 0.1" in compared.verdict
+    assert "5 paired seeds) the samples per second of sync; its held-out accuracy is 0.1" in compared.verdict
     assert "Of those that learn no worse than sync, as far as these seeds can tell, fast is the fastest with 1.3" in (
         compared.verdict
     )
     two = compare(cells[:2])
     assert two.verdict.startswith("fast trains 1.3")
-    assert "exact match at the end differs by no more than five seeds can tell (" in two.verdict
+    assert "held-out accuracy differs by no more than five seeds can tell (" in two.verdict
     against_fast = compare(cells[:2], baseline=1)
     assert against_fast.verdict.startswith("fast trains most samples per second; sync, which comes next, trains 0.7")
 
@@ -129,9 +134,60 @@ def test_the_verdict_says_both_and_how_sure_it_is(compared: Comparison, cells: l
 def test_where_the_algorithm_differs_the_verdict_is_about_what_is_learnt(cells: list[Cell]) -> None:
     along = ("schedule", "algorithm.correction")
     verdict = compare(cells, axes=along).verdict
-    assert verdict.startswith("fast has the highest exact match at the end, 0.8")
+    assert verdict.startswith("fast has the highest held-out accuracy, 0.9")
     assert verdict.endswith(" of sync; 5 seeds tell 1 of the 2 others from sync, lower: worse.")
     assert compare(cells[:2], axes=along).verdict.endswith("; 5 seeds tell none of the others from sync.")
+
+
+FILTERED = "algorithm.filter=zero_variance"
+
+
+def test_a_verdict_on_learning_is_of_the_final_policy_and_not_of_samples_that_a_filter_left(tmp_path: Path) -> None:
+    """The filter trains on what is wrong, so its samples are worse and its policy is better."""
+    treated = Made(exact_match=0.78, evaluated=0.12, settings=(FILTERED,))
+    cells = [make_cell(tmp_path, "none", Made(exact_match=0.86)), make_cell(tmp_path, "zero_variance", treated)]
+    found = compare(cells, axes=("algorithm.filter",))
+    assert found.verdict.startswith("zero_variance has the highest held-out accuracy, 0.89")
+    assert found.verdict.endswith("higher: zero_variance.") and found.best == (1,)
+    trained = found.measure("reward/exact_match")
+    assert trained is not None and trained.cells[1].value < trained.cells[0].value and trained.better is None
+    assert "to held-out accuracy" in found.measure("reach/samples/0.8").title  # type: ignore[union-attr]
+
+
+def test_along_what_may_choose_samples_trained_ones_give_no_verdict_on_learning(tmp_path: Path) -> None:
+    made = {"one": Made(exact_match=0.86), "other": Made(exact_match=0.7, evaluated=None)}
+    cells = [make_cell(tmp_path, label, its, range(3)) for label, its in made.items()]
+    axes = """algorithm.filter algorithm.over_sampling algorithm.rejection.token_ratio algorithm.mask_truncated
+        algorithm.temperature algorithm.options.least algorithm.group_size schedule schedule.on_stale task.buffer
+        schedule.max_staleness engine.on_straggler engine.sample_limit_s task.data max_tokens model iterations"""
+    for axis in axes.split():
+        found = compare(cells, axes=(axis,))
+        assert f"o verdict on what was learnt: {axis} may choose the samples that are trained" in found.verdict
+        assert "eval.every=auto" in found.verdict and "exact match" not in found.verdict
+        trained = found.measure("reward/exact_match")
+        assert trained is not None and trained.better is None
+        chart = chart_of(found)
+        assert (chart is None) if axis.startswith("algorithm") else chart is not None and chart.up.key == LAG
+    learnt = compare(cells, axes=("algorithm.learning_rate",)).verdict
+    assert learnt.startswith("one has the highest exact match of the samples trained last, 0.8")
+
+
+def test_the_docs_say_of_every_measure_whose_policy_and_which_samples_it_is_of(compared: Comparison) -> None:
+    page = (ROOT / "docs/statistics.md").read_text().partition("## Measures")[2].partition("\n## ")[0]
+    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
+    told = {re.sub("<.*", "", key): (row[2], row[3]) for row in rows for key in re.findall("`([^`]+)`", row[0])}
+    for key in {measure.key for measure in compared.measures} | measures.OF_TRAINING.keys():
+        assert max((name for name in told if key.startswith(name)), key=len, default=""), f"{key} stands on no row"
+        assert next(its for name, its in told.items() if key.startswith(name)) == measures.subject_of(key)
+
+
+def test_policies_that_sample_at_other_temperatures_are_held_against_each_other_greedily(tmp_path: Path) -> None:
+    cells = [
+        make_cell(tmp_path, label, Made(settings=(f"algorithm.temperature={label}",)), range(3))
+        for label in ("0.6", "1.0")
+    ]
+    found = compare(cells, axes=("algorithm.temperature",))
+    assert found.question == "eval/greedy" and "greedy held-out accuracy" in found.verdict
 
 
 def test_the_same_schedule_with_other_noise_is_not_called_different(tmp_path: Path) -> None:
@@ -200,7 +256,7 @@ def test_a_seed_that_never_got_there_is_counted_and_not_averaged(compared: Compa
 
 def test_curves_of_a_cell_lie_on_a_grid_that_all_its_seeds_cover(compared: Comparison) -> None:
     drawn = {(curve.key, curve.axis, curve.cell): curve for curve in compared.curves}
-    assert len(drawn) == len(compared.curves) == 3 * 3 * 3
+    assert len(drawn) == len(compared.curves) == 6 * 3 * 3
     curve = drawn["reward/exact_match", "seconds", 1]
     assert curve.window == 1 and set(curve.per_seed) == set(range(5))
     assert curve.grid[-1] == min(run.metrics[-1]["seconds"] for run in compared.cells[1].runs)
@@ -336,6 +392,33 @@ def test_a_clean_comparison_of_five_seeds_has_no_warning(cells: list[Cell]) -> N
     assert compare(cells).warnings == ()
 
 
+def test_a_seed_that_collapsed_is_warned_of_and_stands_beside_the_mean_and_in_the_verdict(tmp_path: Path) -> None:
+    whole = make_cell(tmp_path, "clip", Made(settings=("algorithm.correction=clip",)), range(5))
+    runs = [
+        *make_cell(tmp_path, "none", Made(settings=("algorithm.correction=none",)), range(4)).runs,
+        *make_cell(tmp_path, "none", Made(exact_match=0.2, settings=("algorithm.correction=none",)), [4]).runs,
+    ]
+    found = compare([whole, Cell("none", "none", tuple(runs))], axes=("algorithm.correction",))
+    assert found.verdict.endswith(
+        "Runs collapsed: 0 of 5 of clip, 1 of 5 of none (exact test: p 1.00, which does not tell them apart)."
+    )
+    assert any("none: 1 of 5 seeds collapsed (seed 4, down to 0." in warning for warning in found.warnings)
+    assert [collapse.text for collapse in found.collapses] == ["0 of 5", "1 of 5"]
+    text = printed(found, 80)
+    assert "1 of 5" in text and "collapsed" in text and all(len(line) <= 80 for line in text.splitlines())
+    assert "1 of 5 seeds collapsed" in document(found) and "1 of 5 seeds collapsed" in markdown(found, [])
+    assert compare([found.cells[1], whole], axes=("algorithm.correction",)).collapses[0].share.high < 0.63
+
+
+@pytest.mark.parametrize(
+    ("values", "best", "collapses"), [([0.9, 0.44], 0.9, 1), ([0.9, 0.46], 0.9, 0), ([0.2, 0.0], 0.2, 0)]
+)
+def test_a_run_collapsed_that_ends_below_half_of_the_best_and_a_quarter_below_it(
+    values: list[float], best: float, collapses: int
+) -> None:
+    assert collapsed(values, best).sum() == collapses
+
+
 def test_a_run_without_a_steady_part_says_so(tmp_path: Path) -> None:
     short = [replace(wanted, iterations=2) for wanted in (SYNC, FAST)]
     made = [make_cell(tmp_path, label, wanted, range(3)) for label, wanted in zip(("sync", "fast"), short, strict=True)]
@@ -352,7 +435,7 @@ def test_what_is_printed_fits_and_shows_every_seed(compared: Comparison, width: 
     assert compared.verdict in flat and "conservation passed: 15 ledgers close" in flat
     for whole in ("largest lag", "exposed, s", "of ideal", "rollout", "actor"):
         assert re.search(rf"{whole}\b", text), "no column is cut"
-    measure = compared.measure("reward/exact_match")
+    measure = compared.measure("eval/sampled")
     assert measure is not None
     for cell in measure.cells:
         assert all(f" {100 * value:.1f}" in text for value in cell.per_seed.values())
@@ -388,7 +471,7 @@ def test_extra_values_of_scores_are_measures_and_what_is_not_known_is_ignored(ce
 
 def evaluated(root: Path, label: str, accuracy: float) -> Cell:
     """Versions 0, 10 and 20 were evaluated; the last one is as good as `accuracy`, give or take with the seed."""
-    cell = make_cell(root, label, Made(schedule=label))
+    cell = make_cell(root, label, Made(schedule=label, evaluated=None))
     noise = 0.01 * np.random.default_rng(len(label)).standard_normal(len(cell.runs))
     for run in cell.runs:
         found = [(0, 0.2), (10, 0.3), (20, accuracy + noise[run.identity.seed])]
@@ -416,7 +499,7 @@ def test_held_out_accuracy_is_compared_by_seed_and_drawn_by_version(tmp_path: Pa
 
 
 def test_where_one_run_was_not_evaluated_held_out_accuracy_is_not_compared(tmp_path: Path) -> None:
-    cells = [evaluated(tmp_path, "colocate_sync", 0.5), make_cell(tmp_path, "plain", Made())]
+    cells = [evaluated(tmp_path, "colocate_sync", 0.5), make_cell(tmp_path, "plain", Made(evaluated=None))]
     compared = compare(cells)
     assert compared.measure("eval/greedy") is None
     assert not any(curve.key.startswith("eval/") for curve in compared.curves)

@@ -29,7 +29,7 @@ from harness.comparison.statistics.estimates import (
     probability_of_improvement,
     t_bounds,
 )
-from harness.comparison.statistics.series import drift, has_steady_part, reach, running_mean, steady_rate
+from harness.comparison.statistics.series import crossing, drift, has_steady_part, running_mean, steady_rate
 
 VALUES = {0: 0.886, 1: 0.904, 2: 0.871, 3: 0.893, 4: 0.880}
 BASELINE = {0: 0.879, 1: 0.887, 2: 0.876, 3: 0.870, 4: 0.869}
@@ -184,12 +184,11 @@ def test_a_running_mean_waits_for_its_window() -> None:
         running_mean(np.ones(4), 5)
 
 
-def test_a_threshold_is_reached_by_the_running_mean_and_not_by_a_lucky_point() -> None:
-    samples, rewards = np.array([10, 20, 30, 40, 50]), np.array([0.1, 0.9, 0.2, 0.8, 0.8])
-    assert reach(samples, rewards, 0.8) == 20
-    assert reach(samples, rewards, 0.8, window=2) == 50
-    assert reach(samples, rewards, 0.95) == math.inf
-    assert reach(samples, np.full(5, 0.1), 0.1, window=3) == 30, "rounding does not hide it"
+def test_a_threshold_is_reached_between_the_versions_that_were_evaluated() -> None:
+    samples, accuracies = np.array([0.0, 10, 20, 30]), np.array([0.1, 0.3, 0.7, 0.6])
+    assert crossing(samples, accuracies, 0.5) == 15 and crossing(samples, accuracies, 0.7) == 20
+    assert crossing(samples, accuracies, 0.1) == 0 and crossing(samples, accuracies, 0.95) == math.inf
+    assert crossing(samples, np.array([0.0, 0.1, 0.1 + 0.2, 1.0]), 0.3) == pytest.approx(20)
 
 
 def test_a_rate_leaves_warm_up_out_and_says_where_nothing_else_is_left() -> None:

@@ -174,7 +174,7 @@ def test_a_simulated_comparison_says_so_in_title_headings_tables_and_markdown(si
 def test_curves_on_the_page_are_those_of_the_comparison(comparison: Comparison) -> None:
     data = json.loads(Page(document(comparison)).scripts["curves-data"])
     assert [axis for axis, _ in data["axes"]] == ["samples", "tokens", "seconds"]
-    assert data["keys"][0] == ["reward/exact_match", "exact match"]
+    assert data["keys"][0] == ["eval/sampled", "held-out accuracy, sampled"]
     on_page = {(c["cell"], c["key"], c["axis"]): c for c in data["curves"]}
     for curve in comparison.curves:
         drawn = on_page[curve.cell, curve.key, curve.axis]
@@ -184,7 +184,7 @@ def test_curves_on_the_page_are_those_of_the_comparison(comparison: Comparison) 
 
 def test_the_headlines_are_the_questions_that_people_have(comparison: Comparison) -> None:
     keys = [measure.key for measure in headlines(comparison)]
-    assert keys[:2] == ["throughput/samples_per_s", "reward/exact_match"]
+    assert keys[:3] == ["throughput/samples_per_s", "eval/sampled", "eval/greedy"]
     assert len(keys) <= 6 and sum(key.startswith("reach/seconds/") for key in keys) == 1
     speed = comparison.measures[0]
     text = against(speed, 1)
@@ -196,7 +196,7 @@ def test_profiles_show_where_the_seeds_of_every_cell_end(comparison: Comparison,
     text = document(comparison)
     for cell, profile in zip(comparison.cells, comparison.profiles, strict=True):
         assert f"{cell.label}: {profile_text(profile)}" in text
-    measure = comparison.measure("reward/exact_match")
+    measure = comparison.outcome
     assert measure is not None
     first, *_, last = ends = sorted(measure.cells[1].per_seed.values())
     scores = re.findall(r"above ([.\d]+)", profile_text(comparison.profiles[1]))
