@@ -65,10 +65,11 @@ def unbounded_weights(
     mask: torch.Tensor,
     lengths: torch.Tensor,
 ) -> torch.Tensor | None:
-    """Weights of tokens by a correction that truncates weights, without its bounds; None for another one."""
-    if algorithm.correction not in TRUNCATING:
+    """Weights of tokens by a correction that truncates weights, without its bounds; None for another one, and where
+    they are a response's by a proximal policy, which is not given here."""
+    level: Level = algorithm.options.get("level", "token")
+    if algorithm.correction not in TRUNCATING or (algorithm.correction == "decoupled_tis" and level != "token"):
         return None
-    level: Level = algorithm.options.get("level", "token") if algorithm.correction == "tis" else "token"
     return ratio_at(level, log_probs.detach(), behaviour_log_probs, mask, lengths)
 
 

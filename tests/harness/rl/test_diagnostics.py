@@ -144,6 +144,7 @@ LEFT_OUT_AND_CUT: dict[str, tuple[dict[str, Any], int, int | None]] = {
     "dual_clip": ({}, 3 + 1 + 1, None),
     "mis": ({}, 2 * 2, None),
     "decoupled": ({"options": {"cap": 2.0}}, 2 * 6, None),
+    "decoupled_tis": ({}, 1 + 4, 12 - 5),
     "tis": ({}, 0, 2 * 2),
     "cispo": ({}, 0, 2 * 3),
 }
@@ -156,7 +157,7 @@ def test_what_a_correction_leaves_out_and_cuts_is_counted_by_what_it_does(correc
     log_probs = torch.tensor([0.1, 0.9, 1.0, 1.5, 3.0, 9.0] * 2 + [1.0]).log()
     behaviour, lengths = torch.zeros(13), torch.tensor([6, 7])
     advantages, mask = torch.tensor([1.0] * 6 + [-1.0] * 6 + [0.0]), torch.ones(13, dtype=torch.bool)
-    if correction == "decoupled":
+    if algorithm.has_proximal:
         given = {"proximal_log_probs": torch.full((13,), 1.0)}  # e of what sampled: beyond the cap
     else:
         given = {"proximal_log_probs": None}  # type: ignore[dict-item]

@@ -110,23 +110,6 @@ def test_the_decoupled_gradient_by_hand() -> None:
     torch.testing.assert_close(found, expected)
 
 
-def test_the_decoupled_loss_is_the_published_objective() -> None:
-    """AReaL, arXiv 2505.24298, equation of J, written out for each token; autograd of it with the weight held."""
-    inputs, proximal = proximal_case()
-    log_probs, behaviour, advantages, mask = inputs
-
-    def objective(log_probs: torch.Tensor, *_: torch.Tensor) -> torch.Tensor:
-        probability, near, sampled = log_probs.exp(), proximal.exp(), behaviour.exp()
-        u = probability / near
-        limited = torch.where(u > 1.2, 1.2, torch.where(u < 0.8, 0.8, u))
-        return -(near / sampled * torch.min(u * advantages, limited * advantages))[mask]
-
-    values = decoupled(*inputs, proximal_log_probs=proximal, cap=None)
-    torch.testing.assert_close(values[mask], objective(log_probs))
-    found = gradient(decoupled, inputs, proximal_log_probs=proximal, cap=None)
-    torch.testing.assert_close(found, gradient(objective, inputs))
-
-
 def test_a_proximal_policy_that_is_the_behaviour_policy_makes_decoupled_the_clip() -> None:
     inputs = case()
     found = gradient(decoupled, inputs, proximal_log_probs=inputs[1].clone())
@@ -300,16 +283,3 @@ def test_the_tokens_farthest_off_are_left_out_until_the_second_moment_is_small()
     behaviour = torch.full((1, 5), -2.0)
     inputs = (behaviour + ratios, behaviour, torch.ones(1, 5), torch.ones(1, 5, dtype=torch.bool))
     assert by_name("m2po")(*inputs).ne(0).tolist() == [[True, True, True, False, False]]
-
-
-def test_ratios_of_sequences_weigh_all_their_tokens_alike() -> None:
-    log_probs, behaviour, advantages, mask = inputs = case()
-    away = (log_probs.detach() - behaviour).masked_fill(~mask, 0.0)
-    for level, expected in (("sequence", away.sum(1)), ("geometric", away.sum(1) / mask.sum(1))):
-        loss = policy_loss(
-            AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, correction="tis", options={"level": level, "cap": 1e9})
-        )
-        flat = tuple(tensor.detach().flatten() for tensor in inputs)
-        found = gradient(lambda *tensors, of=loss: of(*tensors, lengths=torch.full((ROWS,), COLUMNS)), flat)
-        wanted = torch.where(mask, -expected.exp()[:, None] * advantages, 0.0)
-        torch.testing.assert_close(found.view(ROWS, COLUMNS), wanted)
