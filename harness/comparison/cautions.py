@@ -1,4 +1,4 @@
-"""Warnings of a comparison: few seeds, odd runs, a busy machine, no steady part."""
+"""Warnings of a comparison: few seeds, odd runs, a busy machine, no steady part, and all that went wrong in a run."""
 
 from __future__ import annotations
 
@@ -10,6 +10,7 @@ from harness.comparison.measures import SPEED, CellMeasure, Measure, column, sec
 from harness.comparison.runs import Cell, Run
 from harness.comparison.statistics.estimates import outliers, t_critical
 from harness.comparison.statistics.series import drift, has_steady_part
+from harness.metrics.definitions import Found, found_faults
 
 _ENOUGH_SEEDS = 5
 _MANY = 1000  # degrees of freedom
@@ -27,6 +28,7 @@ def warnings_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: in
         *_of_origin(cells),
         *_of_outliers(cells, measures),
         *_of_runs(cells),
+        *_of_faults(cells),
         *_of_drift(cells),
     )
 
@@ -109,6 +111,37 @@ def _of_runs(cells: Sequence[Cell]) -> Iterator[str]:
         yield from _few(lines, f"{len(lines)} of {len(cells)} cells: {text.format(worst)}")
 
 
+def _of_faults(cells: Sequence[Cell]) -> Iterator[str]:
+    """Warnings of what went wrong in runs, by its metric, a line per cell with the worst of its seeds."""
+    found = [{run.identity.seed: faults_of(run) for run in cell.runs} for cell in cells]
+    names = dict.fromkeys(fault.name for of_cell in found for faults in of_cell.values() for fault in faults)
+    for name in names:
+        lines, worst = [], dict[str, float]()
+        for cell, of_cell in zip(cells, found, strict=True):
+            seeds = {seed: fault for seed, faults in of_cell.items() for fault in faults if fault.name == name}
+            if seeds:
+                most = max(seeds.values(), key=lambda fault: fault.value)
+                which = "every seed" if len(seeds) == len(cell.runs) else _seeds_text(list(seeds))
+                up_to = "" if len(seeds) == 1 else "up to "
+                lines.append(f"{cell.label}, {which}: {up_to}{most.text}")
+                worst[most.text] = most.value
+        yield from _few(lines, f"{len(lines)} of {len(cells)} cells: up to {max(worst, key=worst.__getitem__)}")
+
+
+def faults_of(run: Run) -> list[Found]:
+    """Faults of a run above their bounds."""
+    return found_faults(run.metrics, run.ledger, run.evaluations, run.config)
+
+
+def withheld_by(cells: Sequence[Cell]) -> list[str]:
+    """Faults of runs on which no verdict can stand: a line for each cell, of its worst seed."""
+    lines = []
+    for cell in cells:
+        faults = [fault for run in cell.runs for fault in faults_of(run) if fault.forbids]
+        lines += [f"{cell.label}: {max(faults, key=lambda fault: fault.value).text}"] if faults else []
+    return _few(lines, f"in {len(lines)} of {len(cells)} cells samples could not be scored (task.failed_bound)")
+
+
 def _of_drift(cells: Sequence[Cell]) -> list[str]:
     """Cells whose iterations take another time at the end of a run than after warm-up."""
     text = "not steady: iterations at the end take {} times as long as after warm-up"
@@ -148,22 +181,10 @@ def _busy(run: Run) -> float | None:
     return others if others > _BUSY else None
 
 
-def _restarted(run: Run) -> float | None:
-    restarts = run.ledger.get("restarts", [])
-    return float(len(restarts)) if restarts else None
-
-
-def _lost(run: Run) -> float | None:
-    lost = sum(event["what"] == "lost" for event in run.ledger.get("engines", []))
-    return float(lost) if lost else None
-
-
 _RUN_WARNINGS: tuple[tuple[str, Callable[[Run], float | None]], ...] = (
     ("no steady part: the run ends within its {:.0f} warm-up iterations, which its rates now include", _unsteady),
     ("{:.0%} of the samples in the steady part were sampled before it: a longer run may be slower", _ahead),
     ("other processes used up to {:.0%} of the machine meanwhile; its times are too long", _busy),
-    ("{:.0f} rollout engines were lost", _lost),
-    ("roles died and were started again, up to {:.0f} times in a run: its times include that", _restarted),
 )
 
 

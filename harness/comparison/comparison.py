@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from harness.comparison.cautions import outlying_runs, warnings_of
+from harness.comparison.cautions import outlying_runs, warnings_of, withheld_by
 from harness.comparison.collapse import Collapse, collapse_sentence, collapse_warnings, collapses_of
 from harness.comparison.conservation import Conservation, check_conservation
 from harness.comparison.curves import (
@@ -62,7 +62,8 @@ class Comparison:
         base, speed = self.cells[self.baseline], self.measure(SPEED)
         alone = self.simulated or speed is None or len(self.cells) == 1
         odd = [] if alone or speed is None else [line for line, _ in outlying_runs(base, speed.cells[self.baseline])]
-        return faults_of(self.gate, self.conservation, self.missing, odd)
+        unscored = withheld_by(self.cells)
+        return faults_of(self.gate, self.conservation, (*self.missing, *unscored), odd)
 
     @property
     def verdict(self) -> str:

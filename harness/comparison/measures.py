@@ -22,16 +22,13 @@ from harness.comparison.statistics.differences import (
 from harness.comparison.statistics.estimates import Interval, iqm_interval, mean_interval, probability_of_improvement
 from harness.comparison.statistics.series import crossing, steady_rate
 from harness.config.placement import HOST_ROLES
+from harness.metrics.definitions import Better, definition
 from harness.metrics.samples import CUSTOM
 
 SPEED = "throughput/samples_per_s"
 EXACT_MATCH = "reward/exact_match"
 LAG = "staleness/mean"
-HELD_OUT = {
-    "eval/sampled": "held-out accuracy, sampled",
-    "eval/greedy": "held-out accuracy, greedy",
-    "eval/pass_at_k": "held-out pass@k",
-}
+HELD_OUT = {key: definition(key).title for key in ("eval/sampled", "eval/greedy", "eval/pass_at_k")}
 """Metrics of runs that were evaluated (`eval.every`), and how each is called."""
 OUTCOMES = ("eval/sampled", "eval/greedy", EXACT_MATCH)
 """Measures of what was learnt, the best first: of the policy itself; of its likeliest responses; of the samples that
@@ -50,8 +47,6 @@ _LEAST_FOR_IQM = 4  # seeds
 _SHARE = (0.0, 1.0)
 _POSITIVE = (0.0, math.inf)
 _ANY = (-math.inf, math.inf)
-
-Better = Literal["higher", "lower"]
 
 
 @dataclass(frozen=True)
@@ -276,8 +271,8 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
         *_in_steps(runs),
         _neutral("response_length/mean", "response length", "tokens", _mean("response_length/mean")),
         *(
-            _neutral(key, title, unit, _mean(key))
-            for key, (title, unit) in OF_TRAINING.items()
+            _neutral(key, definition(key).title, definition(key).unit, _mean(key))
+            for key in OF_TRAINING
             if in_every_iteration(runs, key)
         ),
     ]
@@ -297,18 +292,18 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
     ]
 
 
-OF_TRAINING = {
-    "policy/kl_behaviour": ("KL to the policy in training from the one that sampled", "nats per token"),
-    "policy/effective_samples": ("effective share of tokens, by importance weights", ""),
-    "policy/left_out": ("tokens left out by the correction", ""),
-    "policy/cut": ("tokens whose weight the correction cuts", ""),
-    "response_length/truncated": ("truncated responses", ""),
-    "reward/same_in_group": ("groups with one reward", ""),
-    "train/rank_imbalance": ("tokens of the fullest training rank over the mean", ""),
-    "time/wait_for_slowest_rank_s": ("training ranks wait for the slowest, per iteration", "s"),
-    "filter/share": ("groups that the filter refused", ""),
-}
-"""Means over all iterations: title and unit."""
+OF_TRAINING = (
+    "policy/kl_behaviour",
+    "policy/effective_samples",
+    "policy/left_out",
+    "policy/cut",
+    "response_length/truncated",
+    "reward/same_in_group",
+    "train/rank_imbalance",
+    "time/wait_for_slowest_rank_s",
+    "filter/share",
+)
+"""Means over all iterations."""
 
 
 def _in_steps(runs: Sequence[Run]) -> list[MetricDefinition]:

@@ -369,6 +369,7 @@ class Mirror(RunListener):
         """Every other file is there: store them, and end the run in MLflow."""
         self._sampler.close()
         self._tracker.log_summary(self._folder.path)
+        self._tracker.log_faults(self._folder.path)
         self._tracker.finish(artifacts=mirrored_files(self._folder.path))
 
     def __enter__(self) -> Mirror:

@@ -5,105 +5,9 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Mapping
 
+from harness.metrics.definitions import METRIC_NAMES
 from harness.metrics.samples import CUSTOM
 from harness.tasks.task import EXTRA_NAME
-
-METRIC_NAMES = frozenset(
-    {
-        "time/iteration_s",
-        "time/generate_s",
-        "time/wait_for_samples_s",
-        "time/reference_s",
-        "time/old_log_prob_s",
-        "time/advantages_s",
-        "time/update_actor_s",
-        "time/wait_for_slowest_rank_s",
-        "time/values_s",
-        "time/update_critic_s",
-        "time/weight_sync_s",
-        "time/weight_sync_exposed_s",
-        "throughput/samples_per_s",
-        "throughput/tokens_per_s",
-        "throughput/tokens_per_s_per_device",
-        "throughput/mfu",
-        "throughput/fraction_of_bound",
-        "staleness/mean",
-        "staleness/max",
-        "staleness/steps_mean",
-        "staleness/steps_max",
-        "staleness/in_flight_mean",
-        "staleness/in_queue_mean",
-        "staleness/span_max",
-        "reward/mean",
-        "reward/exact_match",
-        "reward/failed",
-        "reward/same_in_group",
-        "reward/baseline",
-        "filter/refused",
-        "filter/share",
-        "filter/rounds",
-        "turns/mean",
-        "turns/max",
-        "turns/environment_tokens",
-        "turns/failed",
-        "response_length/mean",
-        "response_length/p99",
-        "response_length/truncated",
-        "eval/version",
-        "eval/greedy",
-        "eval/reward",
-        "eval/sampled",
-        "eval/pass_at_k",
-        "eval/device_s",
-        "eval/failed",
-        "train/grad_norm",
-        "train/learning_rate",
-        "train/skipped_steps",
-        "train/rank_imbalance",
-        "critic/loss",
-        "critic/clip_fraction",
-        "critic/explained_variance",
-        "critic/value_mean",
-        "critic/return_mean",
-        "critic/lag",
-        "critic/lag_max",
-        "critic/grad_norm",
-        "critic/learning_rate",
-        "critic/skipped_steps",
-        "policy/kl_ref",
-        "policy/kl_coef",
-        "policy/entropy",
-        "policy/clip_fraction",
-        "policy/ratio_max",
-        "policy/kl_behaviour",
-        "policy/kl_behaviour_k1",
-        "policy/kl_behaviour_reverse",
-        "policy/chi_squared",
-        "policy/effective_samples",
-        "policy/ratio_p01",
-        "policy/ratio_p50",
-        "policy/ratio_p99",
-        "policy/left_out",
-        "policy/cut",
-        "policy/rejected",
-        "policy/mismatch_kl",
-        "policy/proximal_lag",
-        "straggler/cut",
-        "straggler/dropped",
-        "queue/depth_samples",
-        "ledger/admitted",
-        "ledger/trained",
-        "ledger/dropped_stale",
-        "ledger/dropped_filtered",
-        "ledger/dropped_baseline",
-        "ledger/dropped_straggler",
-        "ledger/dropped_failed",
-        "ledger/dropped_spare",
-        "ledger/in_flight",
-    }
-)
-"""The metrics of an iteration, besides `idle/<role>` for each role, what the queue measures as `queue/...`, and
-`custom/<name>` for each extra value of a task's scores."""
 
 AXES = ("iteration", "samples", "seconds")
 """Axes of plots: the iteration, the samples trained and the seconds on the run's clock at its end."""
@@ -116,8 +20,8 @@ def check_names(names: Iterable[str]) -> None:
     unknown = sorted(name for name in names if name not in METRIC_NAMES and not _FAMILIES.fullmatch(name))
     if unknown:
         raise ValueError(
-            f"unknown metric {', '.join(unknown)}; known are METRIC_NAMES in {__name__}, idle/<role>, queue/... and "
-            "custom/..."
+            f"unknown metric {', '.join(unknown)}; known are those of harness/metrics/definitions.py, "
+            "idle/<role>, queue/... and custom/..."
         )
 
 

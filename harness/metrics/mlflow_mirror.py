@@ -50,6 +50,7 @@ from harness.metrics.manifest import RunIdentity, identity_of
 from harness.metrics.run_files import (
     finished_runs,
     load_config,
+    load_faults,
     load_manifest,
     load_metrics,
     load_summary,
@@ -64,6 +65,8 @@ _QUEUE, _SYSTEM = "queue/", "system/"
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # else its page is for traces
 STARTED_AT = "started_at"
 """Tag: which attempt at a cell and seed it is, as in its manifest.json."""
+WARNING = "warning/"
+"""Beginning of tags of what went wrong in a run."""
 SUMMARY = "summary"
 COMPLETE = "cadence.mirrored"
 """Tag: set last, when everything that the run's folder holds is in MLflow."""
@@ -125,6 +128,11 @@ class MlflowStore:
         for run in self.attempts(identity):
             if run.info.status == "RUNNING" and run.info.run_id != but:
                 self.client.set_terminated(run.info.run_id, "KILLED")
+
+    def tag_faults(self, run_id: str, path: Path) -> None:
+        """Tag what went wrong in the run in folder `path`: `warning/<metric>`, in words."""
+        for fault in load_faults(path):
+            self.client.set_tag(run_id, f"{WARNING}{fault.name}", fault.text)
 
     def log_params(self, run_id: str, params: Mapping[str, Any]) -> None:
         """Send parameters, in batches."""
@@ -333,6 +341,10 @@ class Tracker:
         self._store.mark_dead(identity)
         self.run_id = self._store.create(identity, config, manifest)
 
+    def log_faults(self, path: Path) -> None:
+        """Tag what went wrong in the run in folder `path`."""
+        self._attempt(lambda: self._store.tag_faults(self.run_id, path))
+
     def _end(self, status: Status, artifacts: Iterable[Path]) -> None:
         self._write_pending()
         self._store.log_files(self.run_id, artifacts)
@@ -414,6 +426,7 @@ def sync_run(store: MlflowStore, path: Path) -> SyncedRun:
     there = {file.path: file.file_size for file in store.client.list_artifacts(run_id)}
     files = [file for file in mirrored_files(path) if there.get(file.name) != file.stat().st_size]
     store.log_files(run_id, files)
+    store.tag_faults(run_id, path)
     store.client.set_tag(run_id, COMPLETE, "true")
     store.client.set_terminated(run_id, "FINISHED", _done_at(path))
     store.mark_dead(identity, but=run_id)

@@ -8,6 +8,7 @@ import math
 import shutil
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import ExitStack
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TextIO
@@ -21,6 +22,7 @@ from harness.config.files import read_json, read_text, read_yaml
 from harness.config.inputs import digests, inputs_of, refuse_changed
 from harness.config.job import in_words_of_now
 from harness.metrics.atomic_files import GrowingFile, Lock, write_text
+from harness.metrics.definitions import Found, found_faults
 from harness.metrics.done import DONE, INCOMPLETE, MODEL, is_done, write_done
 from harness.metrics.iteration import AXES, check_names
 from harness.metrics.ledger import Ledger
@@ -443,3 +445,13 @@ def refuse_changed_inputs(config: JobConfig, folders: Iterable[Path]) -> None:
         now = inputs_of(config) if now is None else now
         fix = "run it again with FORCE=1, or keep both with EXPERIMENT=another_name"
         refuse_changed(digests(load_manifest(folder)), now, f"{folder} was made", fix)
+
+
+def load_faults(path: Path) -> list[Found]:
+    """Faults of a run, finished or not, above their bounds; of samples that could not be scored with an example."""
+    ledger = load_ledger(path) if (path / "ledger.json").exists() else {}
+    found = found_faults(load_metrics(path), ledger, load_evaluations(path), load_config(path))
+    if found and found[0].name == "reward/failed" and (path / "samples.parquet").exists():
+        causes = read_samples(path / "samples.parquet").column("failure").drop_null()
+        found[0] = replace(found[0], text=f"{found[0].text}, such as: {causes[0].as_py()}") if len(causes) else found[0]
+    return found

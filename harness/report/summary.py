@@ -19,6 +19,7 @@ from harness.metrics.ledger import ENGINE_EVENTS
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, identity_of
 from harness.metrics.run_files import (
     load_evaluations,
+    load_faults,
     load_ledger,
     load_manifest,
     load_metrics,
@@ -151,6 +152,8 @@ def print_summary(run_dirs: Iterable[Path], console: Console) -> None:
     for table in summary_tables(runs):
         console.print(table)
     for run in runs:
+        for fault in load_faults(run.path):
+            console.print(f"warning: {fault.text}", style="yellow", highlight=False, markup=False)
         for event in (run.ledger or {}).get("engines", []):
             why = f": {event['why']}" if event["why"] else ""
             text = f"{event['at_s']:.1f} s: {event['engine']} {ENGINE_EVENTS[event['what']]}{why}"

@@ -53,7 +53,7 @@ def finished_run(
         tracker = Tracker(results, identity, CONFIG, manifest, on_lost=lost, flush_seconds=3600.0) if mirror else None
         for iteration in range(ITERATIONS):
             metrics = {"iteration": iteration, "samples": 8 * iteration, "seconds": 2.0 * iteration}
-            metrics["reward/mean"] = iteration / 4
+            metrics["reward/mean"], metrics["train/skipped_steps"] = iteration / 4, 2.0
             before(iteration)
             folder.append_metrics(metrics)
             if tracker is not None:
@@ -67,6 +67,7 @@ def finished_run(
         if tracker is not None:
             tracker.log_system(sample)
             tracker.log_summary(folder.path)
+            tracker.log_faults(folder.path)
             tracker.finish(artifacts=mirrored_files(folder.path))
         folder.finish()
     return folder.path

@@ -10,6 +10,7 @@ import numpy as np
 
 from harness.comparison.comparison import Comparison
 from harness.comparison.measures import HELD_OUT
+from harness.metrics.definitions import definition
 from harness.metrics.manifest import run_title
 from harness.metrics.timeline import TRAINING_ROLE, Interval, Timeline, lanes
 from harness.protocols import Span
@@ -18,16 +19,22 @@ from harness.report.palette import DASHES, KINDS, ON_DARK_KINDS, ON_DARK_VERSION
 
 AXES = {"samples": "samples trained", "tokens": "tokens trained (prompt and response)", "seconds": "time (s)"}
 TITLES = {
-    **HELD_OUT,
-    "reward/exact_match": "exact match of trained samples",
-    "reward/mean": "mean reward of trained samples",
-    "response_length/mean": "response length (tokens)",
-    "throughput/samples_per_s": "samples per second",
-    "staleness/mean": "mean lag (iterations)",
-    "policy/kl_behaviour": "KL from the policy that sampled (nats per token)",
-    "policy/effective_samples": "effective share of tokens",
-    "policy/left_out": "share of tokens left out by the correction",
+    key: f"{definition(key).title} ({definition(key).unit})"
+    if definition(key).unit not in ("", "1/s")
+    else definition(key).title
+    for key in (
+        *HELD_OUT,
+        "reward/exact_match",
+        "reward/mean",
+        "response_length/mean",
+        "throughput/samples_per_s",
+        "staleness/mean",
+        "policy/kl_behaviour",
+        "policy/effective_samples",
+        "policy/left_out",
+    )
 }
+"""Titles of curves, in the order in which they are offered."""
 _SIGNIFICANT = 5  # digits, more than any screen shows
 
 MOST_SPANS = 60_000

@@ -176,7 +176,7 @@ def test_the_docs_say_of_every_measure_whose_policy_and_which_samples_it_is_of(c
     page = (ROOT / "docs/statistics.md").read_text().partition("## Measures")[2].partition("\n## ")[0]
     rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
     told = {re.sub("<.*", "", key): (row[2], row[3]) for row in rows for key in re.findall("`([^`]+)`", row[0])}
-    for key in {measure.key for measure in compared.measures} | measures.OF_TRAINING.keys():
+    for key in {measure.key for measure in compared.measures} | set(measures.OF_TRAINING):
         assert max((name for name in told if key.startswith(name)), key=len, default=""), f"{key} stands on no row"
         assert next(its for name, its in told.items() if key.startswith(name)) == measures.subject_of(key)
 
@@ -338,8 +338,21 @@ def test_engines_that_were_lost_and_roles_that_were_started_again_are_warned_of(
     cell.runs[1].ledger["engines"] = [{"what": "lost"}, {"what": "joined"}]
     cell.runs[1].ledger["restarts"] = [{}, {}]
     warnings = compare([cell]).warnings
-    assert "sync, seed 1: 1 rollout engines were lost" in warnings
-    assert any(line.startswith("sync, seed 1: roles died and were started again, up to 2 times") for line in warnings)
+    assert "sync, seed 1: 1 times a rollout engine was lost (engines)" in warnings
+    assert any(line.startswith("sync, seed 1: 2 times roles died and were started again") for line in warnings)
+
+
+def test_what_could_not_be_scored_is_warned_of_and_forbids_a_verdict_above_the_bound(tmp_path: Path) -> None:
+    cells = [make_cell(tmp_path, label, made) for label, made in {"sync": SYNC, "fast": FAST}.items()]
+    trained = cells[1].runs[2].metrics[-1]["samples"]
+    for failed, forbidden in ((trained * 0.005, False), (trained * 0.25, True)):
+        cells[1].runs[2].metrics[3]["reward/failed"] = failed
+        compared = compare(cells)
+        said = f"of the trained samples ({'25' if forbidden else '0.5'} %) could not be scored (reward/failed)"
+        assert any(line.startswith("fast, seed 2: ") and line.endswith(said) for line in compared.warnings)
+        assert (
+            compared.verdict.startswith("No verdict: fast: ") == forbidden and (said in compared.verdict) == forbidden
+        )
 
 
 def test_how_far_training_is_off_policy_is_told_and_drawn(tmp_path: Path) -> None:

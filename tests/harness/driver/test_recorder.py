@@ -25,7 +25,7 @@ from harness.driver.observer import IterationListener, RunListener
 from harness.driver.progress import ProgressDisplay
 from harness.driver.recorder import Recorder
 from harness.driver.session import worker_places
-from harness.metrics.iteration import METRIC_NAMES
+from harness.metrics.definitions import METRIC_NAMES
 from harness.metrics.ledger import LedgerError
 from harness.metrics.parts import PARTS, RESPONSES, SAMPLES, SPANS, GrowingTable, read_growing
 from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics, load_samples, load_timeline

@@ -1,0 +1,296 @@
+"""The metrics of a run, a line each: its name, title, unit, which way is better, and of those that count something that
+went wrong what is said of it, and from which bound on. Tables, pages, warnings, verdicts and MLflow read these.
+
+Adding one is its line here, and whoever writes it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+Better = Literal["higher", "lower"]
+Iterations = Sequence[Mapping[str, float]]
+"""Lines of metrics.jsonl."""
+
+
+@dataclass(frozen=True)
+class Fault:
+    """Something that went wrong, counted over a run. words: with {count} and {share}, where there is a whole to be a
+    share of; bound: of the share, or else of the count, above which it is said; forbids: the setting of the task whose
+    share it may have before there is no verdict; hint: what to look at."""
+
+    words: str
+    bound: float = 0.0
+    forbids: str | None = None
+    hint: str = ""
+
+
+@dataclass(frozen=True)
+class Metric:
+    """A metric. title: without its unit; better: None where neither is; counted: what of a run's iterations makes its
+    number, where it is a fault: their sum, the last one, where it counts from the start, or their mean."""
+
+    name: str
+    title: str
+    unit: str = ""
+    better: Better | None = None
+    fault: Fault | None = None
+    counted: Literal["sum", "last", "mean"] = "sum"
+
+
+def _s(name: str, title: str, better: Better | None = "lower") -> Metric:
+    return Metric(f"time/{name}_s", title, "s", better)
+
+
+_LOOK = "look at samples.parquet, column failure"
+DEFINITIONS: tuple[Metric, ...] = (
+    _s("iteration", "an iteration"),
+    _s("generate", "generating"),
+    _s("wait_for_samples", "waiting for samples"),
+    _s("reference", "reference log-probabilities"),
+    _s("old_log_prob", "recomputed log-probabilities"),
+    _s("advantages", "advantages"),
+    _s("update_actor", "updating the actor"),
+    _s("wait_for_slowest_rank", "training ranks wait for the slowest, per iteration"),
+    _s("values", "values"),
+    _s("update_critic", "updating the critic"),
+    _s("weight_sync", "weight sync"),
+    _s("weight_sync_exposed", "weight sync exposed, per iteration"),
+    Metric("throughput/samples_per_s", "samples per second", "1/s", "higher"),
+    Metric("throughput/tokens_per_s", "tokens per second", "tokens/s", "higher"),
+    Metric("throughput/tokens_per_s_per_device", "tokens per second and device", "tokens/s", "higher"),
+    Metric("throughput/mfu", "share of the devices' peak operations", "", "higher"),
+    Metric("throughput/fraction_of_bound", "share of ideal throughput", "", "higher"),
+    Metric("staleness/mean", "mean lag of a sample", "iterations"),
+    Metric("staleness/max", "largest lag of a token", "iterations"),
+    Metric("staleness/steps_mean", "mean lag of a sample", "optimizer steps"),
+    Metric("staleness/steps_max", "largest lag of a token", "optimizer steps"),
+    Metric("staleness/in_flight_mean", "lag that grew while sampled", "iterations"),
+    Metric("staleness/in_queue_mean", "lag that grew in the queue", "iterations"),
+    Metric("staleness/span_max", "versions that sampled one sample, at most", "versions"),
+    Metric("reward/mean", "mean reward of trained samples", "", "higher"),
+    Metric("reward/exact_match", "exact match of trained samples", "", "higher"),
+    Metric(
+        "reward/failed",
+        "samples that could not be scored",
+        "samples",
+        "lower",
+        Fault("{count} of the trained samples ({share}) could not be scored", forbids="failed_bound", hint=_LOOK),
+    ),
+    Metric(
+        "reward/same_in_group",
+        "groups with one reward",
+        fault=Fault("flat rewards: in {share} of the groups all rewards are equal, and they taught nothing", 0.9),
+        counted="mean",
+    ),
+    Metric("reward/baseline", "mean reward of the samples that others are compared with"),
+    Metric("filter/refused", "groups that the filter refused", "groups"),
+    Metric("filter/share", "share of groups that the filter refused"),
+    Metric("filter/rounds", "prompts dealt to one place, at most"),
+    Metric("turns/mean", "turns of a sample"),
+    Metric("turns/max", "most turns of a sample"),
+    Metric("turns/environment_tokens", "tokens that the environment wrote", "tokens"),
+    Metric(
+        "turns/failed",
+        "samples whose environment failed",
+        "",
+        "lower",
+        Fault("the environment, agent loop or tool of {share} of the trained samples failed", hint=_LOOK),
+        "mean",
+    ),
+    Metric("response_length/mean", "response length", "tokens"),
+    Metric("response_length/p99", "response length, 99th percentile", "tokens"),
+    Metric(
+        "response_length/truncated",
+        "truncated responses",
+        fault=Fault("{share} of the responses were cut off by the limit on tokens", 0.25, hint="max_tokens"),
+        counted="mean",
+    ),
+    Metric("eval/version", "version that was evaluated"),
+    Metric("eval/greedy", "held-out accuracy, greedy", "", "higher"),
+    Metric("eval/reward", "held-out reward, greedy", "", "higher"),
+    Metric("eval/sampled", "held-out accuracy, sampled", "", "higher"),
+    Metric("eval/pass_at_k", "held-out pass@k", "", "higher"),
+    Metric("eval/device_s", "devices' seconds for evaluation", "s", "lower"),
+    Metric(
+        "eval/failed",
+        "held-out responses that could not be scored",
+        "responses",
+        "lower",
+        Fault(
+            "{count} of the held-out responses ({share}) could not be scored, and are in no accuracy",
+            forbids="failed_bound",
+            hint="look at eval_responses.parquet, column failure",
+        ),
+    ),
+    Metric("train/grad_norm", "norm of the gradient"),
+    Metric("train/learning_rate", "learning rate"),
+    Metric(
+        "train/skipped_steps",
+        "skipped optimizer steps",
+        "steps",
+        "lower",
+        Fault(
+            "{count} optimizer steps were skipped, as their gradient was not finite", hint="look at the rewards' size"
+        ),
+        "last",
+    ),
+    Metric("train/rank_imbalance", "tokens of the fullest training rank over the mean", "", "lower"),
+    Metric("critic/loss", "loss of the critic", "", "lower"),
+    Metric("critic/clip_fraction", "share of values that are clipped"),
+    Metric("critic/explained_variance", "variance of returns that values explain", "", "higher"),
+    Metric("critic/value_mean", "mean value"),
+    Metric("critic/return_mean", "mean return"),
+    Metric("critic/lag", "mean lag of values", "iterations"),
+    Metric("critic/lag_max", "largest lag of values", "iterations"),
+    Metric("critic/grad_norm", "norm of the critic's gradient"),
+    Metric("critic/learning_rate", "learning rate of the critic"),
+    Metric(
+        "critic/skipped_steps",
+        "skipped steps of the critic",
+        "steps",
+        "lower",
+        Fault("{count} of the critic's steps were skipped, as their gradient was not finite"),
+        "last",
+    ),
+    Metric("policy/kl_ref", "KL to the reference", "nats per token"),
+    Metric("policy/kl_coef", "coefficient of the KL"),
+    Metric("policy/entropy", "entropy", "nats per token"),
+    Metric("policy/clip_fraction", "share of tokens that are clipped"),
+    Metric("policy/ratio_max", "largest ratio of a token"),
+    Metric("policy/kl_behaviour", "KL to the policy in training from the one that sampled", "nats per token"),
+    Metric("policy/kl_behaviour_k1", "the same by k1", "nats per token"),
+    Metric("policy/kl_behaviour_reverse", "KL the other way", "nats per token"),
+    Metric("policy/chi_squared", "chi-squared of the policies"),
+    Metric("policy/effective_samples", "effective share of tokens, by importance weights"),
+    Metric("policy/ratio_p01", "ratio, first percentile"),
+    Metric("policy/ratio_p50", "ratio, median"),
+    Metric("policy/ratio_p99", "ratio, 99th percentile"),
+    Metric("policy/left_out", "tokens left out by the correction"),
+    Metric("policy/cut", "tokens whose weight the correction cuts"),
+    Metric("policy/rejected", "tokens that rejection leaves out"),
+    Metric("policy/mismatch_kl", "KL of engine and trainer at one version", "nats per token"),
+    Metric("policy/proximal_lag", "lag of the recomputed policy", "iterations"),
+    Metric(
+        "straggler/cut",
+        "samples that were cut",
+        "",
+        "lower",
+        Fault("{share} of the trained samples were cut, as they took too long", 0.01, hint="engine.sample_limit_s"),
+        "mean",
+    ),
+    Metric(
+        "straggler/dropped",
+        "groups that took too long",
+        "groups",
+        "lower",
+        Fault("{count} groups were dropped, as they took too long", hint="engine.sample_limit_s"),
+    ),
+    Metric("queue/depth_samples", "samples in the queue", "samples"),
+    Metric("ledger/admitted", "admitted", "samples"),
+    Metric("ledger/trained", "trained", "samples"),
+    Metric(
+        "ledger/dropped_stale",
+        "dropped as stale",
+        "samples",
+        "lower",
+        Fault("{count} samples ({share} of the admitted) were sampled and dropped as stale", 0.1),
+        "last",
+    ),
+    Metric("ledger/dropped_filtered", "refused by a filter", "samples"),
+    Metric("ledger/dropped_baseline", "compared with, not trained", "samples"),
+    Metric("ledger/dropped_straggler", "dropped, as their group took too long", "samples"),  # said as straggler/dropped
+    Metric(
+        "ledger/dropped_failed",
+        "dropped, as one of their group could not be scored",
+        "samples",
+        "lower",
+        Fault(
+            "{count} samples ({share} of the admitted) were dealt anew, as one of their group could not be scored",
+            forbids="failed_bound",
+        ),
+        "last",
+    ),
+    Metric("ledger/dropped_spare", "not needed", "samples"),
+    Metric("ledger/in_flight", "in flight", "samples"),
+)
+"""Metrics of an iteration, besides `idle/<role>` for each role, what the queue measures as `queue/...`, and
+`custom/<name>` for each extra value of a task's scores."""
+
+OF_LEDGER: dict[str, Fault] = {
+    "engines": Fault("{count} times a rollout engine was lost", hint="look at logs/"),
+    "restarts": Fault("{count} times roles died and were started again: its times include that", hint="look at logs/"),
+}
+"""Faults that ledger.json lists, by what they are called there."""
+
+_BY_NAME = {metric.name: metric for metric in DEFINITIONS}
+METRIC_NAMES = frozenset(_BY_NAME)
+FAILED_BOUND = 0.01
+"""Value of `task.failed_bound` where a run's settings say nothing of it."""
+
+
+def definition(name: str) -> Metric:
+    """The metric of this name, which has to be one of `DEFINITIONS`."""
+    return _BY_NAME[name]
+
+
+@dataclass(frozen=True)
+class Found:
+    """A fault of one run. value: the share, where there is a whole, else the count; forbids: a verdict on the run."""
+
+    name: str
+    text: str
+    value: float
+    forbids: bool
+
+
+def found_faults(
+    iterations: Iterations,
+    ledger: Mapping[str, Any],
+    evaluations: Sequence[Mapping[str, Any]],
+    config: Mapping[str, Any],
+) -> list[Found]:
+    """The faults of a run that are above their bounds, in the order of their definition. ledger: of ledger.json;
+    evaluations: lines of eval.jsonl; config: the run's settings."""
+    task = config.get("task", {})
+    bound = float(task.get("failed_bound", FAILED_BOUND))
+    if task.get("failure_reward") is not None:  # it is the response that is at fault
+        bound = 1.0
+    found = []
+    for metric in DEFINITIONS:
+        if metric.fault is not None:
+            count, whole = _counted(metric, iterations, evaluations)
+            found += _said(metric.name, metric.fault, count, whole, bound)
+    lost = sum(event["what"] == "lost" for event in ledger.get("engines", ()))
+    for name, count in (("engines", lost), ("restarts", len(ledger.get("restarts", ())))):
+        found += _said(name, OF_LEDGER[name], count, None, 0.0)
+    return found
+
+
+def _counted(
+    metric: Metric, iterations: Iterations, evaluations: Sequence[Mapping[str, Any]]
+) -> tuple[float, float | None]:
+    """The run's number of a fault, and what it is a share of: None where that is itself a share, or there is none."""
+    if metric.name == "eval/failed":  # of versions, too, that no line of metrics is of
+        return sum(one.get("failed", 0) for one in evaluations), sum(o["problems"] * (1 + o["k"]) for o in evaluations)
+    values = [one[metric.name] for one in iterations if metric.name in one]
+    if not values:
+        return 0.0, None
+    of_run = {"sum": sum, "last": lambda seen: seen[-1], "mean": lambda seen: sum(seen) / len(seen)}
+    count = float(of_run[metric.counted](values))
+    wholes: dict[str, Callable[[], float]] = {
+        "reward/failed": lambda: iterations[-1]["samples"],
+        "ledger/dropped_stale": lambda: iterations[-1]["ledger/admitted"],
+        "ledger/dropped_failed": lambda: iterations[-1]["ledger/admitted"],
+    }
+    return count, wholes[metric.name]() if metric.name in wholes else None
+
+
+def _said(name: str, fault: Fault, count: float, whole: float | None, bound: float) -> list[Found]:
+    share = count if whole is None else count / max(whole, 1.0)
+    if share <= fault.bound:
+        return []
+    text = fault.words.format(count=f"{count:,.0f}", share=f"{float(f'{100 * share:.2g}'):g} %")
+    return [Found(name, f"{text} ({name})", share, fault.forbids is not None and share > bound)]

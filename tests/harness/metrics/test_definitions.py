@@ -1,0 +1,109 @@
+"""Metrics are declared once, and what counts something that went wrong is read: no counter is without a reader."""
+
+from __future__ import annotations
+
+import ast
+import re
+from typing import get_args
+
+import msgspec
+import pytest
+
+from harness.metrics.definitions import DEFINITIONS, METRIC_NAMES, OF_LEDGER, Metric, found_faults
+from harness.metrics.ledger import Ledger
+from harness.metrics.samples import Fate
+from harness.metrics.schemas import LedgerFile
+from tests.support.project import ROOT
+
+FAMILIES = {name.partition("/")[0] for name in METRIC_NAMES} - {"queue"}
+OTHER_TEXTS = {"turns/given"}
+"""Texts that look like metrics; the queue names its own by its columns and tasks."""
+FAULTS = [metric for metric in DEFINITIONS if metric.fault is not None]
+WRONG = re.compile(
+    "fail|skip|drop|lost|lose|stale|cut|trunc|timeout|time_out|late|retr|restart|reject|refus|abort|error|missing|invalid"
+    "|could not|too long|one reward|expire|crash|kill|died"
+)
+NO_FAULTS = {
+    "filter/refused": "as algorithm.filter says",
+    "filter/share": "the same",
+    "ledger/dropped_filtered": "the same",
+    "ledger/dropped_baseline": "as algorithm.advantage=remax says",
+    "ledger/dropped_spare": "as algorithm.over_sampling says",
+    "ledger/dropped_straggler": "said by straggler/dropped",
+    "policy/cut": "as the correction says; a measure",
+    "policy/rejected": "as algorithm.rejection says",
+}
+"""What goes by such words, and is what the user asked for."""
+
+
+def test_every_metric_is_declared_once_with_a_title_of_its_own() -> None:
+    assert len(METRIC_NAMES) == len(DEFINITIONS)
+    titles = [(metric.title, metric.unit) for metric in DEFINITIONS]
+    assert len(set(titles)) == len(titles) and all(title and title[0] != " " for title, _ in titles)
+
+
+def test_what_the_product_writes_as_a_metric_is_declared() -> None:
+    """Every text in the product that looks like the name of one; those that are put together are held as they are
+    written (`check_names`)."""
+    looks_like_one = re.compile(rf"({'|'.join(FAMILIES)})/[a-z][a-z0-9_]*")
+    unknown: dict[str, set[str]] = {}
+    for path in sorted((ROOT / "harness").rglob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and looks_like_one.fullmatch(node.value):
+                if node.value not in METRIC_NAMES | OTHER_TEXTS:
+                    unknown.setdefault(str(path.relative_to(ROOT)), set()).add(node.value)
+    assert not unknown
+    assert Ledger().metrics().keys() <= METRIC_NAMES
+    assert {f"ledger/{fate}" for fate in get_args(Fate)} <= METRIC_NAMES
+
+
+@pytest.mark.parametrize("metric", DEFINITIONS, ids=lambda metric: metric.name)
+def test_what_counts_something_that_went_wrong_is_read_by_the_warnings(metric: Metric) -> None:
+    if WRONG.search(f"{metric.name} {metric.title}".replace("staleness", "")):
+        assert (metric.fault is None) == (metric.name in NO_FAULTS), "declare its fault, or say here why it is none"
+    else:
+        assert metric.name not in NO_FAULTS
+
+
+def test_every_list_of_events_in_a_ledger_is_read_by_the_warnings() -> None:
+    lists = {field.name for field in msgspec.structs.fields(LedgerFile) if str(field.type).startswith("list[harness")}
+    assert lists == OF_LEDGER.keys()
+    ledger = {"engines": [{"what": "lost"}, {"what": "works"}], "restarts": [{}, {}]}
+    texts = [fault.text for fault in found_faults([], ledger, [], {})]
+    assert texts == [
+        "1 times a rollout engine was lost (engines)",
+        "2 times roles died and were started again: its times include that (restarts)",
+    ]
+
+
+def lines(metric: Metric, value: float) -> list[dict[str, float]]:
+    """Two iterations with this value of a metric."""
+    return [{"samples": 100.0 * n, "ledger/admitted": 100.0 * n} | {metric.name: value} for n in (1, 2)]
+
+
+@pytest.mark.parametrize("metric", FAULTS, ids=lambda metric: metric.name)
+def test_a_fault_is_said_above_its_bound_and_not_below_and_forbids_a_verdict_as_the_setting_says(
+    metric: Metric,
+) -> None:
+    assert metric.fault is not None
+    evaluations = [{"problems": 5, "k": 3, "failed": 2}] if metric.name == "eval/failed" else []
+    quiet = lines(metric, metric.fault.bound if metric.counted == "mean" else 0.0)
+    assert found_faults(quiet, {}, [], {"task": {}}) == []
+    (found,) = found_faults(lines(metric, 50.0), {}, evaluations, {"task": {}})
+    assert found.name == metric.name and f"({metric.name})" in found.text and "{" not in found.text
+    assert found.forbids == (metric.fault.forbids is not None)
+    for allowed in ({"failed_bound": 0.9}, {"failure_reward": 0.0}):
+        (found,) = found_faults(lines(metric, 50.0), {}, evaluations, {"task": allowed})
+        assert not found.forbids
+
+
+def test_the_number_of_a_run_is_told_as_a_count_and_as_a_share() -> None:
+    def text(name: str, value: float) -> str:
+        metric = next(metric for metric in FAULTS if metric.name == name)
+        return found_faults(lines(metric, value), {}, [], {})[0].text
+
+    assert text("reward/failed", 3) == "6 of the trained samples (3 %) could not be scored (reward/failed)"
+    assert text("train/skipped_steps", 3).startswith("3 optimizer steps were skipped")
+    assert text("turns/failed", 0.125).startswith("the environment, agent loop or tool of 12 % of the trained samples")
+    flat = "flat rewards: in 100 % of the groups all rewards are equal"
+    assert text("reward/same_in_group", 1.0).startswith(flat)
