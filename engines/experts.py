@@ -43,6 +43,17 @@ def file_names(name: str, shape: tuple[int, ...]) -> list[str]:
     return [piece.name for piece in pieces(name, shape)] or [name]
 
 
+def file_shapes(shapes: Mapping[str, tuple[int, ...]]) -> dict[str, tuple[int, ...]]:
+    """Shapes of the tensors in files, from those of a model's parameters: the inverse of `together`."""
+    found: dict[str, tuple[int, ...]] = {}
+    for name, shape in shapes.items():
+        of_experts = pieces(name, shape)
+        found |= {piece.name: (piece.stop - piece.start, shape[2]) for piece in of_experts}
+        if not of_experts:
+            found[name] = shape
+    return found
+
+
 def apart(weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
     """The same weights, whole, by their names in files; those of experts are views."""
     for name, tensor in weights:

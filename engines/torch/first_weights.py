@@ -48,7 +48,7 @@ class Outline:
 
     def fill(self, device: torch.device | str) -> PreTrainedModel:
         """Give every parameter of `model`, DTensors too, its memory on `device` and its values; tied ones stay tied.
-        Buffers stay where they are."""
+        Buffers stay where they are. Raises ValueError for a number that is not finite."""
         filled = {parameter: _parameter_like(parameter, device) for parameter in self.model.parameters()}
         here, wanted = {}, {}
         for name, parameter in self.model.named_parameters():
@@ -57,6 +57,10 @@ class Outline:
             if here[name].numel():
                 wanted[name] = part_of_tensor(new)
         for name, part in self.weights.parts(wanted):
+            if not torch.stack(torch.aminmax(part)).isfinite().all():  # of several numbers NaN is least and largest
+                raise ValueError(
+                    f"{name} in {self.model.config.name_or_path} holds NaN or infinity; name another checkpoint"
+                )
             here[name].copy_(part.to(self.dtype))
         _replace(self.model, filled)
         return self.model

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.config import ModelConfig
+from harness.config import ConfigError, ModelConfig
 from harness.config.model_folder import DRAWN, DRAWN_WITH_EXPERTS, local_folder, read_config, require_shape, shape_of
+from harness.config.weight_files import StoredTensor, equal_bytes, some, stored_tensors
 
 if TYPE_CHECKING:
     import torch
@@ -70,6 +71,112 @@ def outline_model(config: ModelConfig, *, seed: int = 0) -> Outline:
     if config.float32_logits and config.dtype != "float32":
         model.config.head_dtype = "float32"  # as vLLM reads it from a model's config.json
     return Outline(model.eval(), weights, dtype)
+
+
+READ_AT_DOOR = 1 << 30
+"""Bytes of weights whose numbers are looked at before a run starts; of larger models each process looks at those that
+it loads (`Outline.fill`)."""
+
+
+def check_weights(config: ModelConfig) -> None:
+    """Hold the files of `config.checkpoint`, by their headers, against the model that its config.json describes, whose
+    parameters are only outlined; what is read of the numbers are tied tensors, and all of a small model's.
+
+    Names are matched as transformers matches them when it loads: renamed, without those that it ignores. Raises
+    ConfigError, naming file and tensor, for what is missing, unknown, of another shape or of no float type, for tied
+    tensors that differ, and for numbers that are not finite.
+    """
+    from engines.torch.first_weights import without_weights
+
+    load_architecture()
+    from transformers import AutoModelForCausalLM
+
+    checkpoint = str(config.checkpoint)
+    where, folder = f"model.checkpoint={checkpoint}", local_folder(checkpoint)
+    stored = stored_tensors(folder, where)
+    found = _config_of_checkpoint(config, checkpoint, folder)
+    model = without_weights(lambda: AutoModelForCausalLM.from_config(found))
+    if (wrong := _misfit(model, stored)) is not None:
+        raise ConfigError(f"{where}: {wrong}; copy it again, or save it with the config.json that it was made with")
+    for names in _tied_names(model):
+        one, *others = [name for name in names if name in stored] or [""]
+        for other in others:
+            if not equal_bytes(stored[one], stored[other]):
+                raise ConfigError(
+                    f"{where}: {other} in {stored[other].file.name} is not {one}, and config.json has them tied: set "
+                    "tie_word_embeddings to false in it, or take the tensor out of the file"
+                )
+    if sum(tensor.end - tensor.start for tensor in stored.values()) <= READ_AT_DOOR:
+        for name, tensor in stored.items():
+            if tensor.is_float and not tensor.finite:
+                raise ConfigError(
+                    f"{where}: {name} in {tensor.file.name} holds NaN or infinity; name another checkpoint"
+                )
+
+
+def _misfit(model: PreTrainedModel, stored: Mapping[str, StoredTensor]) -> str | None:
+    """The first of these tensors that is none of the model's, or that it lacks, in words; None where all fit."""
+    from engines.experts import file_shapes
+
+    known = file_shapes({name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
+    needed = file_shapes({name: tuple(parameter.shape) for name, parameter in model.named_parameters()})
+    shapes = {name: tensor.shape for name, tensor in stored.items()}
+    missing, unknown = needed.keys() - shapes.keys(), shapes.keys() - known.keys()
+    other = {(name, shape, known[name]) for name, shape in shapes.items() if shape != known.get(name, shape)}
+    if (missing or unknown) and known.keys() == model.state_dict().keys():  # experts would be put together in memory
+        missing, unknown, other = _as_transformers_reads(model, shapes)
+    for name, tensor in sorted(stored.items()):
+        if name in known and not tensor.is_float:
+            return f"{name} in {tensor.file.name} is of type {tensor.dtype}, of which no weights are read here"
+    for name, shape, right in sorted(other):
+        file = f" in {stored[name].file.name}" if name in stored else ""
+        return f"{name}{file} has shape {list(shape)}, and by config.json {list(right)}"
+    if missing:
+        files = sorted({tensor.file.name for tensor in stored.values()})
+        where = f"{files[0]} lacks" if len(files) == 1 else f"none of its {len(files)} files has"
+        return f"{where} {some(sorted(missing))}"
+    if unknown:
+        first = min(unknown)
+        file = stored[first].file.name if first in stored else "it"
+        return f"{file} holds {some(sorted(unknown))}, of which {type(model).__name__} has nothing"
+    return None
+
+
+def _as_transformers_reads(
+    model: PreTrainedModel, shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[set[str], set[str], set[tuple[str, tuple[int, ...], tuple[int, ...]]]]:
+    """Names that loading tensors of these shapes would leave missing, unknown, and of another shape, by its own names.
+    One number stands for all of a tensor."""
+    import torch
+    from transformers.utils import logging
+
+    one = torch.zeros((), dtype=model.dtype)
+    shown, level = logging.is_progress_bar_enabled(), logging.get_verbosity()
+    logging.disable_progress_bar()
+    logging.set_verbosity_error()
+    try:
+        _, told = type(model).from_pretrained(
+            None,
+            config=model.config,
+            dtype=model.dtype,
+            state_dict={name: one.expand(shape) for name, shape in shapes.items()},
+            ignore_mismatched_sizes=True,
+            output_loading_info=True,
+        )
+    finally:
+        logging.set_verbosity(level)
+        if shown:
+            logging.enable_progress_bar()
+    other = {(name, tuple(there), tuple(here)) for name, there, here in told["mismatched_keys"]}
+    return set(told["missing_keys"]), set(told["unexpected_keys"]), other
+
+
+def _tied_names(model: PreTrainedModel) -> list[list[str]]:
+    """Names of each parameter that has several."""
+    names: dict[int, list[str]] = {}
+    for name, parameter in model.named_parameters(remove_duplicate=False):
+        names.setdefault(id(parameter), []).append(name)
+    return [each for each in names.values() if len(each) > 1]
 
 
 def float32_head(model: PreTrainedModel) -> bool:

@@ -235,10 +235,14 @@ def _check_weights(model: ModelConfig) -> None:
                 "folder with weights as model.checkpoint"
             )
         return
-    require_shape(
-        model,
-        read_config(local_folder(model.checkpoint, weights=not model.checkpoint.startswith(HUB)), model.checkpoint),
-    )
+    if model.checkpoint.startswith(
+        HUB
+    ):  # its weights are checked when they are there: harness/driver/initial_weights.py
+        require_shape(model, read_config(local_folder(model.checkpoint, weights=False), model.checkpoint))
+        return
+    from engines.torch.model import check_weights
+
+    check_weights(model)
 
 
 def _check_top_p(top_p: float) -> None:

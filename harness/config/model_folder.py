@@ -74,9 +74,11 @@ def local_folder(source: str, *, weights: bool = True, setting: str = "model.che
             raise ConfigError(f"{setting}={source} holds no model; name a local directory with config.json and weights")
         folder = Path(source).expanduser().resolve()
         if weights and not any(folder.glob("*.safetensors")):
+            pickles = sorted(path.name for pattern in ("*.bin", "*.pt", "*.pth") for path in folder.glob(pattern))
+            unread = f" ({pickles[0]} is a pickle, which is never read: save it as safetensors)" if pickles else ""
             raise ConfigError(
-                f"{setting}={source} holds no *.safetensors; name a folder with weights, or model.checkpoint=null for "
-                "random ones"
+                f"{setting}={source} holds no *.safetensors{unread}; name a folder with weights, or "
+                "model.checkpoint=null for random ones"
             )
         return folder
     named = _REPOSITORY.fullmatch(source)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import ModelConfig
-from harness.config.model_folder import local_folder
+from harness.config.model_folder import HUB, local_folder
 from harness.metrics.atomic_files import Lock
 from harness.tasks import Task
 
@@ -32,7 +32,12 @@ def initial_model(
     `results`/cache; two runs that ask at once make it once. Raises ConfigError as `local_folder`.
     """
     if model.checkpoint is not None:
-        return replace(model, checkpoint=str(local_folder(model.checkpoint)))
+        here = replace(model, checkpoint=str(local_folder(model.checkpoint)))
+        if model.checkpoint.startswith(HUB):  # others were checked at the door
+            from engines.torch.model import check_weights
+
+            check_weights(here)
+        return here
     if not model.warm_start:
         return model
     made_from = [RECIPE, asdict(model), task.name, _problems(task)]

@@ -77,6 +77,10 @@ def make_buffer(config: JobConfig) -> DataBuffer | None:
     return buffer_of(chosen.buffer, chosen.buffer_options, chosen.buffer_state)
 
 
+_OTHER_TOKENIZERS = ("tokenizer.model", "vocab.json", "vocab.txt", "tokenizer_config.json")
+"""Files of a model's own tokenizer, in forms that are not read."""
+
+
 def tokenizer_of(config: JobConfig) -> Tokenizer:
     """`model.tokenizer`, or that of the model's folder, where it has one; otherwise the shipped one of 32 characters.
     Raises ConfigError where there is none at the place that is named, or it cannot be read."""
@@ -88,6 +92,11 @@ def tokenizer_of(config: JobConfig) -> Tokenizer:
     alone = named is not None and not named.startswith(HUB)  # a tokenizer needs no model beside it
     found = Path(os.path.expanduser(source)) if alone else local_folder(source, weights=False, setting=setting)
     if named is None and not (found / "tokenizer.json").is_file():
+        if other := next((name for name in _OTHER_TOKENIZERS if (found / name).is_file()), None):
+            raise ConfigError(
+                f"{setting}={source} has {other} and no tokenizer.json; load its tokenizer with transformers and save "
+                "it there with save_pretrained"
+            )
         return load_tokenizer()
     try:
         return load_tokenizer(found)

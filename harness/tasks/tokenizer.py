@@ -39,8 +39,7 @@ class Tokenizer:
     @property
     def vocabulary_size(self) -> int:
         """Tokens are integers in [0, vocabulary_size)."""
-        added = self._text.get_added_tokens_decoder()
-        return max(self._text.get_vocab_size(), 1 + max(added, default=0))
+        return vocabulary_size(self._text)
 
     def encode(self, text: str, *, special: bool = False) -> np.ndarray:
         """Text to tokens, int64 [n]. special: with what the tokenizer puts around a text, such as its beginning.
@@ -52,7 +51,8 @@ class Tokenizer:
 
     def chat(self, messages: Sequence[Mapping[str, str]], options: Mapping[str, Any]) -> str:
         """Messages ({"role", "content"}) by the chat template, up to where the model answers. options: the template's
-        own, such as enable_thinking. Raises ValueError where there is no template, or it refuses the messages."""
+        own, such as enable_thinking. Raises ValueError where there is no template, it refuses the messages, or leaves
+        out the last one or what the system says."""
         if self.chat_template is None:
             raise ValueError(f"the tokenizer in {self.folder} has no chat template")
         from jinja2 import TemplateError
@@ -61,8 +61,12 @@ class Tokenizer:
             text: str = _with_template(self.folder).apply_chat_template(
                 list(messages), tokenize=False, add_generation_prompt=True, **options
             )
-        except (TemplateError, TypeError) as error:
+        except (TemplateError, TypeError, AttributeError, KeyError, OSError) as error:
             raise ValueError(f"the chat template refuses these messages: {error}") from error
+        for number, message in enumerate(messages):
+            heard = message["role"] == "system" or number == len(messages) - 1
+            if heard and message["content"].strip() not in text:
+                raise ValueError(f"the chat template leaves out what the {message['role']} says")
         return text
 
     def next_message(self, content: str, options: Mapping[str, Any]) -> str:
@@ -92,20 +96,32 @@ class Tokenizer:
 def load_tokenizer(folder: Path = CHARACTER_TOKENIZER) -> Tokenizer:
     """The tokenizer of a folder, which holds tokenizer.json and what transformers writes beside it.
 
-    Responses end in what generation_config.json and config.json name, and in the tokenizer's own end of text. Raises
-    ValueError where there is no tokenizer, or nothing ends a response.
+    Responses end in what generation_config.json and config.json name, by id or by text, and in the tokenizer's own end
+    of text. Raises ValueError where there is no tokenizer, nothing ends a response, or what is named is no token.
     """
     if not os.path.isfile(folder / "tokenizer.json"):  # Path's raises for what can be no name
         raise ValueError(f"{folder} has no tokenizer.json; save the tokenizer with transformers' save_pretrained")
-    text = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    try:
+        text = tokenizers.Tokenizer.from_file(str(folder / "tokenizer.json"))
+    except Exception as error:  # the library has no narrower class
+        raise ValueError(f"{folder / 'tokenizer.json'} is no tokenizer: {error}") from error
     text.no_truncation()
     text.no_padding()
     settings = _read(folder / "tokenizer_config.json")
+    named = {name: _read(folder / name) for name in ("generation_config.json", "config.json")}
+    size = named["config.json"].get("vocab_size")
+    tokens = max(vocabulary_size(text), size if isinstance(size, int) else 0)
     ends = [_token(text, settings.get("eos_token"))]
-    for name in ("generation_config.json", "config.json"):
-        named = _read(folder / name).get("eos_token_id")
-        ends += named if isinstance(named, list) else [named]
-    stops = tuple(dict.fromkeys(end for end in ends if isinstance(end, int)))
+    if settings.get("eos_token") and ends == [None]:
+        raise ValueError(
+            f"{folder / 'tokenizer_config.json'}: eos_token={settings['eos_token']!r} is no token of its own"
+        )
+    for name, of_file in named.items():
+        ids = of_file.get("eos_token_id")
+        for one in ids if isinstance(ids, list) else [ids]:
+            ends.append(_named_id(text, one, tokens, f"{folder / name}: eos_token_id={ids!r}"))
+        _named_id(text, of_file.get("pad_token_id"), tokens, f"{folder / name}: pad_token_id", least=-1)
+    stops = tuple(dict.fromkeys(end for end in ends if end is not None))
     if not stops:
         raise ValueError(f"{folder} names no token that ends a response; set eos_token in its tokenizer_config.json")
     pad = _token(text, settings.get("pad_token"))
@@ -118,6 +134,22 @@ def _with_template(folder: Path) -> Any:
     from transformers import AutoTokenizer
 
     return AutoTokenizer.from_pretrained(folder)
+
+
+def vocabulary_size(text: tokenizers.Tokenizer) -> int:
+    """All tokens are integers below this."""
+    return max(text.get_vocab_size(), 1 + max(text.get_added_tokens_decoder(), default=0))
+
+
+def _named_id(text: tokenizers.Tokenizer, named: Any, tokens: int, where: str, least: int = 0) -> int | None:
+    """The id that settings give, as itself or by its text; None where they give none. ValueError, which begins with
+    `where`, for one outside of [least, tokens)."""
+    if named is None:
+        return None
+    found = text.token_to_id(named) if isinstance(named, str) else named
+    if not isinstance(found, int) or isinstance(found, bool) or not least <= found < tokens:
+        raise ValueError(f"{where}: {named!r} is no token; ids are below {tokens:,}: correct the file")
+    return found
 
 
 def _token(text: tokenizers.Tokenizer, named: Any) -> int | None:

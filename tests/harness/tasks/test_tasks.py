@@ -1,3 +1,6 @@
+import json
+from pathlib import Path
+
 import numpy as np
 import pytest
 from hypothesis import given
@@ -7,6 +10,7 @@ from harness.config.registries import find
 from harness.tasks import Sample, Score, Task, extra_metrics, load_tokenizer, sample_of
 from harness.tasks.characters import Copy, Expand, Reverse, score_characters
 from harness.tasks.task import SimulatedTask
+from tests.support.text_folder import text_tokenizer
 
 CHARACTERS = "_.= +-0123456789abcdefghijklmnop"
 """Token `i` is `CHARACTERS[i]`: what weights that exist were trained on."""
@@ -33,6 +37,43 @@ def test_the_shipped_tokenizer_has_a_token_for_each_of_32_characters() -> None:
     assert (tokenizer.pad_token, tokenizer.stop_tokens) == (0, (1,))
     with pytest.raises(ValueError, match="'abZ' holds a character that the tokenizer in .*character_tokenizer lacks"):
         tokenizer.encode("abZ")
+
+
+@pytest.mark.parametrize(
+    ("file", "settings", "said"),
+    [
+        (
+            "generation_config.json",
+            {"eos_token_id": [2, 259]},
+            r"_config.json: eos_token_id=\[2, 259\]: 259 is no token",
+        ),
+        ("generation_config.json", {"eos_token_id": True}, "True is no token"),
+        ("generation_config.json", {"eos_token_id": "<nothing>"}, "'<nothing>' is no token"),
+        ("config.json", {"eos_token_id": -1}, "config.json: eos_token_id=-1: -1 is no token; ids are below 259"),
+        ("config.json", {"pad_token_id": 300}, "config.json: pad_token_id: 300 is no token"),
+        ("tokenizer_config.json", {"eos_token": "<nothing>"}, "eos_token='<nothing>' is no token of its own"),
+        ("tokenizer.json", {"model": None}, "tokenizer.json is no tokenizer"),
+    ],
+)
+def test_what_a_folder_names_as_ends_and_padding_are_tokens(
+    file: str, settings: dict[str, object], said: str, tmp_path: Path
+) -> None:
+    text_tokenizer(tmp_path)
+    (tmp_path / "generation_config.json").write_text('{"eos_token_id": ["<|im_end|>", 0], "pad_token_id": -1}')
+    (tmp_path / "config.json").write_text('{"vocab_size": 258}')
+    assert load_tokenizer(tmp_path).stop_tokens == (2, 0)
+    told = json.loads((tmp_path / file).read_text())
+    (tmp_path / file).write_text(json.dumps(told | settings))
+    load_tokenizer.cache_clear()
+    with pytest.raises(ValueError, match=said):
+        load_tokenizer(tmp_path)
+
+
+def test_a_chat_template_that_leaves_out_what_is_asked_is_refused(tmp_path: Path) -> None:
+    template = "{% for m in messages if m.role == 'user' %}{{ m.text }}{% endfor %}"
+    (text_tokenizer(tmp_path) / "chat_template.jinja").write_text(template)
+    with pytest.raises(ValueError, match="the chat template leaves out what the user says"):
+        load_tokenizer(tmp_path).chat([{"role": "user", "content": "1 + 1"}], {})
 
 
 def test_answers_are_right_and_demonstrations_end_in_the_stop_token(task: Task) -> None:
