@@ -138,7 +138,7 @@ _SUBJECTS = {
     "ledger/": ("none", "admitted ones"),
     **dict.fromkeys(("reward/", "custom/", "response_length/", "staleness/"), _TRAINED),
     **dict.fromkeys(("throughput/", "seconds"), ("none", "trained ones")),
-    **dict.fromkeys(("idle/", "time/"), ("none", "none")),
+    **dict.fromkeys(("idle/", "time/", "train/"), ("none", "none")),
 }
 
 
