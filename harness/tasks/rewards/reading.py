@@ -54,16 +54,17 @@ def _fraction(found: re.Match[str]) -> str:
     return f"{int(found[1] or 0) * int(below or 1) + int(above)}/{below}" if below else found[0]
 
 
-_BOX = re.compile(r"\\(?:boxed|fbox)\s*(?=(\{)|(\w))")
-_TAG = re.compile(r"<answer>(.*?)</answer>", re.DOTALL | re.IGNORECASE)
+_BRACES = re.compile(r"\\(?:boxed|fbox)\s*(?:(\{)|(\w))|\\.|[{}]", re.DOTALL)
 _SAID = re.compile(
     r"\banswers?\b[*_]*\s*(?:\b(?:is|are|was|equals)\b(?:[*_]*\s*:)?|[:=])[*_]*|\u7b54\u6848[*_]*(?:\u662f|\u4e3a|:)+",
     re.IGNORECASE,
 )
-_MARKER = re.compile(rf"####[ \t]*(?=[-+(\[{{$€£¥\\.\d]|\S+[ \t]*\n|[^\n]+\s*\Z)|{_SAID.pattern}", re.IGNORECASE)
-"""Markers of answers. `####` is one before a number, a formula, one word or the last line: else it is a heading."""
+_MARKER = re.compile(rf"(?<!#)####(?!#)|{_SAID.pattern}", re.IGNORECASE)
+_ANSWER_LINE = re.compile(r"[-+(\[{$€£¥\\.\d].*|\S+[ \t]*(?=\n)|.+(?=\s*\Z)")
+"""A line after `####` that begins as a number or a formula does, is one word, or the last: others are headings'."""
+_MOST_MARKERS = 16
+"""Markers that are looked at, the last ones: hostile texts cost little."""
 _SENTENCE = re.compile(r"\$\$.+?\$\$|\\\[.+?\\\]|(?:(?![.!?][*_]*(?:\s|\Z))[^\u3002\n])+", re.DOTALL)
-_LINE = re.compile(r".+")
 _WORDS = re.compile(r"\\(?:text(?:bf|rm)?|mathrm|mbox)\s*\{([^{}]*)\}")
 
 
@@ -73,38 +74,45 @@ def final_answer(text: str) -> str:
     sentence), else all of it. What is empty does not count; emphasis and `\text{}` around it go."""
     _, _, after = text.rpartition("</think>")
     text = after if after.strip() else text
-    tagged = [found for found in _TAG.findall(text) if found.strip()]
-    text = tagged[-1] if tagged else text
+    text = _tagged(text)
     answer = last_box(text)
     if answer is None:
-        marked = (_following(text, found) for found in reversed(list(_MARKER.finditer(text))))
+        marked = (_following(text, found) for found in reversed(list(_MARKER.finditer(text))[-_MOST_MARKERS:]))
         answer = next((said for said in marked if said), text.strip())
     inside = _WORDS.fullmatch(answer)
     return inside[1].strip() if inside else answer
 
 
 def _following(text: str, marker: re.Match[str]) -> str:
-    said = (_LINE if marker[0].startswith("#") else _SENTENCE).match(text[marker.end() :].lstrip())
+    following = text[marker.end() :].lstrip() if marker[0] != "####" else text[marker.end() :].lstrip(" \t")
+    said = (_ANSWER_LINE if marker[0] == "####" else _SENTENCE).match(following)
     return said[0].strip().strip("*_`").strip() if said else ""
+
+
+def _tagged(text: str) -> str:
+    """The inside of the last `<answer>` that closes and is not empty; all of the text where there is none."""
+    searched, end = text.lower(), len(text)
+    while (end := searched.rfind("</answer>", 0, end)) >= 0:
+        start = searched.rfind("<answer>", 0, end)
+        if start >= 0 and text[start + len("<answer>") : end].strip():
+            return text[start + len("<answer>") : end]
+    return text
 
 
 def last_box(text: str) -> str | None:
     r"""The inside of the last `\boxed{}`, `\fbox{}` or `\boxed 5` that closes and is not empty."""
-    for found in reversed(list(_BOX.finditer(text))):
-        inside = _braced(text, found.end()) if found[1] else found[2]
-        if inside is not None and inside.strip():
-            return inside.strip()
-    return None
-
-
-def _braced(text: str, opens: int) -> str | None:
-    """The text between the brace here and its own end; None where it has none."""
-    depth = 0
-    for found in re.compile(r"\\.|[{}]", re.DOTALL).finditer(text, opens):
-        depth += {"{": 1, "}": -1}.get(found[0], 0)
-        if not depth and found[0] == "}":
-            return text[opens + 1 : found.start()]
-    return None
+    opened: list[int | None] = []  # of braces that are open, where a box of theirs begins
+    last, inside = -1, None
+    for found in _BRACES.finditer(text) if "boxed" in text or "fbox" in text else ():
+        if found[0] == "{" or found[1]:
+            opened.append(found.end() if found[1] else None)
+        elif found[0] == "}" and opened:
+            begins = opened.pop()
+            if begins is not None and begins > last and (said := text[begins : found.start()].strip()):
+                last, inside = begins, said
+        elif found[2]:
+            last, inside = found.end(), found[2]
+    return inside
 
 
 _THOUSANDS = re.compile(r"(?<=\d)(?:\{,\}|\\[,!; ]|~)(?=\d{3}(?!\d))")

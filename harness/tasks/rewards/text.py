@@ -11,9 +11,9 @@ from harness.tasks.rewards.reading import as_typed, final_answer, normalised, pa
 from harness.tasks.task import Sample, Score
 
 NUMBER = re.compile(
-    r"(?:(?<!\d)[-+])?(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)?(?:\.\d+)?(?:[eE][-+]?\d{1,3})?(?:\s*/\s*\d+(?:\.\d+)?)?"
+    r"(?:(?<!\d)[-+])?(?:(?:\d{1,3}(?:,\d{3})+(?!\d)|\d+)(?:\.\d+)?|\.\d+)(?:[eE][-+]?\d{1,3})?(?:\s*/\s*\d+(?:\.\d+)?)?"
 )
-"""1,234.5e-3 or 3/4; may match nothing at a place."""
+"""1,234.5e-3 or 3/4."""
 
 
 def quick(reward: Callable[..., Score]) -> Callable[..., Score]:
@@ -70,10 +70,8 @@ def last_number(text: str) -> Fraction | None:
     text = _FRACTION.sub(_on_a_line, as_typed(final_answer(normalised(text))))
     text = _POWER_OF_TEN.sub(lambda found: f"{found[1] or 1}e{found[2]}", text)
     text = _POWER.sub(lambda found: str(int(found[1]) ** int(found[2])), text)
-    for found in reversed([match.group() for match in NUMBER.finditer(text)]):
-        if any(character.isdecimal() for character in found):
-            return _value(found)
-    return None
+    numbers = NUMBER.findall(text)
+    return _value(numbers[-1]) if numbers else None
 
 
 def _on_a_line(found: re.Match[str]) -> str:
@@ -86,7 +84,12 @@ def _on_a_line(found: re.Match[str]) -> str:
     )
 
 
+_MOST_DIGITS = 1000
+
+
 def _value(text: str) -> Fraction | None:
+    if len(text) > _MOST_DIGITS:
+        return None
     above, _, below = "".join(text.split()).replace(",", "").partition("/")
     if not below:
         return Fraction(above)

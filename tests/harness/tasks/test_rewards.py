@@ -10,7 +10,7 @@ from typing import Any
 
 import psutil
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from harness.config import ConfigError
@@ -55,6 +55,7 @@ def test_exact_is_the_same_text_that_came_to_its_end() -> None:
         ("10\u00b2", "100", True),
         ("2.5\u00d710\u00b3", "2500", True), (r"3 \times 10^{5}", "3e5", True), (r"\boxed{\frac{3}{4}}", "0.75", True),
         (r"\boxed{1\frac12}", "1.5", True), (r"\boxed{1{,}800}", "1800", True), ("2^{10}", "10", False),
+        ("9" * 5000, "9", False), ("miles/5", "5", True), ("1/2/3", "3", True), ("1e9e9", "9", True),
         # One final answer.
         (r"\boxed{3}, then 4", "3", True), (r"\boxed{3} and \boxed{4}", "4", True), (r"\boxed{2} \boxed{", "2", True),
         (r"\boxed{2} \boxed{}", "2", True), ("#### 5\nfor 2 reasons", "5", True), ("first 2, finally 1", "1", True),
@@ -160,13 +161,13 @@ def test_a_reward_has_a_name_and_options_that_are_its_own() -> None:
         needed = {"regex": {"pattern": "a"}, "length": {"limit": 4, "buffer": 2}}.get(name, {})
         options = [f"task.reward_options.{key}={value}" for key, value in needed.items()]
         make_task(compose_job([f"task.reward={name}", *options]))
-    for settings, told in (
+    for wrong, told in (
         (["task.reward=best"], "task.reward=best is unknown; choose one of exact, numeric, math, "),
         (["task.reward=regex"], "task.reward_options.pattern has no value; "),
         (["task.reward=exact", "task.reward_options.best=1"], "task.reward_options.best is no option of exact"),
     ):
         with pytest.raises(ConfigError, match=told):
-            make_task(compose_job(settings))
+            make_task(compose_job(wrong))
 
 
 # -- code
@@ -218,6 +219,17 @@ def test_hostile_programs_fail_alone_and_leave_nothing() -> None:
     assert set(psutil.Process().children(recursive=True)) == before
 
 
+@settings(deadline=None)
+@given(
+    st.text()
+    | st.lists(st.sampled_from(r"\boxed{ } <answer> </answer> #### answer&is \frac 1/ 9e9 ^ $ \( 1 , . \n".split()))
+)
+def test_numbers_of_any_response_are_a_score(parts: str | list[str]) -> None:
+    """A response cannot make its own scoring fail."""
+    response = "".join(parts).replace("&", " ").replace("\\n", "\n")
+    assert numeric(said(response, "5")).reward in (0, 1) and exact(said(response, "5"), final=True).reward in (0, 1)
+
+
 HOSTILE_TEXTS = {
     "deep braces": r"\boxed{" * 5000,
     "deep fractions": r"$" + r"\frac{1}{" * 2000 + "1" + "}" * 2000 + "$",
@@ -242,10 +254,10 @@ async def test_hostile_mathematics_and_patterns_cost_their_own_sample() -> None:
     assert [(one.failure, one.score.reward) for one in scored] == [("no score after 1 s", -1.0), (None, 1.0)]
 
 
-async def _pooled(settings: list[str], asked: list[Sample], timeout_s: float) -> list[Any]:
+async def _pooled(overrides: list[str], asked: list[Sample], timeout_s: float) -> list[Any]:
     limits = RewardLimits(timeout_s, 2 << 30)
-    make = partial(make_task, compose_job(settings))
-    pool = RewardPool(make, 2, reward=settings[0], failure_reward=-1.0, limits=limits)
+    make = partial(make_task, compose_job(overrides))
+    pool = RewardPool(make, 2, reward=overrides[0], failure_reward=-1.0, limits=limits)
     try:
         await pool.scores([said("3", "3")] * 2)  # so that imports are not in anyone's time
         return await pool.scores(asked)
