@@ -53,7 +53,8 @@ class Transport(ABC):
     colocated: ClassVar[bool] = False
     """Both ends are in one process, of roles that share devices: nothing is connected, nothing is offered."""
     offers: ClassVar[Any] = None
-    """The type of what `offer` has for receivers, by which it is decoded: a `GroupOffer`, or a union of several."""
+    """The type of what `offer` has for receivers, by which it is decoded: a `GroupOffer`
+    (harness/weight_sync/process_group.py), or a union of several."""
 
     @abstractmethod
     def times(self, cost: CostConfig, sender_links: float) -> TransferTimes:
@@ -68,9 +69,10 @@ class Transport(ABC):
         """The source of senders (`harness.weight_sync.endpoints.WeightSource`), and what receivers join by (`offers`).
 
         Called on training rank 0. plan: `TransferPlan` of what travels; rendezvous: `Rendezvous` where all meet;
-        device: of this rank; within_gpu: receivers are on the same GPU.
+        device: of this rank; within_gpu: receivers are on the same GPU. As it is, an offer that makes senders itself.
         """
-        raise NotImplementedError
+        made = self.offers(plan, rendezvous)
+        return made, made
 
 
 def transport_of(name: str) -> Transport:

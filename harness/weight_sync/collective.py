@@ -23,7 +23,6 @@ from harness.weight_sync.process_group import (
     BucketReceiver,
     BucketSender,
     GroupOffer,
-    Rendezvous,
     Sources,
     TransferGroup,
 )
@@ -57,12 +56,6 @@ class Collective(Transport):
 
     def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
         return TransferMemory("transfer buckets", 2 * bucket, 2 * bucket)
-
-    def offer(
-        self, plan: TransferPlan, rendezvous: Rendezvous, device: torch.device, *, within_gpu: bool
-    ) -> tuple[CollectiveOffer, CollectiveOffer]:
-        made = CollectiveOffer(plan, rendezvous)
-        return made, made
 
 
 class _CollectiveEnd(BucketEnd):

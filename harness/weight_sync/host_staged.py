@@ -19,7 +19,7 @@ import torch.distributed as dist
 from harness.config import CostConfig
 from harness.config.transports import TransferMemory, TransferTimes, Transport
 from harness.weight_sync.plan import Bucket, TransferError, TransferPlan, digests, pack, unpack, verify
-from harness.weight_sync.process_group import HOST, BucketInFlight, GroupOffer, Rendezvous, Sources, TransferGroup
+from harness.weight_sync.process_group import HOST, BucketInFlight, GroupOffer, Sources, TransferGroup
 
 Copy = list[torch.Tensor]
 """Weights in host memory: uint8, a tensor for each bucket."""
@@ -62,12 +62,6 @@ class HostStaged(Transport):
 
     def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
         return TransferMemory("a bucket, gathered", bucket, kept=False)
-
-    def offer(
-        self, plan: TransferPlan, rendezvous: Rendezvous, device: torch.device, *, within_gpu: bool
-    ) -> tuple[HostStagedOffer, HostStagedOffer]:
-        made = HostStagedOffer(plan, rendezvous)
-        return made, made
 
 
 class HostStagedSender:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from typing import Any
@@ -12,23 +12,17 @@ import msgspec
 import torch
 from torch.distributed import Store, TCPStore
 
-from harness.weight_sync.collective import CollectiveOffer
-from harness.weight_sync.host_staged import HostStagedOffer
+from harness.config.transports import transport_of
 from harness.weight_sync.ipc import SharedOffer, share_slots
 from harness.weight_sync.plan import TransferPlan, plan_transfer
-from harness.weight_sync.process_group import Rendezvous, open_rendezvous
+from harness.weight_sync.process_group import GroupOffer, Rendezvous, open_rendezvous
 
 CPU = torch.device("cpu")
 LOOPBACK = "127.0.0.1"
 LONG_S = 60.0
 
 Weights = dict[str, torch.Tensor]
-Offer = CollectiveOffer | HostStagedOffer | SharedOffer
-OFFERS: dict[str, Callable[[TransferPlan, Rendezvous], Offer]] = {
-    "collective": CollectiveOffer,
-    "host_staged": HostStagedOffer,
-    "ipc": share_slots,
-}
+Offer = GroupOffer
 
 
 def weights(version: int, rows: int = 40) -> Weights:
@@ -52,7 +46,13 @@ def offered(
     transport: str, *, receivers: int = 1, rows: int = 40, checked: bool = False, timeout_s: float = LONG_S
 ) -> tuple[Offer, Store]:
     rendezvous, store = open_rendezvous(LOOPBACK, receivers, timeout_s)
-    return OFFERS[transport](plan(rows, checked=checked), rendezvous), store
+    return offer_of(transport, plan(rows, checked=checked), rendezvous), store
+
+
+def offer_of(transport: str, plan: TransferPlan, rendezvous: Rendezvous) -> Offer:
+    offer: Offer
+    _, offer = transport_of(transport).offer(plan, rendezvous, CPU, within_gpu=False)
+    return offer
 
 
 def two_ends(transport: str, *, checked: bool = False, timeout_s: float = LONG_S) -> tuple[Any, Any]:
@@ -65,8 +65,7 @@ def meet(offer: Offer, store: Store, before: tuple[Any, Any] = (None, None)) -> 
     with ThreadPoolExecutor(1) as pool:
         joining = pool.submit(offer.receiver, 0, CPU, before[1])
         ends = offer.sender(store, CPU, before[0]), joining.result()
-    if isinstance(offer, SharedOffer):
-        offer.withdraw()
+    offer.withdraw()
     return ends
 
 

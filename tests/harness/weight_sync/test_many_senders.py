@@ -17,7 +17,7 @@ from harness.weight_sync.endpoints import HostSender, stop_reading
 from harness.weight_sync.plan import TransferError
 from harness.weight_sync.process_group import open_rendezvous
 from tests.support.processes import run_in_processes
-from tests.support.weight_ends import CPU, LONG_S, LOOPBACK, OFFERS, Offer, Weights, kept, plan, same, weights
+from tests.support.weight_ends import CPU, LONG_S, LOOPBACK, Offer, Weights, kept, offer_of, plan, same, weights
 
 TRANSPORTS = ("collective", "host_staged")
 SENDERS = RECEIVERS = 2
@@ -66,7 +66,7 @@ def take_part(kind: str, number: int, port: int, offer: Any) -> list[bool] | Non
 @pytest.mark.parametrize("checked", [False, True])
 def test_every_version_of_two_ranks_shards_reaches_two_receivers_bit_for_bit(transport: str, checked: bool) -> None:
     rendezvous, _store = open_rendezvous(LOOPBACK, RECEIVERS, LONG_S, SENDERS)
-    offer = OFFERS[transport](plan(checked=checked), rendezvous)
+    offer = offer_of(transport, plan(checked=checked), rendezvous)
     assert set(offer.plan.owners(SENDERS)) == {0, 1}, "one rank sends all: the test shows nothing"
     world = TCPStore(LOOPBACK, 0, SENDERS, True, wait_for_workers=False)
     parts = [(kind, number, world.port, offer) for kind in ("trainer", "receiver") for number in range(2)]
@@ -80,7 +80,7 @@ class Ends:
     """Two senders that hold all weights, and a receiver. They connect again with `meet`."""
 
     def __init__(self, transport: str, pool: ThreadPoolExecutor, rows: int, *, checked: bool) -> None:
-        self.offer: Offer = OFFERS[transport](plan(rows, checked=checked), open_rendezvous(LOOPBACK, 1, LONG_S)[0])
+        self.offer: Offer = offer_of(transport, plan(rows, checked=checked), open_rendezvous(LOOPBACK, 1, LONG_S)[0])
         self.pool = pool
         self.senders: list[Any] = [None, None]
         self.receiver: Any = None
