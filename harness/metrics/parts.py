@@ -32,6 +32,7 @@ from harness.metrics.samples import (
     SCHEMA,
     VERSION_RUN,
     SampleRecord,
+    before_custom,
 )
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
@@ -244,7 +245,7 @@ def read_samples_so_far(folder: Path) -> pa.Table:
     table = _filled(read_growing(folder / SAMPLES)).sort_by("sample_id").combine_chunks()
     problems = read_problems_so_far(folder)
     places = pa.compute.index_in(table["group_id"], problems["group_id"])
-    return table.add_column(len(SCHEMA), PROBLEM_ROW, problems["row"].take(places))
+    return table.add_column(before_custom(table), PROBLEM_ROW, problems["row"].take(places))
 
 
 def _filled(table: pa.Table) -> pa.Table:

@@ -468,31 +468,36 @@ class Texts:
         asked = _places(samples["group_id"], problems["group_id"])
         chosen = self._spread(np.flatnonzero(answered >= 0))
         tokens = ((problems["prompt"], asked[chosen]), (responses["response"], answered[chosen]))
-        return self._with_texts(samples, len(FILE_SCHEMA) - len(TEXT_FIELDS), chosen, tokens)
+        return self._with_texts(samples, chosen, tokens)
 
     def of_held_out(self, responses: pa.Table) -> pa.Table:
         """Responses to held-out problems with the same columns."""
         chosen = self._spread(np.arange(len(responses)))
         tokens = ((responses["prompt"], chosen), (responses["response"], chosen))
-        return self._with_texts(responses, len(HELD_OUT_SCHEMA), chosen, tokens)
+        return self._with_texts(responses, chosen, tokens)
 
     def _spread(self, places: np.ndarray) -> np.ndarray:
         count = min(self.samples, len(places))
         return places[np.arange(count) * len(places) // max(count, 1)]
 
     def _with_texts(
-        self, table: pa.Table, at: int, chosen: np.ndarray, tokens: Iterable[tuple[pa.ChunkedArray, np.ndarray]]
+        self, table: pa.Table, chosen: np.ndarray, tokens: Iterable[tuple[pa.ChunkedArray, np.ndarray]]
     ) -> pa.Table:
         """tokens: of each column lists, and which of them are of the chosen rows; less than 0: none."""
-        for offset, (field_, (lists, places)) in enumerate(zip(TEXT_FIELDS, tokens, strict=True)):
+        for field_, (lists, places) in zip(TEXT_FIELDS, tokens, strict=True):
             texts = np.full(len(table), None, object)
             texts[chosen] = [None if place < 0 else self._text(lists[place].values) for place in places.tolist()]
-            table = table.add_column(at + offset, field_, pa.array(texts, pa.string()))
+            table = table.add_column(before_custom(table), field_, pa.array(texts, pa.string()))
         return table
 
     def _text(self, tokens: pa.Array) -> str:
         text = self.decode(tokens[: self.characters].to_numpy())
         return f"{text[: self.characters]}…" if max(len(text), len(tokens)) > self.characters else text
+
+
+def before_custom(table: pa.Table) -> int:
+    """The place of the first column of an extra value, which all others stand before."""
+    return sum(not name.startswith(CUSTOM) for name in table.column_names)
 
 
 def _places(values: pa.ChunkedArray, among: pa.ChunkedArray) -> np.ndarray:

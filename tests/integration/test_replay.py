@@ -46,5 +46,6 @@ def test_a_run_that_was_killed_and_went_on_is_replayed_as_one(tmp_path: Path, dr
     told = (*SETTINGS, *settings.split(), "checkpoint.every=2")
     drivers.killed(tmp_path, "recorded", told, 6)
     there = drivers.bench(tmp_path, "recorded", *told)
+    assert load_samples(there)["row"].null_count == 0, "of what was admitted before and after"
     assert load_manifest(there)["resumed"] and (there / ARRIVALS).read_bytes().count(b"\n") == 11
     replayed(drivers, tmp_path, there, settings)

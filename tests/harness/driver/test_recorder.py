@@ -27,9 +27,9 @@ from harness.driver.recorder import Recorder
 from harness.driver.session import worker_places
 from harness.metrics.definitions import METRIC_NAMES
 from harness.metrics.ledger import LedgerError
-from harness.metrics.parts import PARTS, RESPONSES, SAMPLES, SPANS, GrowingTable, read_growing
+from harness.metrics.parts import PARTS, RESPONSES, SAMPLES, SPANS, GrowingTable, read_growing, read_samples_so_far
 from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics, load_samples, load_timeline
-from harness.metrics.samples import RESPONSES_SCHEMA, Texts, read_responses
+from harness.metrics.samples import RESPONSES_SCHEMA, SCHEMA, Texts, read_responses
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
 from harness.rl.diagnostics import diagnostics
@@ -484,6 +484,8 @@ def test_what_happened_can_be_read_while_the_run_goes_on_and_after_its_writer_di
 
 
 def test_a_table_that_an_earlier_version_began_keeps_its_columns(tmp_path: Path) -> None:
+    GrowingTable(tmp_path / SAMPLES, SCHEMA.remove(SCHEMA.get_field_index("failure"))).file.close()
+    assert read_samples_so_far(tmp_path).column_names[-2:] == ["reward_failed", "row"]
     GrowingTable(tmp_path / RESPONSES, RESPONSES_SCHEMA.remove(4)).file.close()
     table = GrowingTable(tmp_path / RESPONSES, RESPONSES_SCHEMA)
     row = {"sample_id": [3], "response": [[1]], "log_probs": [[-0.5]], "loss_mask": [[True]], "version_runs": [[]]}
