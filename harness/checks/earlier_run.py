@@ -159,6 +159,9 @@ def why_not_replayed(config: JobConfig, schedule: Schedule, backend: Backend, gp
             config.engine.sample_limit_s is not None
         ),
         f"algorithm.filter={algorithm.filter}: in which order groups were refused is not recorded": algorithm.filters,
+        "task.on_failed_score=redeal: in which order groups were refused is not recorded": (
+            config.task.on_failed_score == "redeal"
+        ),
         f"schedule.order={schedule.order} and algorithm.kl_coef={algorithm.kl_coef}: in which micro-batches the "
         "reference scored is not recorded": schedule.order != "fifo" and algorithm.kl_coef > 0,
         f"task.buffer={config.task.buffer}: when it was told of rewards is not recorded": (

@@ -241,9 +241,11 @@ class Evaluation:
         custom: dict[str, float],
     ) -> Evaluated:
         settings, rewards = self.settings, np.array(judged.rewards)
-        if np.isnan(rewards[:: 1 + settings.k]).all():
-            raise NothingScored(f"the {len(self._problems)} held-out responses", next(filter(None, judged.failures)))
         right = np.where(np.isnan(rewards), np.nan, judged.exact).reshape(-1, 1 + settings.k)
+        for part, which in ((right[:, :1], "greedy"), (right[:, 1:], "sampled")):
+            if part.size and np.isnan(part).all():
+                which = f"the {part.size} {which} responses to held-out problems"
+                raise NothingScored(which, next(filter(None, judged.failures)))
         said = right[:, 1:][~np.isnan(right[:, 1:]).all(1)]  # of problems of which a sampled response was scored
         greedy = completions[:: 1 + settings.k]
         return Evaluated(

@@ -19,12 +19,11 @@ Iterations = Sequence[Mapping[str, float]]
 class Fault:
     """Something that went wrong, counted over a run. words: with {count} and {share}, where there is a whole to be a
     share of; bound: of the share, or else of the count, above which it is said; forbids: the setting of the task whose
-    share it may have before there is no verdict; hint: what to look at."""
+    share it may have before there is no verdict."""
 
     words: str
     bound: float = 0.0
     forbids: str | None = None
-    hint: str = ""
 
 
 @dataclass(frozen=True)
@@ -44,7 +43,6 @@ def _s(name: str, title: str, better: Better | None = "lower") -> Metric:
     return Metric(f"time/{name}_s", title, "s", better)
 
 
-_LOOK = "look at samples.parquet, column failure"
 DEFINITIONS: tuple[Metric, ...] = (
     _s("iteration", "an iteration"),
     _s("generate", "generating"),
@@ -77,7 +75,7 @@ DEFINITIONS: tuple[Metric, ...] = (
         "samples that could not be scored",
         "samples",
         "lower",
-        Fault("{count} of the trained samples ({share}) could not be scored", forbids="failed_bound", hint=_LOOK),
+        Fault("{count} of the trained samples ({share}) could not be scored", forbids="failed_bound"),
     ),
     Metric(
         "reward/same_in_group",
@@ -97,7 +95,7 @@ DEFINITIONS: tuple[Metric, ...] = (
         "samples whose environment failed",
         "",
         "lower",
-        Fault("the environment, agent loop or tool of {share} of the trained samples failed", hint=_LOOK),
+        Fault("the environment, agent loop or tool of {share} of the trained samples failed"),
         "mean",
     ),
     Metric("response_length/mean", "response length", "tokens"),
@@ -105,7 +103,7 @@ DEFINITIONS: tuple[Metric, ...] = (
     Metric(
         "response_length/truncated",
         "truncated responses",
-        fault=Fault("{share} of the responses were cut off by the limit on tokens", 0.25, hint="max_tokens"),
+        fault=Fault("{share} of the responses were cut off by the limit on tokens", 0.25),
         counted="mean",
     ),
     Metric("eval/version", "version that was evaluated"),
@@ -122,7 +120,6 @@ DEFINITIONS: tuple[Metric, ...] = (
         Fault(
             "{count} of the held-out responses ({share}) could not be scored, and are in no accuracy",
             forbids="failed_bound",
-            hint="look at eval_responses.parquet, column failure",
         ),
     ),
     Metric("train/grad_norm", "norm of the gradient"),
@@ -132,9 +129,7 @@ DEFINITIONS: tuple[Metric, ...] = (
         "skipped optimizer steps",
         "steps",
         "lower",
-        Fault(
-            "{count} optimizer steps were skipped, as their gradient was not finite", hint="look at the rewards' size"
-        ),
+        Fault("{count} optimizer steps were skipped, as their gradient was not finite"),
         "last",
     ),
     Metric("train/rank_imbalance", "tokens of the fullest training rank over the mean", "", "lower"),
@@ -178,7 +173,7 @@ DEFINITIONS: tuple[Metric, ...] = (
         "samples that were cut",
         "",
         "lower",
-        Fault("{share} of the trained samples were cut, as they took too long", 0.01, hint="engine.sample_limit_s"),
+        Fault("{share} of the trained samples were cut, as they took too long", 0.01),
         "mean",
     ),
     Metric(
@@ -186,7 +181,7 @@ DEFINITIONS: tuple[Metric, ...] = (
         "groups that took too long",
         "groups",
         "lower",
-        Fault("{count} groups were dropped, as they took too long", hint="engine.sample_limit_s"),
+        Fault("{count} groups were dropped, as they took too long"),
     ),
     Metric("queue/depth_samples", "samples in the queue", "samples"),
     Metric("ledger/admitted", "admitted", "samples"),
@@ -220,8 +215,8 @@ DEFINITIONS: tuple[Metric, ...] = (
 `custom/<name>` for each extra value of a task's scores."""
 
 OF_LEDGER: dict[str, Fault] = {
-    "engines": Fault("{count} times a rollout engine was lost", hint="look at logs/"),
-    "restarts": Fault("{count} times roles died and were started again: its times include that", hint="look at logs/"),
+    "engines": Fault("{count} times a rollout engine was lost"),
+    "restarts": Fault("{count} times roles died and were started again: its times include that"),
 }
 """Faults that ledger.json lists, by what they are called there."""
 

@@ -155,8 +155,9 @@ def _recorded(track: Track, run: Run) -> RecordedRun:
 
 
 def first_at(target: float, evaluations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The line of eval.jsonl at which exact match of held-out samples was first the target or more."""
-    return next((found for found in evaluations if found["sampled"] >= target), None)
+    """The line of eval.jsonl at which exact match of held-out samples, all of which were scored, was first the target
+    or more."""
+    return next((one for one in evaluations if one["sampled"] >= target and not one.get("failed")), None)
 
 
 def write_record(record: Record, runs: Sequence[Run], folder: Path) -> None:

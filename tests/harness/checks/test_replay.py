@@ -57,6 +57,7 @@ def test_limits_of_time_and_the_experiment_may_differ_and_a_replay_has_a_cell_of
         ("algorithm.correction=decoupled", "learn from what actor_fwd computes"),
         ("algorithm.advantage=remax", "by which versions greedy responses were sampled"),
         ("algorithm.filter=zero_variance", "in which order groups were refused"),
+        ("task.on_failed_score=redeal", "in which order groups were refused"),
         ("eval.every=2", "set it to 0"),
         ("checkpoint.every=2", "set it to 0"),
         ("task=lookup", "samples of several turns are not replayed"),

@@ -133,9 +133,10 @@ async def test_a_response_that_could_not_be_scored_is_counted_and_is_no_wrong_on
     assert found.failed == found.metrics["eval/failed"] == 3 + K
     assert found.greedy == 2 / 3 and found.reward == pytest.approx((1 + 0.5 + 1) / 3)
     assert found.sampled == (1 + 2 + 3 + 3) / 11 and found.pass_at_k == 1.0
-    job.unscored = {(index, 0) for index in range(PROBLEMS)}
-    with pytest.raises(NothingScored, match="none of the 5 held-out responses could be scored.* the judge is away"):
-        await job.evaluation.evaluate(6)
+    for numbers, which in ((range(1), "5 greedy"), (range(1, 1 + K), "15 sampled")):
+        job.unscored = {(index, number) for index in range(PROBLEMS) for number in numbers}
+        with pytest.raises(NothingScored, match=f"none of the {which} responses to held-out problems could be scored"):
+            await job.evaluation.evaluate(6)
 
 
 async def test_engines_share_the_problems_each_answered_greedily_and_k_times_with_draws_of_its_own() -> None:
