@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
@@ -26,7 +26,7 @@ from harness.checks.plugins import (
     engine_takes_several_devices,
     planned_options,
 )
-from harness.config import Backend, ConfigError, EvalConfig, JobConfig, ModelConfig
+from harness.config import AlgorithmConfig, Backend, ConfigError, EvalConfig, JobConfig, ModelConfig
 from harness.config.communicators import Communicator, check_communicators, communicators
 from harness.config.machine import Machine
 from harness.config.model_folder import (
@@ -42,7 +42,7 @@ from harness.config.placement import Placement
 from harness.config.registries import ENGINES
 from harness.cost_model.job_cost import check_memory
 from harness.cost_model.memory_plan import EngineShare, Lengths
-from harness.tasks import Task, make_task, max_tokens
+from harness.tasks import Task, extra_metrics, make_task, max_tokens
 from schedules import Schedule
 
 
@@ -132,6 +132,7 @@ def _real(
     memory = check_machine_memory(config, schedule, placement, machine, setting)
     _check_weights(config.model)
     _check_lengths(config, task)
+    _check_parts(config, extra_metrics(task))
     _check_top_p(config.algorithm.top_p)
     check_batch(config, schedule, placement)
     share = share_of_engines(config, memory, setting)
@@ -149,6 +150,7 @@ def _simulated(
             f"algorithm.filter={algorithm.filter} has no rewards to read on a simulated clock; set "
             "cost.filtered_share to the share of groups that it refuses, such as 0.3"
         )
+    _check_parts(config, ())
     check_batch(config, schedule, placement)
     _check_pools(schedule, placement)
     check_memory(config, placement, schedule.transport)
@@ -243,6 +245,26 @@ def _check_weights(model: ModelConfig) -> None:
     from engines.torch.model import check_weights
 
     check_weights(model)
+
+
+def _check_parts(config: JobConfig, told: Collection[str]) -> None:
+    """Refuse advantages by parts of scores that are not told, and what changes the rewards that these do not read."""
+    algorithm = config.algorithm
+    if algorithm.advantage == AlgorithmConfig.advantage:
+        return
+    from harness.rl.advantages import parts_compared
+
+    parts = parts_compared(algorithm)
+    if missing := [name for name in parts if name not in told]:
+        raise ConfigError(
+            f"algorithm.options.parts names {', '.join(missing)}; scores here have {', '.join(told) or 'no parts'}; "
+            "declare what a reward returns besides as its `extra_metrics` (docs/plugins.md)"
+        )
+    if parts and (algorithm.shaping or algorithm.has_reward_kl):
+        changed = "algorithm.shaping" if algorithm.shaping else "algorithm.kl_in=reward"
+        raise ConfigError(
+            f"{changed} changes rewards, which algorithm.advantage={algorithm.advantage} does not read; leave it out"
+        )
 
 
 def _check_top_p(top_p: float) -> None:

@@ -47,6 +47,7 @@ Below1 = Decay
 AtLeast1 = Annotated[float, Strict(), Field(ge=1)]
 Above1 = Annotated[float, Strict(), Field(gt=1)]
 Switch = Annotated[bool, Strict()]
+Weights = Annotated[dict[str, float], Field(min_length=1)]
 Name = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*$", max_length=128)]
 """Names a folder, or a file but for its ending."""
 NameOrPath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*(:\w+)?$")]

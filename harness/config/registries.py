@@ -101,6 +101,7 @@ ADVANTAGES = {
     "reinforce_plus_plus_baseline": f"{_BY_BATCH}:reinforce_plus_plus_baseline",
     "gpg": f"{_BY_BATCH}:gpg",
     "batch_std": f"{_BY_BATCH}:batch_std",
+    "gdpo": f"{_BY_BATCH}:gdpo",
     "remax": f"{_ADVANTAGES}:remax",
     "gae": "harness.rl.gae:gae",
     "optimal_token_baseline": "harness.rl.token_baseline:optimal_token_baseline",

@@ -15,12 +15,12 @@ from harness.config import AlgorithmConfig, JobConfig
 from harness.driver.engine_factories import EngineFactory, sampling_of
 from harness.driver.replay import Replay
 from harness.protocols import Clock, RolloutEngine
-from harness.rl.advantages import advantages_of, needs_whole_batch
+from harness.rl.advantages import advantages_of, needs_whole_batch, parts_compared
 from harness.rl.reward_kl import reward_kl_of
 from harness.rl.shaping import shaping_of
 from harness.rl.token_advantages import token_advantages_of
 from harness.runtime.runtime import RoleName
-from harness.tasks import environment_of
+from harness.tasks import environment_of, extra_metrics
 from harness.transfer_queue import TransferQueue
 from harness.weight_sync.simulated import PacedRole
 from harness.workers.actor import ActorRole
@@ -208,6 +208,7 @@ def _advantages(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> Adva
         advantages=advantages_of(algorithm) if by_token is None else None,
         by_token=by_token,
         reward_kl=reward_kl_of(algorithm),
+        parts=[extra_metrics(spec.engines.task).index(name) for name in parts_compared(algorithm)],
         shaping=None if longest is None else shaping_of(algorithm, longest),  # nothing simulated has a reward
         name=str(number),
         rows=algorithm.batch_samples,

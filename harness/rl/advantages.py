@@ -18,11 +18,11 @@ import torch
 from harness.config import AlgorithmConfig
 from harness.config.plugins import is_path, keywords, named_by
 from harness.config.registries import find_function
-from harness.rl.groups import OfGroups, of_scored, one_by_one
+from harness.rl.groups import of_scored, one_by_one
 
-Advantages = OfGroups
-"""Rewards float64 [groups, n], and lengths int64 [groups, n] where it `compares_lengths` -> how much better each is
-than its group's, float32 [groups, n]."""
+Advantages = Callable[..., torch.Tensor]
+"""Rewards float64 [groups, n], and lengths int64 [groups, n] where it `compares_lengths`; by name `extras`, float64
+[groups, n, parts], where it has `parts_compared` -> how much better each is than its group's, float32 [groups, n]."""
 
 _EPS = 1e-6
 
@@ -128,22 +128,23 @@ def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
     own = comparison_of(path)
     wanted = inspect.signature(own).parameters
     settings = {"divide_by_std": algorithm.normalise_std} if "divide_by_std" in wanted and not is_path(path) else {}
-    options = keywords(own, own_options(algorithm), "algorithm.options", path, given=("lengths", *settings))
+    options = keywords(own, own_options(algorithm), "algorithm.options", path, given=("lengths", "extras", *settings))
 
-    def advantages(rewards: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
-        given = {"lengths": lengths} if "lengths" in wanted else {}
+    def advantages(rewards: torch.Tensor, lengths: torch.Tensor | None = None, **extras: torch.Tensor) -> torch.Tensor:
+        given = ({"lengths": lengths} if "lengths" in wanted else {}) | extras
         return own(rewards.float() if is_path(path) else rewards, **given, **settings, **options)
 
     if not _compares_batches(own):
         return of_scored(one_by_one(advantages), 0.0, least=2, first=algorithm.has_greedy_baseline)
 
-    def of_batch(rewards: torch.Tensor, lengths: torch.Tensor | None = None) -> torch.Tensor:
+    def of_batch(rewards: torch.Tensor, lengths: torch.Tensor | None = None, **extras: torch.Tensor) -> torch.Tensor:
         scored = ~rewards.isnan()
         if getattr(own, "takes_nan", False):
-            return advantages(rewards, lengths).where(scored, 0.0)
-        found, whole = torch.zeros_like(rewards), scored.all(dim=1)
+            return advantages(rewards, lengths, **extras).where(scored, 0.0)
+        found, whole = torch.zeros_like(rewards, dtype=torch.float32), scored.all(dim=1)
         if whole.any():
-            found[whole] = advantages(rewards[whole], None if lengths is None else lengths[whole]).float()
+            of_whole = {name: values[whole] for name, values in extras.items()}
+            found[whole] = advantages(rewards[whole], None if lengths is None else lengths[whole], **of_whole).float()
         return found
 
     return of_batch
@@ -152,6 +153,12 @@ def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
 def compares_lengths(algorithm: AlgorithmConfig) -> bool:
     """Whether what the settings name reads how long responses are."""
     return "lengths" in inspect.signature(comparison_of(algorithm.advantage)).parameters
+
+
+def parts_compared(algorithm: AlgorithmConfig) -> tuple[str, ...]:
+    """Extra values of scores that what the settings name reads in the place of rewards, as its `extras`."""
+    reads = "extras" in inspect.signature(comparison_of(algorithm.advantage)).parameters
+    return tuple(algorithm.options.get("parts", ())) if reads else ()
 
 
 def needs_whole_batch(algorithm: AlgorithmConfig) -> bool:

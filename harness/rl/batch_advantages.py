@@ -9,7 +9,9 @@ from __future__ import annotations
 
 import torch
 
+from harness.config.fields import Weights
 from harness.config.plugins import Function, of_batch
+from harness.rl.advantages import group_advantages
 from harness.rl.groups import of_scored
 
 _EPS, _EPS_OF_STD = 1e-8, 1e-6
@@ -60,6 +62,22 @@ def gpg(rewards: torch.Tensor) -> torch.Tensor:
     """
     left = _less_mean(rewards)
     return (left / (left != 0).any(dim=1).double().mean().clamp(min=1 / len(rewards))).float()
+
+
+@of_batch
+def gdpo(rewards: torch.Tensor, *, extras: torch.Tensor, lengths: torch.Tensor, parts: Weights) -> torch.Tensor:
+    """sum_k w_k (r_ijk - mean_j r_ijk) / (std_j r_ijk + 1e-6), whitened over the batch's tokens: each part of a reward
+    is compared by itself, so that none is drowned by another.
+
+    GDPO (arXiv 2601.05242), as verl's. parts: weights w_k of extra values of scores, by name; extras: those values,
+    float64 [groups, n, parts]. Rewards are not read. Raises ValueError where a score lacks a part.
+    """
+    if extras.isnan().any():
+        raise ValueError(
+            f"a score lacks one of algorithm.options.parts={list(parts)}; give all of them with each score"
+        )
+    compared = [weight * group_advantages(extras[:, :, place]) for place, weight in enumerate(parts.values())]
+    return whitened(torch.stack(compared).sum(dim=0), lengths)
 
 
 def _less_mean(rewards: torch.Tensor) -> torch.Tensor:

@@ -6,7 +6,7 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -15,7 +15,7 @@ import torch
 
 from harness.config import AlgorithmConfig
 from harness.protocols import FINISH_REASONS, Clock, Completion, LogProbEngine, Scorer, Span
-from harness.rl.advantages import Advantages, compares_lengths
+from harness.rl.advantages import Advantages, compares_lengths, parts_compared
 from harness.rl.reward_kl import RewardKL, less_costs
 from harness.rl.shaping import Shaping
 from harness.rl.token_advantages import TokenAdvantages, token_advantages_of
@@ -221,10 +221,13 @@ class AdvantageStage(StageRole):
         by_token: TokenAdvantages | None = None,
         shaping: Shaping | None = None,
         reward_kl: RewardKL | None = None,
+        parts: Sequence[int] = (),
         **stage: Any,
     ) -> None:
-        """advantages: of responses; by_token: of their tokens instead."""
+        """advantages: of responses; by_token: of their tokens instead; parts: places of the extra values that are
+        compared in the place of rewards."""
         super().__init__(**stage)
+        self.parts = list(parts)
         self.group_size, self.advantages, self.by_token = group_size, advantages, by_token
         self.shaping, self.reward_kl = shaping, reward_kl
         self._coefficients: dict[int, float] = {}  # of the KL, before each batch that a checkpoint may begin with
@@ -259,7 +262,11 @@ class AdvantageStage(StageRole):
         assert self.advantages is not None, "advantages are of responses or of tokens"
         if costs is not None:
             rewards = less_costs(rewards, costs, _tokens(batch))
-        advantages = self.advantages(rewards, lengths)
+        extras = {}
+        if self.parts:
+            values = torch.from_numpy(batch.ragged("score_extras").values).view(*rewards.shape, -1)
+            extras["extras"] = values[:, :, self.parts]
+        advantages = self.advantages(rewards, lengths, **extras)
         if advantages.shape != rewards.shape:
             raise ValueError(f"advantages must be [groups, n] = {list(rewards.shape)}, not {list(advantages.shape)}")
         return told | {"advantage": advantages.float().flatten().numpy()}
@@ -292,6 +299,8 @@ def columns_compared(algorithm: AlgorithmConfig) -> tuple[str, ...]:
     of_tokens = () if by_token is None else (by_token.made_of,)
     if algorithm.has_reward_kl:
         return ("loss_mask", "log_probs", "ref_log_probs", *of_tokens)
+    if parts_compared(algorithm):
+        return ("loss_mask", "score_extras")
     return ("loss_mask", *of_tokens) if algorithm.shaping or compares_lengths(algorithm) else ()
 
 

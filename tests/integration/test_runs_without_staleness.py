@@ -147,8 +147,8 @@ def equal_runs(drivers: Drivers, folder: Path, settings: str, names: Iterable[st
     return list(runs.values())
 
 
-NAMED = list(zip(CORRECTIONS, cycle(sorted(ADVANTAGES.keys() - {"gae"})), strict=False))
-"""Every loss, and beside one of them every way to compare; a critic's has runs of its own."""
+NAMED = list(zip(CORRECTIONS, cycle(sorted(ADVANTAGES.keys() - {"gae", "gdpo"})), strict=False))
+"""Every loss, and beside one of them every way to compare; those of a critic and of parts have runs of their own."""
 
 
 @pytest.mark.slow
@@ -163,6 +163,13 @@ def test_every_loss_and_every_advantage_trains_and_changes_nothing_of_that(
     for run in equal_runs(
         drivers, results / "_".join(named), settings, ("colocated", "separated_streaming", "async_0")
     ):
+        assert all(0 < row["train/grad_norm"] < math.inf for row in load_metrics(run))
+
+
+@pytest.mark.slow
+def test_parts_of_rewards_change_nothing_of_that(results: Path, drivers: Drivers) -> None:
+    own = "task.reward=tests.support.rewards:graded algorithm.advantage=gdpo algorithm.options.parts.short=0.5"
+    for run in equal_runs(drivers, results / "parts", f"{SMALL} iterations=2 {own}", ("colocated", "async_0")):
         assert all(0 < row["train/grad_norm"] < math.inf for row in load_metrics(run))
 
 

@@ -252,6 +252,29 @@ ADVANTAGES: dict[str, tuple[dict[str, Any], Callable[[Groups], torch.Tensor]]] =
 }
 
 
+@pytest.mark.parametrize("weights", [{"right": 1.0}, {"right": 1.0, "short": 0.25}])
+def test_parts_of_rewards_are_compared_as_verl_does(weights: dict[str, float]) -> None:
+    """But for parts that are equal throughout a group: exactly 0 here, what rounding leaves there."""
+    compare = advantages_of(algorithm(advantage="gdpo", options={"parts": weights}))
+    for number in range(RANDOM + EXTREME):
+        groups = Groups(number)
+        random = np.random.default_rng(number)
+        extras = random.normal(0, 1, (*groups.rewards.shape, len(weights))).astype(np.float32)
+        found = compare(groups.rewards, groups.lengths, extras=torch.from_numpy(extras).double()).flatten()
+        expected, _ = core_algos.get_adv_estimator_fn("gdpo")(
+            token_level_rewards=groups.token_rewards,
+            response_mask=groups.mask,
+            index=groups.index,
+            config={"gdpo_reward_keys": list(weights), "gdpo_reward_weights": list(weights.values())},
+            non_tensor_batch={name: extras[:, :, place].flatten() for place, name in enumerate(weights)},
+            batch={
+                "prompts": torch.zeros(len(groups.mask), 1),
+                "attention_mask": torch.cat([torch.ones(len(groups.mask), 1), groups.mask], 1).long(),
+            },
+        )
+        torch.testing.assert_close(found, expected[:, 0], rtol=1e-5, atol=1e-5)
+
+
 def _remax(groups: Groups) -> torch.Tensor:
     """verl is given the rewards of greedy responses; here each is the first of its group."""
     compared = groups.rewards[:, 0].repeat_interleave(groups.rewards.shape[1])

@@ -30,6 +30,14 @@ def letters(sample: Sample) -> float:
     return sum(character.isalpha() for character in sample.response) / max(1, len(sample.response))
 
 
+def graded(sample: Sample) -> Score:
+    """The same, and parts to compare by themselves."""
+    return Score(letters(sample), False, {"letters": letters(sample), "short": -float(sample.tokens)})
+
+
+graded.extra_metrics = ("letters", "short")  # type: ignore[attr-defined]
+
+
 def letters_or_none(sample: Sample) -> float:
     """The same, and of a fifth of all responses no number."""
     return float("nan") if zlib.crc32(sample.response.encode()) % 5 == 0 else letters(sample)

@@ -35,6 +35,7 @@ from tests.support.project import ROOT
 MACHINE = Machine(cores=8, gpus=0, gpu_bytes=0)
 SCHEDULE = "schedule=my_lab.schedules:Pairs"
 REWARD = ("task.reward=my_lab.rewards:brief", "task.reward_options.price=0.02")
+PARTS = ("algorithm.advantage=gdpo", "algorithm.options.parts.form=1.0")
 LOSS = (
     "algorithm.correction=my_lab.losses:cispo",
     "algorithm.options.high=3",
@@ -204,6 +205,8 @@ def test_the_path_is_in_the_fairness_key(lab: Path) -> None:
         (["algorithm.advantage=my_lab.losses:cispo"], "cannot be called as advantages(rewards)"),
         ([*LOSS, "algorithm.options.low=1"], "algorithm.options.low is no option of my_lab.losses:cispo or my_lab"),
         (["algorithm.options.low=1"], "algorithm.options.low is no option of clip or group or token_mean;"),
+        ([*PARTS], "algorithm.options.parts names form; scores here have no parts; declare"),
+        ([PARTS[0]], "algorithm.options.parts has no value"),
         (["algorithm.advantage=mean"], "algorithm.advantage=mean is unknown; choose one of group, dr_grpo, "),
         (["schedule.order=my_lab.losses:cispo"], "schedule.order=my_lab.losses:cispo lacks "),
         (["schedule.order=lifo"], "schedule.order=lifo is unknown; choose one of fifo, completion, or "),

@@ -121,7 +121,8 @@ def test_groups_that_differ_get_the_share_of_those_that_do_not() -> None:
 
 OF_BATCHES = [name for name in ADVANTAGES if hasattr(find("algorithm.advantage", name), "whole_batch")]
 SOME_MISSING = torch.tensor(
-    [[0.1, 0.7, torch.nan, 0.4], [0.2, torch.nan, torch.nan, torch.nan], [torch.nan, 0.3, 0.9, 0.1], [torch.nan] * 4]
+    [[0.1, 0.7, torch.nan, 0.4], [0.2, torch.nan, torch.nan, torch.nan], [torch.nan, 0.3, 0.9, 0.1], [torch.nan] * 4],
+    dtype=torch.float64,  # as the queue has them
 )
 """One sample, all but one, the first, and all of a group could not be scored."""
 
@@ -130,7 +131,7 @@ SOME_MISSING = torch.tensor(
 def test_what_could_not_be_scored_is_in_no_comparison_of_its_group(name: str) -> None:
     lengths = torch.arange(1, 17).view(4, 4)
     compare = advantages_of(replace(compose_job([]).algorithm, advantage=name))
-    found = compare(SOME_MISSING, lengths)
+    found = compare(SOME_MISSING, lengths).float()
     expected = torch.zeros(4, 4)
     expected[0, [0, 1, 3]] = compare(SOME_MISSING[:1, [0, 1, 3]], lengths[:1, [0, 1, 3]])[0]
     if name != "remax":  # whose first sample all others are compared with
@@ -140,16 +141,21 @@ def test_what_could_not_be_scored_is_in_no_comparison_of_its_group(name: str) ->
 
 @pytest.mark.parametrize("name", [*OF_BATCHES, "tests.support.advantages:over_the_batch"])
 def test_what_could_not_be_scored_is_in_no_comparison_of_its_batch(name: str) -> None:
-    whole, lengths = torch.tensor([[0.5, 0.1, 0.8, 0.3]]), torch.arange(1, 21).view(5, 4)
-    compare = advantages_of(replace(compose_job([]).algorithm, advantage=name))
+    whole, lengths = torch.tensor([[0.5, 0.1, 0.8, 0.3]], dtype=torch.float64), torch.arange(1, 21).view(5, 4)
+    options = {"parts": {"right": 1.0}} if name == "gdpo" else {}
+    compare_ = advantages_of(replace(compose_job([]).algorithm, advantage=name, options=options))
+
+    def compare(rewards: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        return compare_(rewards, lengths, **({"extras": rewards[:, :, None]} if options else {})).float()
+
     found = compare(torch.cat([SOME_MISSING, whole]), lengths)
     assert found.isfinite().all() and found[-1].all() and not found[:4][SOME_MISSING.isnan()].any()
-    if name.startswith("tests"):  # knows nothing of NaN, and is given groups that are whole
+    if name.startswith("tests") or options:  # knows nothing of NaN, and is given groups that are whole
         assert torch.equal(found[-1:], compare(whole, lengths[-1:])) and not found[:4].any()
     elif name.startswith("reinforce"):
         assert abs((found * lengths).sum()) < 1e-4  # the mean over tokens of what is there
     else:  # three of five groups differ
         every = torch.cat([SOME_MISSING, whole])
         factor = 5 / 3 if name == "gpg" else 1 / (every[~every.isnan()].std() + 1e-6)
-        assert torch.allclose(found[-1], (whole - whole.mean())[0] * factor, rtol=1e-5)
+        assert torch.allclose(found[-1].double(), (whole - whole.mean())[0] * factor, rtol=1e-5)
     assert not compare(torch.full((2, 4), torch.nan), lengths[:2]).any()
