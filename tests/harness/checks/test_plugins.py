@@ -96,7 +96,7 @@ async def test_a_reward_may_have_to_be_waited_for(lab: Path) -> None:
 async def test_a_reward_has_to_be_finite(lab: Path) -> None:
     (lab / "my_lab/bad.py").write_text("def reward(sample):\n    return float('nan')\n")
     task = make_task(compose_job(["task.reward=my_lab.bad:reward"]))
-    with pytest.raises(ValueError, match=r"the reward of 'cba' is nan; return a finite number$"):
+    with pytest.raises(ValueError, match=r"the reward is nan; return a number that is finite in float32$"):
         await score_of(task, Sample("abc=", "cba", "cba", True, 4))
 
 
