@@ -15,7 +15,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 
 from harness.metrics.formatting import number, plural
-from harness.metrics.run_files import load_config, load_kept, load_samples
+from harness.metrics.run_files import load_config, load_kept, load_manifest, load_samples
 from harness.metrics.samples import CUSTOM
 from harness.tasks import Tokenizer, load_tokenizer
 
@@ -159,7 +159,8 @@ class RunSamples:
     def _problem(self, row: str | None) -> str:
         """The row, of one that is made up with the task that makes it."""
         if row is None:
-            return "of no row that is known"
+            simulated = load_manifest(self.folder)["backend"] != "real"
+            return "none: nothing is asked where engines are simulated" if simulated else "of no row that is known"
         return f"{self.config['task']['name']} {row}" if row.isdecimal() else row
 
     def _group(self, group: int) -> str:

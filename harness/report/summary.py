@@ -35,6 +35,8 @@ _FILES = (
     "metrics.jsonl",
     "samples.parquet",
     "responses.parquet",
+    "problems.parquet",
+    "eval_responses.parquet",
     "trace.json",
     "ledger.json",
     "summary.json",
