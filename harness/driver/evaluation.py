@@ -91,7 +91,8 @@ class Evaluation:
 
     sampling: of training, by which the k responses are sampled, with the same draws for every version; greedy ones have
     its limits. seed: of the run; problems are the same for all seeds. hear: is told what was found, and the responses,
-    as columns of eval_responses.parquet. newest: that was evaluated last. It has twelve parameters, as it holds every part of a job, and asks three of them.
+    as columns of eval_responses.parquet. newest: that was evaluated last. It has twelve parameters, as it holds every
+    part of a job, and asks three of them.
     """
 
     def __init__(
