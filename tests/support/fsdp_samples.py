@@ -36,6 +36,7 @@ FREE = AlgorithmConfig(
 )
 BOUNDS = {
     "decoupled": {"cap": 1.2},
+    "decoupled_tis": {"cap": 1.2},
     "tis": {"cap": 1.2},
     "tis_normalised": {"cap": 1.2},
     "mis": {"low": 0.8, "high": 1.2},
