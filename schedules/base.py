@@ -6,7 +6,7 @@ import asyncio
 import dataclasses
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Coroutine, Sequence
+from collections.abc import Callable, Coroutine, Sequence
 from typing import Any, ClassVar
 
 from schedules.capacity import Capacity
@@ -17,17 +17,19 @@ Order = str
 
 
 def option(
-    default: float,
+    default: Any,
     *,
     least: float = 0,
     most: float = math.inf,
     examples: Sequence[float] = (),
-    written_if_set: bool = False,
+    read_where: tuple[str, Callable[[Any], bool]] = ("", lambda own: True),
 ) -> Any:
-    """A number that a user may set, within bounds. examples: values that tests try, instead of some in these bounds.
-    written_if_set: configurations name it only where it is not the default, as before there was one."""
-    metadata = {"bounds": (least, most), "examples": tuple(examples), "written_if_set": written_if_set}
-    return dataclasses.field(default=default, metadata=metadata)
+    """An option of the user's: a number within bounds, a word, a switch. examples: values that tests try, not some in
+    these bounds. read_where: the schedules that read it, in words after "read only where", and as a function of all
+    options; every one by default."""
+    numeric = isinstance(default, int | float) and not isinstance(default, bool)
+    bounds = {"bounds": (least, most), "examples": tuple(examples)} if numeric else {}
+    return dataclasses.field(default=default, metadata={**bounds, "read_where": read_where})
 
 
 class Schedule(ABC):
@@ -45,6 +47,9 @@ class Schedule(ABC):
 
     colocated: ClassVar[bool] = False
     """All device roles share one pool and take turns; otherwise rollout has devices of its own."""
+
+    loads_between_batches: ClassVar[bool] = False
+    """Engines take new weights between batches only, when no sample is under way in them."""
 
     loads_after_each_batch: ClassVar[bool] = False
     """Engines that share devices load new weights between any two batches that they generate: so when they give the

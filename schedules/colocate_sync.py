@@ -17,6 +17,7 @@ class ColocateSync(Schedule):
     """
 
     transport = "local"
+    loads_between_batches = True
     colocated = True
     loads_after_each_batch = True
     eta = 0.0

@@ -17,6 +17,7 @@ class DelayedUpdate(Schedule):
     """
 
     transport = "host_staged"
+    loads_between_batches = True
     eta = 1.0
 
     def lag_bounds(self, iteration: int) -> tuple[int, int]:

@@ -30,10 +30,14 @@ class FullyAsync(Schedule):
 
     transport = "collective"
     max_staleness: float = option(2.0, least=0, most=1_000_000)
-    pause: PauseMode = "keep"
-    order: Order = "fifo"
-    on_stale: Literal["drop", "wait"] = "wait"
-    publish_every: int = option(1, least=1, written_if_set=True)
+    pause: PauseMode = option(
+        "keep", read_where=("schedule.max_staleness is above 0", lambda own: own.max_staleness > 0)
+    )
+    order: Order = option("fifo")
+    on_stale: Literal["drop", "wait"] = option(
+        "wait", read_where=("schedule.order is not fifo", lambda own: own.order != "fifo")
+    )
+    publish_every: int = option(1, least=1)
 
     def __post_init__(self) -> None:
         super().__post_init__()

@@ -25,7 +25,7 @@ class HalfStep(Schedule):
     transport = "host_staged"
     eta = 0.5
     cohorts: int = option(2, least=2)
-    pause: PauseMode = "keep"
+    pause: PauseMode = option("keep")
 
     @property
     def least_engines(self) -> int:

@@ -20,6 +20,7 @@ class KStepOff(Schedule):
     """
 
     transport = "collective"
+    loads_between_batches = True
     k: int = option(2, least=1)
 
     @property

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schedules.base import Schedule, gather
+from schedules.base import Schedule, gather, option
 from schedules.protocol import Job
 
 
@@ -20,8 +20,9 @@ class SeparatedSync(Schedule):
     """
 
     transport = "collective"
+    loads_between_batches = True
     eta = 0.0
-    streaming: bool = True
+    streaming: bool = option(True)
 
     async def run(self, job: Job) -> None:
         capacity = self.capacity(job)

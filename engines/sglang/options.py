@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Literal
 
 from harness.config.fields import ConfigError, Count, Fraction, Positive, Switch
+from harness.config.readers import OnGPU, Read
 from harness.cost_model.memory_plan import EngineShare
 
 URL, TOKEN, PYTHON = "CADENCE_SGLANG_URL", "CADENCE_SGLANG_TOKEN", "CADENCE_SGLANG_PYTHON"
@@ -26,21 +27,23 @@ _ROOT = Path(__file__).resolve().parents[2]
 class Options:
     """`engine.<option>`. None leaves the choice to the adapter on a CPU, and to SGLang on a GPU."""
 
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # of weights and cache; None: the model's
-    mem_fraction_static: Fraction | None = None  # of a GPU, for weights and KV cache; None: by the memory plan
-    max_total_tokens: Count | None = None  # that the KV cache holds at most; never more than every slot at full length
-    chunked_prefill_size: Count | None = None  # tokens of a prompt that are prefilled at once
-    attention_backend: str | None = None
-    sampling_backend: str | None = None
-    cuda_graph: Switch = True  # on a GPU
-    overlap_schedule: Switch | None = None  # of a step with the scheduling of the next
-    deterministic: Switch | None = None  # draws follow from seeds, whatever runs beside; slower; None: on a CPU
-    memory_saver: Switch = True  # on a GPU; without it, an engine that sleeps gives nothing back
-    stream_interval: Count = 64  # tokens between two messages about a sample
-    log_level: Literal["debug", "info", "warning", "error"] = "warning"
-    weight_bucket_bytes: Count = 64 << 20  # weights travel in pieces of at most this
-    start_timeout_s: Positive = 300.0  # longest wait for the server to start
-    timeout_s: Positive = 300.0  # longest wait for anything else
+    dtype: Read[Literal["float32", "bfloat16", "float16"] | None] = None  # of weights and cache; None: the model's
+    mem_fraction_static: Read[Fraction | None] = None  # of a GPU, for weights and KV cache; None: by the memory plan
+    max_total_tokens: Read[Count | None] = (
+        None  # that the KV cache holds at most; never more than every slot at full length
+    )
+    chunked_prefill_size: Read[Count | None] = None  # tokens of a prompt that are prefilled at once
+    attention_backend: Read[str | None] = None
+    sampling_backend: Read[str | None] = None
+    cuda_graph: OnGPU[Switch] = True  # on a GPU
+    overlap_schedule: Read[Switch | None] = None  # of a step with the scheduling of the next
+    deterministic: Read[Switch | None] = None  # draws follow from seeds, whatever runs beside; slower; None: on a CPU
+    memory_saver: OnGPU[Switch] = True  # on a GPU; without it, an engine that sleeps gives nothing back
+    stream_interval: Read[Count] = 64  # tokens between two messages about a sample
+    log_level: Read[Literal["debug", "info", "warning", "error"]] = "warning"
+    weight_bucket_bytes: Read[Count] = 64 << 20  # weights travel in pieces of at most this
+    start_timeout_s: Read[Positive] = 300.0  # longest wait for the server to start
+    timeout_s: Read[Positive] = 300.0  # longest wait for anything else
 
 
 DEFAULTS = Options()

@@ -7,6 +7,7 @@ from importlib.util import find_spec
 from typing import Literal
 
 from harness.config.fields import ConfigError, Count, Fraction, Positive, Switch
+from harness.config.readers import Read
 from harness.cost_model.memory_plan import EngineShare
 
 TENSOR_PARALLEL = True
@@ -21,19 +22,21 @@ BACKEND = "cadence"
 class Options:
     """`engine.<option>`. None leaves the choice to vLLM, unless a comment says otherwise."""
 
-    dtype: Literal["float32", "bfloat16", "float16"] | None = None  # of weights and cache; None: the model's
-    gpu_memory_share: Fraction | None = None  # of a GPU, for weights, KV cache and a step; None: by the memory plan
-    kv_cache_bytes: Count | None = None  # at most; never more than every slot at full length; None: by the plan
-    block_size: Count = 32  # tokens of a block of the KV cache; CPU kernels want multiples of 32
-    max_num_batched_tokens: Count | None = None  # of one step, over all samples
-    enforce_eager: Switch | None = None  # no CUDA graphs; None: on a CPU
-    enable_chunked_prefill: Switch | None = None  # None: on a GPU; on a CPU it cannot be combined with seeds
-    enable_prefix_caching: Switch | None = None
-    attention_backend: str | None = None
-    log_level: Literal["DEBUG", "INFO", "WARNING", "ERROR"] = "ERROR"
-    weight_bucket_bytes: Count = 64 << 20  # weights travel in pieces of at most this
-    timeout_s: Positive = 300.0  # longest wait for an answer
-    drain_timeout_s: Positive = 3600.0  # longest wait for running samples to end
+    dtype: Read[Literal["float32", "bfloat16", "float16"] | None] = None  # of weights and cache; None: the model's
+    gpu_memory_share: Read[Fraction | None] = (
+        None  # of a GPU, for weights, KV cache and a step; None: by the memory plan
+    )
+    kv_cache_bytes: Read[Count | None] = None  # at most; never more than every slot at full length; None: by the plan
+    block_size: Read[Count] = 32  # tokens of a block of the KV cache; CPU kernels want multiples of 32
+    max_num_batched_tokens: Read[Count | None] = None  # of one step, over all samples
+    enforce_eager: Read[Switch | None] = None  # no CUDA graphs; None: on a CPU
+    enable_chunked_prefill: Read[Switch | None] = None  # None: on a GPU; on a CPU it cannot be combined with seeds
+    enable_prefix_caching: Read[Switch | None] = None
+    attention_backend: Read[str | None] = None
+    log_level: Read[Literal["DEBUG", "INFO", "WARNING", "ERROR"]] = "ERROR"
+    weight_bucket_bytes: Read[Count] = 64 << 20  # weights travel in pieces of at most this
+    timeout_s: Read[Positive] = 300.0  # longest wait for an answer
+    drain_timeout_s: Read[Positive] = 3600.0  # longest wait for running samples to end
 
 
 DEFAULTS = Options()

@@ -13,11 +13,20 @@ from hydra.errors import OverrideParseException
 
 from harness.checks.defaults import FITTED
 from harness.checks.job import JobPlan, plan_job
-from harness.checks.settle import settle
+from harness.checks.settle import settle_cell
 from harness.config import ConfigError, JobConfig
-from harness.config.compose import cell_name, compose_job, make_schedule, names_of, plain
+from harness.config.compose import (
+    cell_name,
+    compose_job,
+    make_schedule,
+    names_of,
+    plain,
+    unread_of,
+    without_effect,
+)
 from harness.config.job import flatten
 from harness.config.machine import Machine
+from harness.config.readers import Where
 from harness.config.registries import SCHEDULES, check_name
 from harness.metrics.run_files import run_directory
 from harness.planner.automatic import plan_split
@@ -150,19 +159,55 @@ def _label(chosen: Sequence[str]) -> str:
     return ", ".join(f"{name}={setting.partition('=')[2]}" for name, setting in zip(shown, chosen, strict=True))
 
 
+def distinct_cells(cells: Sequence[CellRequest], axes: Sequence[str]) -> tuple[list[CellRequest], list[str]]:
+    """The cells, each with the settings that it reads, and once where only what it does not read tells it from others;
+    and a line for each that stands for several. Raises ConfigError for a setting that none of them reads."""
+    jobs = {}
+    for cell in cells:
+        with suppress(ConfigError):  # what cannot be composed is left out later, and why
+            jobs[cell] = compose_job(cell.settings)
+    unread = {cell: unread_of(cell.settings, job) for cell, job in jobs.items()}
+    _refuse_unread(unread)
+    found, lines = dict[str, CellRequest](), []
+    for cell in cells:
+        if cell not in jobs:
+            found[cell.label] = cell
+            continue
+        kept = tuple(setting for setting in cell.settings if not names_of([setting]) & unread[cell].keys())
+        chosen = [setting for setting in cell.settings if names_of([setting]) & set(axes)]
+        inert = [name for name in axes if name in unread[cell]]
+        label = _label([one for one in chosen if one in kept]) if inert and _label(chosen) == cell.label else cell.label
+        if inert and label not in found:
+            where = unread[cell][inert[0]][1].words
+            lines.append(f"{label} is one cell for all values of {' and '.join(inert)}, read only where {where}")
+        found.setdefault(label, CellRequest(label, kept))
+    return list(found.values()), lines
+
+
+def _refuse_unread(unread: Mapping[CellRequest, Mapping[str, tuple[str, Where]]]) -> None:
+    """Raises ConfigError for a setting that is read by no cell which gives it."""
+    for name in dict.fromkeys(name for of_cell in unread.values() for name in of_cell):
+        giving = [cell for cell in unread if names_of(cell.settings) & {name, name.partition(".")[0]}]
+        if all(name in unread[cell] for cell in giving):
+            values = ",".join(dict.fromkeys(unread[cell][name][0] for cell in giving))
+            raise ConfigError(without_effect(name, values, unread[giving[0]][name][1]))
+
+
 def resolve_cell(request: CellRequest, machine: Machine) -> ResolvedCell:
     """The job that a cell stands for on this machine. Raises ConfigError where it cannot run.
 
     Its settings name what `make bench` would find out for itself: the backend, and the plan of a simulated job.
     """
-    job, named = settle(request.settings, machine, plan_split), names_of(request.settings)
+    job, named = settle_cell(request.settings, machine, plan_split), names_of(request.settings)
     before, after = flatten(plain(job.asked)), flatten(plain(job.config))
-    found = [
-        f"{name}={as_argument(value)}"
+    found = {
+        name: f"{name}={as_argument(value)}"
         for name, value in after.items()
         if name not in before or before[name] != value or (name in FITTED and name not in named)
-    ]
-    return ResolvedCell(request.label, (*request.settings, *found), job.config, job.plan, job.planned)
+    }
+    unread = unread_of(tuple(found.values()), job.config)
+    found = {name: setting for name, setting in found.items() if name not in unread}
+    return ResolvedCell(request.label, (*request.settings, *found.values()), job.config, job.plan, job.planned)
 
 
 def resolve_cells(

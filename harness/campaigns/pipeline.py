@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.campaigns.cells import CellRequest, ResolvedCell, SkippedCell, device_budget, resolve_cells
+from harness.campaigns.cells import CellRequest, ResolvedCell, SkippedCell, device_budget, distinct_cells, resolve_cells
 from harness.campaigns.execution import Runs, StartRun, run_cells
 from harness.campaigns.gate import gate_job, passed_before, run_gate
 from harness.campaigns.preview import machine_warnings, print_failures, print_preview
@@ -23,7 +23,7 @@ from harness.comparison.experiment import (
     read_campaign,
     write_campaign,
 )
-from harness.comparison.fairness import fairness_key, first_difference, refuse_unequal
+from harness.comparison.fairness import fairness_key, first_difference, refuse_unequal, shared_settings
 from harness.config import ConfigError
 from harness.config.compose import compose_job, plain
 from harness.config.fields import checked_name
@@ -40,7 +40,7 @@ class ComparisonRequest:
     """The request of a comparison. axes: settings that differ on purpose. shared: what the user set for all cells.
     Neither has seeds among them.
 
-    force: run again what is done. dry: only show what would run.
+    force: run again what is done. dry: only show what would run. once: a line for each cell that stands for several.
     """
 
     axes: tuple[str, ...]
@@ -50,6 +50,7 @@ class ComparisonRequest:
     seeds: tuple[int, ...]
     force: bool
     dry: bool
+    once: tuple[str, ...] = ()
 
 
 def comparison_request(
@@ -64,20 +65,24 @@ def comparison_request(
     """The request of these cells, on devices that most of them can run on, in an experiment of their own unless
     `shared`, what the user set for all cells, names one."""
     chosen = compose_job([setting for setting in shared if _name_of(setting) in _OF_RUNS])
-    budget = device_budget(cells, machine)
-    cells = [CellRequest(cell.label, (*_without_runs(cell.settings), *budget)) for cell in cells]
+    kept, once = distinct_cells(cells, axes)
+    budget = device_budget(kept, machine)
+    asked, kept = (
+        [CellRequest(cell.label, (*_without_runs(cell.settings), *budget)) for cell in of] for of in (cells, kept)
+    )
     named = [setting.partition("=")[2] for setting in shared if _name_of(setting) == "experiment"]
     experiment = (
-        checked_name("experiment", named[-1]) if named and named[-1] else _experiment_name(command, axes, cells)
+        checked_name("experiment", named[-1]) if named and named[-1] else _experiment_name(command, axes, asked)
     )
     return ComparisonRequest(
         axes=axes,
-        cells=tuple(CellRequest(cell.label, (*cell.settings, f"experiment={experiment}")) for cell in cells),
+        cells=tuple(CellRequest(cell.label, (*cell.settings, f"experiment={experiment}")) for cell in kept),
         shared=(*_without_runs(shared), *budget),
         experiment=experiment,
         seeds=chosen.seed_list,
         force=chosen.force,
         dry=dry,
+        once=tuple(once),
     )
 
 
@@ -99,7 +104,8 @@ def run_comparison(
     gate = gate_job(cells[0], request.shared)
     runs = Runs(tuple(cells), request.seeds, results, request.force)
     gate_due = passed_before(gate, results) is None
-    print_preview(runs, skipped, campaign.warnings, gate_due, console)
+    said = [*request.once, *(f"warning: {line}" for line in campaign.warnings)]
+    print_preview(runs, skipped, said, gate_due, console)
     if request.dry:
         return 0
     write_campaign(folder, campaign)
@@ -128,10 +134,11 @@ def _campaign(
     """Raises ConfigError where its cells may not be compared: that is known before any has run."""
     keys = {cell.label: fairness_key(plain(cell.config), (), request.axes) for cell in cells}
     refuse_unequal(keys)
+    key = {name: value for of_cell in keys.values() for name, value in of_cell.items()}
     given = {cell.label: cell.settings for cell in request.cells}
     return Campaign(
         axes=request.axes,
-        key=keys[cells[0].label],
+        key=key,
         seeds=request.seeds,
         cells=tuple(ListedCell(cell.label, cell.name, given[cell.label], cell.settings, cell.pools) for cell in cells),
         left_out={cell.label: cell.why for cell in skipped},
@@ -170,8 +177,9 @@ def _experiment_name(command: str, axes: Sequence[str], cells: Sequence[CellRequ
         except ConfigError as error:
             errors.append(error)
             continue
-        key = [*axes, fairness_key(plain(job), (), axes)]
-        digest = hashlib.sha256(json.dumps(key, sort_keys=True).encode()).hexdigest()[:6]
+        digest = hashlib.sha256(json.dumps([*axes, shared_settings(job, axes)], sort_keys=True).encode()).hexdigest()[
+            :6
+        ]
         along = [] if command != "sweep" else [axis.rpartition(".")[2] for axis in axes]
         return "-".join([command, *along, job.model.name, job.task.name, digest])
     raise errors[0]

@@ -35,11 +35,12 @@ def machine_warnings(cells: Sequence[ResolvedCell], machine: Machine) -> list[st
 def print_preview(
     runs: Runs,
     skipped: Iterable[SkippedCell],
-    warnings: Iterable[str],
+    said: Iterable[str],
     gate_due: bool,
     console: Console,
 ) -> None:
-    """Every cell with its devices and seeds, what cannot run and why, and how long all of it will take."""
+    """Every cell with its devices and seeds, what cannot run and why, other lines of the cells, and how long all of it
+    will take."""
     plan = runs.cells[0].plan
     if plan.backend != "real":
         print_banner(plan, console)
@@ -57,8 +58,8 @@ def print_preview(
     console.print(table)
     for left_out in skipped:
         _say(console, f"{left_out.label} is left out: {left_out.why}", "yellow")
-    for warning in warnings:
-        _say(console, f"warning: {warning}", "yellow")
+    for line in said:
+        _say(console, line, "yellow")
     left = estimate.left([cell for cell, _ in pending], [], runs.at_once)
     if gate_due and left is not None:
         left += GATE_S

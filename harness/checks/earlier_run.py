@@ -13,8 +13,9 @@ import msgspec
 from harness.config import Backend, ConfigError, JobConfig, job_config
 from harness.config.files import MIB, read_json
 from harness.config.inputs import Input, inputs_of, refuse_changed
-from harness.config.job import flatten, in_words_of_now
+from harness.config.job import in_words_of_now
 from harness.config.plugins import Plugin
+from harness.config.readers import live_settings, naming_settings
 from schedules import Schedule
 
 SAME = ("iterations", "model", "task", "algorithm", "max_tokens", "schedule")
@@ -36,8 +37,6 @@ def run_to_begin_with(config: JobConfig, seed: int) -> Path | None:
 def check_begin_with(config: JobConfig, backend: Backend) -> None:
     """Raises ConfigError unless for every seed a run is there that is not over, has checkpoints, and is of this job and
     of the same files."""
-    from harness.config.compose import plain  # with Hydra, which other checks need not load
-
     cell = f"checkpoint.begin_with={config.checkpoint.begin_with}"
     for seed in config.seed_list:
         folder = run_to_begin_with(config, seed)
@@ -48,7 +47,7 @@ def check_begin_with(config: JobConfig, backend: Backend) -> None:
             raise ConfigError(f"{cell}: seed {seed} is done there, and nothing is left to go on with; leave it out")
         if not any((folder / "checkpoints").glob("version-*")):
             raise ConfigError(f"{cell}: seed {seed} has no checkpoint; leave it out")
-        there, here = (_same(plain(one)) for one in (config_of(folder), config))
+        there, here = (_same(one) for one in (config_of(folder), config))
         why = ": it goes on with the same model, task, algorithm, schedule and iterations"
         refuse_other(cell, there, here, why)
         made = manifest_of(folder).get("backend")
@@ -81,9 +80,12 @@ def _has_to_agree(setting: str) -> bool:
     return setting.partition(".")[0] in SAME
 
 
-def _same(tree: dict[str, Any]) -> dict[str, Any]:
-    flat = flatten({name: tree[name] for name in SAME if name in tree})
-    return {name: value for name, value in flat.items() if not name.startswith("schedule.split")}
+def _same(job: JobConfig) -> dict[str, Any]:
+    return {
+        name: value
+        for name, value in live_settings(job).items()
+        if name.partition(".")[0] in SAME and not name.startswith("schedule.split")
+    }
 
 
 _REPEAT_THEMSELVES = ("colocate_sync", "separated_sync", "one_step_off", "k_step_off", "delayed_update")
@@ -111,14 +113,10 @@ def check_replay(config: JobConfig, schedule: Schedule, backend: Backend, gpu: b
 
 
 def _check_same(told: str, folder: Path, config: JobConfig, backend: Backend) -> None:
-    from harness.config.compose import NOT_IN_CELL, plain  # with Hydra, which other checks need not load
-
     def same(one: JobConfig) -> dict[str, Any]:
-        left_out = (*NOT_IN_CELL, "cost", "device") if backend == "real" else NOT_IN_CELL
-        tree = {name: value for name, value in plain(one).items() if name not in left_out}
         return {
             name: value
-            for name, value in flatten(tree).items()
+            for name, value in naming_settings(replace(one, backend=backend)).items()
             if name not in _BESIDE and not name.endswith("_timeout_s")
         }
 

@@ -5,14 +5,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Mapping
-from importlib import import_module
-from importlib.util import find_spec
 from inspect import isfunction
 from typing import Any
 
 from harness.config import AlgorithmConfig, ClusterConfig, ConfigError, JobConfig
 from harness.config.plugins import is_path, load, make
-from harness.config.registries import ENGINES, find
+from harness.config.readers import described_engine
+from harness.config.registries import find
 from harness.config.transports import transport_of
 from harness.cost_model.memory_plan import EngineShare
 from harness.protocols import RolloutEngine
@@ -32,7 +31,7 @@ def engine_options(config: JobConfig) -> Any | None:
     """An instance of the engine's `Options`; None where it has none. Raises ConfigError for an option that it lacks, or
     a value of another type."""
     name, given = config.engine.name, config.engine.options
-    options = getattr(_described(name), "Options", None)
+    options = getattr(described_engine(name), "Options", None)
     if options is None and given:
         raise ConfigError(f"engine.{next(iter(given))} is no option of {name}; it has none")
     return None if options is None else make(options, given, "engine", name)
@@ -41,33 +40,24 @@ def engine_options(config: JobConfig) -> Any | None:
 def planned_options(config: JobConfig, share: EngineShare | None) -> Any | None:
     """The same, with what a plan of memory decides where the user did not, for engines that have a say in it. Raises
     ConfigError where what the user gave leaves no room."""
-    options, within = engine_options(config), getattr(_described(config.engine.name), "within", None)
+    options, within = engine_options(config), getattr(described_engine(config.engine.name), "within", None)
     return options if within is None or share is None else within(options, share)
 
 
 def engine_takes_several_devices(name: str) -> bool:
     """Whether one engine of this kind can run on several."""
-    return bool(getattr(_described(name), "TENSOR_PARALLEL", False))
+    return bool(getattr(described_engine(name), "TENSOR_PARALLEL", False))
 
 
 def check_environment(config: JobConfig) -> None:
     """Raises ConfigError where the engine says, by any error, that it cannot start here."""
     name = config.engine.name
     try:
-        getattr(_described(name), "check_environment", lambda: None)()
+        getattr(described_engine(name), "check_environment", lambda: None)()
     except ConfigError:
         raise
     except Exception as error:
         raise ConfigError(f"engine.name={name}: {str(error).partition(chr(10))[0]}") from error
-
-
-def _described(name: str) -> Any:
-    """The engine's class or, of one that is built in, the module `options` beside it, which loads nothing: what has its
-    `Options` and `check_environment`. None where there is none."""
-    if is_path(name):
-        return engine_class(name)
-    package = ENGINES.get(name, "").partition(":")[0].rpartition(".")[0]
-    return import_module(f"{package}.options") if package and find_spec(f"{package}.options") else None
 
 
 def queue_storage(cluster: ClusterConfig) -> Storage | None:

@@ -12,7 +12,7 @@ import psutil
 from harness.checks.defaults import fit_to_gpus
 from harness.checks.job import JobPlan, plan_job
 from harness.config import ConfigError, JobConfig, RooflineConfig
-from harness.config.compose import compose_job, make_schedule, names_of
+from harness.config.compose import compose_job, make_schedule, names_of, refuse_unread, unread_of
 from harness.config.machine import Machine
 from harness.cost_model.job_cost import check_given
 from harness.cost_model.memory import STATE_BYTES
@@ -66,9 +66,24 @@ class SettledJob:
     planned: bool
     messages: tuple[str, ...]
 
+    @property
+    def on_this_machine(self) -> JobConfig:
+        """The job, with the kind of devices that it has."""
+        return replace(self.config, cluster=replace(self.config.cluster, kind="gpu" if self.plan.gpu else "cpu"))
+
 
 def settle(arguments: Sequence[str], machine: Machine, planner: Planner) -> SettledJob:
-    """Return the job that runs where `arguments` are given. Raises ConfigError where it cannot run on this machine."""
+    """Return the job that runs where `arguments` are given. Raises ConfigError where it cannot run on this machine, and
+    for a setting among them that it does not read."""
+    refuse_unread(arguments, compose_job(arguments))
+    job = settle_cell(arguments, machine, planner)
+    unread = unread_of(arguments, job.on_this_machine)
+    said = [f"No effect here: {name}={value}, read only where {where.words}" for name, (value, where) in unread.items()]
+    return replace(job, messages=(*job.messages, *said))
+
+
+def settle_cell(arguments: Sequence[str], machine: Machine, planner: Planner) -> SettledJob:
+    """Return the same of a cell of several, which may leave unread what others read."""
     asked = compose_job(arguments)
     draft = Draft(tuple(arguments), asked, make_schedule(asked))
     fitted = fit_to_gpus(asked, draft.schedule, draft.given, machine)

@@ -19,9 +19,10 @@ if TYPE_CHECKING:
 
 def run(arguments: Sequence[str], results: Path, console: Console, server: ForkServer | None = None) -> int:
     """Run one configuration over its seeds, and say what came out. CADENCE_FOLDERS names a file that gets the folders
-    of the runs, a line each. server: forks the workers, by default one for all seeds. `dry=true`: say which runs these
-    would be, with every setting, and run none."""
-    from harness.checks.settle import settle
+    of the runs, a line each. server: forks the workers of a run of a comparison, whose cells need not read all that is
+    set for all of them; by default one for all seeds. `dry=true`: say which runs these would be, with every setting,
+    and run none."""
+    from harness.checks.settle import settle, settle_cell
     from harness.metrics.run_files import refuse_changed_inputs, run_directory
     from harness.planner.automatic import plan_split
     from harness.runtime.interrupts import leaving_when_asked
@@ -29,7 +30,7 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
 
     own, settings = own_arguments(arguments, "dry")
     dry = is_asked_for("dry", last_values(own))
-    job = settle(settings, machine_of_runs(), plan_split)
+    job = (settle if server is None else settle_cell)(settings, machine_of_runs(), plan_split)
     config, plan = job.config, job.plan
     directories = {seed: run_directory(config, seed, results) for seed in config.seed_list}
     if not config.force:

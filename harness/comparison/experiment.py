@@ -178,7 +178,7 @@ def comparable(cells: Sequence[Cell]) -> tuple[list[Cell], dict[str, str]]:
     run that finished last. And why others are left out, by label."""
     groups: list[list[Cell]] = []
     for cell in cells:
-        like = (group for group in groups if _unlike(cell, group[0]) is None)
+        like = (group for group in groups if all(_unlike(cell, one) is None for one in group))
         if (group := next(like, None)) is None:
             groups.append(group := [])
         group.append(cell)
@@ -186,8 +186,8 @@ def comparable(cells: Sequence[Cell]) -> tuple[list[Cell], dict[str, str]]:
     seeds, shared, left_out = set(kept[0].seeds), list[Cell](), dict[str, str]()
     for cell in cells:
         if cell not in kept:
-            unlike = "{}={}, not {}".format(*(_unlike(cell, kept[0]) or ()))
-            left_out[cell.label] = f"it has {unlike} as {kept[0].label}"
+            other, unlike = next((one, found) for one in kept if (found := _unlike(cell, one)) is not None)
+            left_out[cell.label] = "it has {}={}, not {} as {}".format(*unlike, other.label)
         elif seeds & set(cell.seeds):
             seeds &= set(cell.seeds)
             shared.append(cell)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import combinations
 from typing import Any
 
 from harness.comparison.runs import Run
-from harness.config import ConfigError
+from harness.config import ConfigError, JobConfig
 from harness.config.inputs import SHOWN, digests
-from harness.config.job import flatten, trained_in_iteration
+from harness.config.job import flatten, job_config, trained_in_iteration
+from harness.config.readers import live_settings, settings_of
 
 _LAYOUT = frozenset(
     {
@@ -29,8 +31,8 @@ _CLUSTER = ("devices", "kind", "threads_per_device", "oversubscribe", "queue", "
 
 _CONTENT = ".content"
 
-_WHOLE = ("schedule", "model", "engine", "task", "algorithm", "training")
-_SIMULATED = ("cost", "device")
+_ALONE = ("backend", "seeds", "samples", "warmup_iterations", "max_tokens", *(f"cluster.{name}" for name in _CLUSTER))
+_WHOLE = ("schedule", "model", "engine", "task", "algorithm", "training", "cost", "device")
 
 
 def fairness_key(config: Mapping[str, Any], seeds: Sequence[int], axes: Iterable[str] = ()) -> dict[str, Any]:
@@ -38,24 +40,33 @@ def fairness_key(config: Mapping[str, Any], seeds: Sequence[int], axes: Iterable
     parameters, training, devices in all, samples, seeds, backend; without the axes, which differ on purpose.
 
     config: config.yaml, or `plain(config)`. An axis is a setting's path, or a group: `schedule` is all of its options.
-    How a job is laid out over its devices is not in the key. Costs are, where the run is simulated. Raises ConfigError
-    for a run that an earlier version made.
+    How a job is laid out over its devices is not in the key, nor is what it does not read, such as costs where nothing
+    is simulated. Raises ConfigError for a run that an earlier version made.
     """
-    groups = _WHOLE if config["backend"] == "real" else (*_WHOLE, *_SIMULATED)
-    missing = [group for group in groups if group not in config]
+    missing = [group for group in _WHOLE if group not in config]
     if missing:
         raise ConfigError(f"a run says nothing of {', '.join(missing)}: an earlier version made it; run it again")
-    key = {
-        "backend": config["backend"],
-        "seeds": sorted(seeds),
-        "samples": config["iterations"] * trained_in_iteration(config["algorithm"]),
-        "warmup_iterations": config["warmup_iterations"],
-        "max_tokens": config["max_tokens"],
-        **{f"cluster.{name}": value for name in _CLUSTER if (value := config["cluster"].get(name)) is not None},
-    }
-    key |= flatten({group: config[group] for group in groups})
+    try:
+        key = live_settings(job_config(config))
+    except ConfigError:  # of another version's, or changed by hand: in doubt a setting is read
+        key = flatten(config)
+    key["seeds"] = sorted(seeds)
+    key["samples"] = config["iterations"] * trained_in_iteration(config["algorithm"])
+    return {name: value for name, value in key.items() if _has_to_agree(name, axes)}
+
+
+def shared_settings(job: JobConfig, axes: Iterable[str]) -> dict[str, Any]:
+    """Settings that cells along these axes have in common and that are not the default, whether this one reads them or
+    another: those of the key, by which their experiment is named."""
+    told = {name: one.value for name, one in settings_of(job).items() if one.value != one.default}
+    told["samples"] = job.iterations * job.algorithm.trained_samples
+    return {name: value for name, value in told.items() if _has_to_agree(name, axes)}
+
+
+def _has_to_agree(name: str, axes: Iterable[str]) -> bool:
+    """Whether cells along these axes have to have a setting alike."""
     free = {*_LAYOUT, *axes} | ({"samples"} if "iterations" in axes else set())
-    return {name: value for name, value in key.items() if not any(_within(name, axis) for axis in free)}
+    return (name.partition(".")[0] in _WHOLE or name in _ALONE) and not any(_within(name, axis) for axis in free)
 
 
 def run_key(run: Run, seeds: Sequence[int], axes: Iterable[str] = ()) -> dict[str, Any]:
@@ -87,8 +98,7 @@ def refuse_unfair(cells: Mapping[str, Sequence[Run]], axes: Iterable[str] = ()) 
 
 def refuse_unequal(keys: Mapping[str, Mapping[str, Any]]) -> None:
     """Raise ConfigError where two of these fairness keys, by the label of their cell, differ."""
-    (first, key), *others = keys.items()
-    for other, other_key in others:
+    for (first, key), (other, other_key) in combinations(keys.items(), 2):
         differing = first_difference(key, other_key)
         if differing is not None:
             name, here, there = differing
@@ -97,10 +107,11 @@ def refuse_unequal(keys: Mapping[str, Mapping[str, Any]]) -> None:
 
 
 def first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[str, str, str] | None:
-    """The most informative setting that two fairness keys differ in, and its two values; None where they are equal."""
-    for name in sorted({*one, *other}, key=_importance):
-        if one.get(name) != other.get(name):
-            return name, setting_text(one.get(name)), setting_text(other.get(name))
+    """The most informative setting that both read and that two fairness keys differ in, and its two values; None where
+    there is none. What only one reads follows from another setting."""
+    for name in sorted(one.keys() & other.keys(), key=_importance):
+        if one[name] != other[name]:
+            return name, setting_text(one[name]), setting_text(other[name])
     return None
 
 

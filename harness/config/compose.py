@@ -6,7 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
@@ -18,11 +18,12 @@ from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
-from harness.config import ConfigError, JobConfig, ModelConfig, job_config
+from harness.config import ConfigError, JobConfig, job_config
 from harness.config.files import read_yaml
-from harness.config.job import COMMON_TO_TASKS, refuse_moved
+from harness.config.job import flatten, in_words_of_now, refuse_moved
 from harness.config.model_folder import is_source, looks_like_source, model_settings
 from harness.config.plugins import Plugin, as_file_name, defaults, is_path, load, make, plugin
+from harness.config.readers import Setting, Where, naming_settings, settings_of
 from harness.config.registries import check_name, find
 from schedules import Schedule
 
@@ -35,72 +36,15 @@ _FILE = ".yaml"
 _LONGEST_NAME = 200  # bytes of one; longer than that of any setting
 _DEEPEST = 32  # brackets in each other: more, and parsers of values run out of stack
 """The end of a choice that is a file instead of a name."""
-_FREE = (
-    *(
-        "schedule.split.critic=",
-        "algorithm.options.",
-        "algorithm.rejection.",
-        "algorithm.rejection=",
-        "cost.filtered_share=",
-        "eval.function=",
-        "cluster.queue=",
-        "cluster.queue_options.",
-        *(f"task.{name}_options." for name in ("reward", "generate", "buffer")),
-        *(f"task.{name}=" for name in COMMON_TO_TASKS),
-    ),
-    *(f"task.{name}{at}" for name in ("settings", "chat_options") for at in "=."),
-)
-"""Options of code of the user's or of others', and settings of every task: what they are is not in the files."""
-_OF_MODEL = {f"model.{made.name}" for made in dataclasses.fields(ModelConfig)}
-"""Settings of every model; files give those that are not the default."""
+_DEFAULTS = in_words_of_now({group: {} for group in GROUPS})
+"""Settings that have a default, by group: they need not stand in a file."""
+_FREE = ("schedule.split.critic", "cost.filtered_share", "task.settings", "task.chat_options")
+"""Others that need not: a share of the devices, what only some jobs have, options that are sets of options."""
 _PLUGINS = ("schedule", "engine", "task")
 """Groups whose choice may be code of the user's."""
 _SHARED = {"actor": "rest", "rollout": "actor", "actor_fwd": "actor", "reference": "actor"}
 _SEPARATE = {"rollout": "50%", "actor": "rest", "actor_fwd": "actor", "reference": "actor"}
 """Splits of a schedule that has no file."""
-_SHAPED = (
-    "rejection",
-    "kl_in",
-    "kl_target",
-    "kl_horizon",
-    "shaping",
-    "filter",
-    "filter_rounds",
-    "over_sampling",
-    "mask_truncated",
-    "entropy_coef",
-    "critic_learning_rate",
-    "value_clip",
-)
-_WRITTEN_IF_SET = {
-    "task": COMMON_TO_TASKS,
-    "algorithm": (
-        "advantage",
-        "options",
-        "warmup_steps",
-        "decay",
-        "decay_to",
-        "aggregation",
-        "kl",
-        "kl_unbiased",
-        *_SHAPED,
-    ),
-    "engine": ("sample_limit_s", "on_straggler"),
-    "cluster": ("heartbeat_timeout_s", "queue", "queue_options"),
-    "training": ("tokens_per_micro_batch",),
-    "eval": ("every", "samples", "k", "function"),
-    "checkpoint": ("every", "keep", "background", "begin_with"),
-    "restarts": ("limit",),
-    "texts": ("samples", "characters"),
-    "model": (
-        *("architecture", "tokenizer", "attention_bias", "qk_norm", "sliding_window", "sliding_layers"),
-        *("rope_theta", "norm_eps", "fp32_head"),
-    ),
-}
-"""Settings that a configuration names only where they are not the default, as before there were any."""
-_GROUPS_WRITTEN_IF_SET = ("eval", "checkpoint", "replay", "restarts", "texts")
-NOT_IN_CELL = ("experiment", "seeds", "force", "save_weights", "checkpoint", "restarts", "texts")
-"""Settings that do not change what a run computes, so that they do not name a cell."""
 
 
 def choices(group: str) -> list[str]:
@@ -139,7 +83,8 @@ def _by_name(override: str) -> str:
     path, `schedule=my_lab.schedules:Mine`, or a model by its folder, gets a name in its store; a free option is added
     where there is none."""
     group, _, value = override.partition("=")
-    if override.startswith(_FREE) or group in _OF_MODEL:
+    above, _, below = group.partition(".")
+    if group.startswith(_FREE) or (below and below.partition(".")[0] in _DEFAULTS.get(above, ())):
         return f"++{override}"
     if group not in GROUPS or value in choices(group):
         return override
@@ -205,29 +150,57 @@ def make_schedule(config: JobConfig) -> Schedule:
 
 def plain(config: JobConfig) -> dict[str, Any]:
     """The configuration as nested plain values, options beside the name that they are of, as in the YAML."""
-    tree = json.loads(json.dumps(dataclasses.asdict(config)))
+    tree: dict[str, Any] = json.loads(json.dumps(dataclasses.asdict(config)))
     for group in ("schedule", "engine", "task"):
         tree[group] |= tree[group].pop("options")
-    for group, names in _WRITTEN_IF_SET.items():
-        for made in dataclasses.fields(getattr(config, group)):
-            unset = made.default if made.default_factory is dataclasses.MISSING else made.default_factory()
-            if made.name in names and tree[group][made.name] == unset:
-                del tree[group][made.name]
-    for own in dataclasses.fields(_schedule_class(config.schedule.name)):  # type: ignore[arg-type]
-        if own.metadata.get("written_if_set") and tree["schedule"].get(own.name) == own.default:
-            del tree["schedule"][own.name]
-    return {group: settings for group, settings in tree.items() if settings or group not in _GROUPS_WRITTEN_IF_SET}
+    return tree
 
 
 def cell_name(config: JobConfig) -> str:
-    """`<schedule>-<model>-<task>-<hash>`: equal exactly when two configurations compute the same, seeds aside; other
-    where code of the user's own has changed."""
-    left_out = (*NOT_IN_CELL, "cost", "device") if config.backend == "real" else NOT_IN_CELL
-    tree = {key: value for key, value in plain(config).items() if key not in left_out}
+    """`<schedule>-<model>-<task>-<hash>`: equal where two configurations compute the same, seeds aside; other where
+    code of the user's own has changed. The hash is of what a job reads and what is not the default, so that neither
+    what it does not read nor a setting that a later version adds gives another name."""
+    tree: dict[str, Any] = naming_settings(config)
     if plugins := plugins_of(config):
         tree["plugins"] = [plugin.sha256 for plugin in plugins]
     digest = hashlib.sha256(json.dumps(tree, sort_keys=True).encode()).hexdigest()[:6]
     return f"{cell_prefix(config)}-{digest}"
+
+
+def refuse_unread(overrides: Sequence[str], config: JobConfig) -> None:
+    """Raises ConfigError for a setting that was given, on the command line or in a file of the user's that differs from
+    the default there, and that this job does not read."""
+    for setting, (value, where) in unread_of(overrides, config).items():
+        raise ConfigError(without_effect(setting, value, where))
+
+
+def without_effect(setting: str, value: str, where: Where) -> str:
+    """A line on a setting that a job does not read, and what to do."""
+    fix = f", or set {where.fix}" if where.fix else ""
+    return f"{setting}={value} has no effect: it is read only where {where.words}; leave it out{fix}"
+
+
+def unread_of(overrides: Sequence[str], config: JobConfig) -> dict[str, tuple[str, Where]]:
+    """Settings that these give and that the job does not read: the value, and the reader that the job lacks."""
+    settings, found = settings_of(config), dict[str, tuple[str, Where]]()
+    for override in overrides:
+        name, _, value = override.lstrip("+~").partition("=")
+        if where := _unread(name, settings):
+            found[name] = (value, where)
+        elif name in GROUPS and value.endswith(_FILE):
+            inside = {path: settings[path] for path in flatten({name: read_settings(Path(value))}) if path in settings}
+            changed = {path: one for path, one in inside.items() if one.value != one.default}
+            found |= {path: (str(one.value), one.unread) for path, one in changed.items() if one.unread is not None}
+    return found
+
+
+def _unread(name: str, settings: Mapping[str, Setting]) -> Where | None:
+    """The reader that is lacking for what is set by this name: a setting, a group or other set of them, or a part of
+    one; None where some of it is read."""
+    within = [one for path, one in settings.items() if f"{path}.".startswith(f"{name}.") or name.startswith(f"{path}.")]
+    if name in GROUPS:  # what its choice decides
+        within = [one for one in within if one.value != one.default]
+    return within[0].unread if within and all(one.unread is not None for one in within) else None
 
 
 def plugins_of(config: JobConfig) -> list[Plugin]:

@@ -8,6 +8,7 @@ from pydantic import Field, Strict
 from pydantic.dataclasses import dataclass
 
 from harness.config.fields import STRICT, Count, Fraction, Name, NotNegative, Part, Positive
+from harness.config.readers import Drawn, Read, Shared, Spread, Traced, WithFilter, WithTurns
 from harness.config.registries import check_name
 
 
@@ -20,13 +21,13 @@ class LengthsConfig:
     prompt; trace: drawn from `values`, or from the file at `path`, a number per line.
     """
 
-    kind: Literal["constant", "uniform", "lognormal", "trace"]
-    cap: Count
-    mean: Annotated[float, Strict(), Field(ge=1)] | None = None
-    sigma: NotNegative = 1.0
-    common: Part = 0.0
-    values: tuple[Count, ...] = ()
-    path: str | None = None
+    kind: Read[Literal["constant", "uniform", "lognormal", "trace"]]
+    cap: Read[Count]
+    mean: Drawn[Annotated[float, Strict(), Field(ge=1)] | None] = None
+    sigma: Spread[NotNegative] = 1.0
+    common: Spread[Part] = 0.0
+    values: Traced[tuple[Count, ...]] = ()
+    path: Traced[str | None] = None
 
     def __post_init__(self) -> None:
         if self.kind != "trace" and self.mean is None:
@@ -40,10 +41,10 @@ class LatencyConfig:
     """Seconds that a simulated environment takes to answer a turn: constant: `mean`, always; lognormal: of this mean,
     `sigma` the standard deviation of the logarithm. Answers that take longer than `timeout_s` fail their sample."""
 
-    kind: Literal["constant", "lognormal"] = "constant"
-    mean: NotNegative = 0.0
-    sigma: NotNegative = 1.0
-    timeout_s: Positive = 3600.0
+    kind: Read[Literal["constant", "lognormal"]] = "constant"
+    mean: Read[NotNegative] = 0.0
+    sigma: Spread[NotNegative] = 1.0
+    timeout_s: Read[Positive] = 3600.0
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -82,40 +83,42 @@ class CostConfig:
     n decode_step_s_per_sample) + c decode_s_per_cached_token.
     """
 
-    name: Name
-    decode_step_s: Positive  # one token for every running sample: the part that does not depend on how many run
-    decode_step_s_per_sample: NotNegative  # added for each running sample
-    prefill_s_per_token: NotNegative
-    log_prob_s_per_token: NotNegative  # prompt and response tokens
-    train_s_per_token: NotNegative  # prompt and response tokens, forward and backward
-    train_step_s: NotNegative  # the optimizer, once a step
-    weight_bytes: NotNegative  # of one copy of the weights
-    call_s: NotNegative  # fixed part of every forward or training call of a micro-batch
-    network_bytes_per_s: Positive  # weights between pools: collective, and in the background
-    host_bytes_per_s: Positive  # weights between a device and its host, either way
-    sync_s: NotNegative  # fixed part of every weight transfer, and of every load
-    offload_s: NotNegative  # fixed part of giving a shared device back (the weights go to the host besides)
-    reload_s: NotNegative  # fixed part of taking it again (the weights come back besides)
-    prompt_tokens: Count  # of every prompt
-    lengths: LengthsConfig
-    kind: Literal["given"] = "given"
+    name: Read[Name]
+    decode_step_s: Read[Positive]  # one token for every running sample: the part that does not depend on how many run
+    decode_step_s_per_sample: Read[NotNegative]  # added for each running sample
+    prefill_s_per_token: Read[NotNegative]
+    log_prob_s_per_token: Read[NotNegative]  # prompt and response tokens
+    train_s_per_token: Read[NotNegative]  # prompt and response tokens, forward and backward
+    train_step_s: Read[NotNegative]  # the optimizer, once a step
+    weight_bytes: Read[NotNegative]  # of one copy of the weights
+    call_s: Read[NotNegative]  # fixed part of every forward or training call of a micro-batch
+    network_bytes_per_s: Read[Positive]  # weights between pools: collective, and in the background
+    host_bytes_per_s: Read[Positive]  # weights between a device and its host, either way
+    sync_s: Read[NotNegative]  # fixed part of every weight transfer, and of every load
+    offload_s: Shared[NotNegative]  # fixed part of giving a shared device back (the weights go to the host besides)
+    reload_s: Shared[NotNegative]  # fixed part of taking it again (the weights come back besides)
+    prompt_tokens: Read[Count]  # of every prompt
+    lengths: Read[LengthsConfig]
+    kind: Read[Literal["given"]] = "given"
     # What follows is nothing unless it is given.
-    decode_weights_s: NotNegative = 0.0  # a step's matrix products take this long at least: the weights are read
-    decode_s_per_cached_token: NotNegative = 0.0  # of a step, for each token in the KV caches of running samples
-    kv_tokens: Count | None = None  # tokens that the KV cache of one engine holds; None is no limit
-    prefill_s_per_pair: NotNegative = 0.0  # attention: for the square of a sequence's length
-    log_prob_s_per_pair: NotNegative = 0.0
-    train_s_per_pair: NotNegative = 0.0
-    log_prob_call_s: NotNegative = 0.0  # besides call_s: shards are gathered
-    train_call_s: NotNegative = 0.0  # besides call_s: shards are gathered, gradients reduced
-    reward_s_per_sample: NotNegative = 0.0  # on the host
-    generate_s: NotNegative = 0.0  # before a batch is generated as one: requests are handed out, engines set up
+    decode_weights_s: Read[NotNegative] = 0.0  # a step's matrix products take this long at least: the weights are read
+    decode_s_per_cached_token: Read[NotNegative] = 0.0  # of a step, for each token in the KV caches of running samples
+    kv_tokens: Read[Count | None] = None  # tokens that the KV cache of one engine holds; None is no limit
+    prefill_s_per_pair: Read[NotNegative] = 0.0  # attention: for the square of a sequence's length
+    log_prob_s_per_pair: Read[NotNegative] = 0.0
+    train_s_per_pair: Read[NotNegative] = 0.0
+    log_prob_call_s: Read[NotNegative] = 0.0  # besides call_s: shards are gathered
+    train_call_s: Read[NotNegative] = 0.0  # besides call_s: shards are gathered, gradients reduced
+    reward_s_per_sample: Read[NotNegative] = 0.0  # on the host
+    generate_s: Read[NotNegative] = 0.0  # before a batch is generated as one: requests are handed out, engines set up
     # Samples of several turns; then `lengths` are of one turn.
-    turns: LengthsConfig | None = None  # how often the policy speaks in one sample; None: once
-    observation_tokens: LengthsConfig = ONE_TOKEN  # that the environment writes after each turn but the last
-    tool_latency: LatencyConfig = NO_LATENCY
-    transfers: tuple[TransferCost, ...] = ()  # transports that were timed; others go by the bytes and speeds above
-    filtered_share: Part | None = None  # of groups, that `algorithm.filter` refuses
+    turns: Read[LengthsConfig | None] = None  # how often the policy speaks in one sample; None: once
+    observation_tokens: WithTurns[LengthsConfig] = ONE_TOKEN  # that the environment writes after each turn but the last
+    tool_latency: WithTurns[LatencyConfig] = NO_LATENCY
+    transfers: Read[
+        tuple[TransferCost, ...]
+    ] = ()  # transports that were timed; others go by the bytes and speeds above
+    filtered_share: WithFilter[Part | None] = None  # of groups, that `algorithm.filter` refuses
 
     def __post_init__(self) -> None:
         _check_turns(self)
@@ -125,15 +128,15 @@ class CostConfig:
 class DeviceConfig:
     """One kind of device, by its maker's figures. `source` says where they stand."""
 
-    name: Name
-    flops: Positive  # dense bfloat16 floating-point operations per second
-    memory_bytes_per_s: Positive
-    memory_bytes: Positive
-    link_bytes_per_s: Positive  # of one device to the others of its node, one way
-    network_bytes_per_s: Positive  # of one device to those of other nodes, one way
-    host_bytes_per_s: Positive  # of one device to its host's memory, one way
-    per_node: Count  # devices of a node
-    source: str
+    name: Read[Name]
+    flops: Read[Positive]  # dense bfloat16 floating-point operations per second
+    memory_bytes_per_s: Read[Positive]
+    memory_bytes: Read[Positive]
+    link_bytes_per_s: Read[Positive]  # of one device to the others of its node, one way
+    network_bytes_per_s: Read[Positive]  # of one device to those of other nodes, one way
+    host_bytes_per_s: Read[Positive]  # of one device to its host's memory, one way
+    per_node: Read[Count]  # devices of a node
+    source: Read[str]
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -144,31 +147,31 @@ class RooflineConfig:
     docs/simulator.md has every formula. Shares are of (0, 1]; seconds are added.
     """
 
-    name: Name
-    kind: Literal["roofline"]
-    forward_share: Fraction  # of flops, scoring and prefill
-    train_share: Fraction  # of flops, forward and backward
-    decode_share: Fraction  # of flops, a decode step's matrix products
-    memory_share: Fraction  # of memory_bytes_per_s
-    network_share: Fraction  # of link_bytes_per_s and network_bytes_per_s
-    host_share: Fraction  # of host_bytes_per_s
-    overlap: Part  # of communication in training and scoring that hides behind computing
-    latency_s: NotNegative  # of one collective
-    kv_share: Fraction  # of a device's memory that an engine of its own may use, weights and KV cache together
-    kv_share_colocated: Fraction  # of a device that it shares with the trainer
-    colocated_train_factor: Positive  # how much longer training takes on devices shared with rollout
-    decode_step_s: Positive  # of every step: launches and the engine's own work
-    call_s: NotNegative
-    sync_s: NotNegative
-    offload_s: NotNegative
-    reload_s: NotNegative
-    reward_s_per_sample: NotNegative
-    prompt_tokens: Count
-    lengths: LengthsConfig
-    turns: LengthsConfig | None = None  # these three as in CostConfig
-    observation_tokens: LengthsConfig = ONE_TOKEN
-    tool_latency: LatencyConfig = NO_LATENCY
-    filtered_share: Part | None = None  # of groups, that `algorithm.filter` refuses
+    name: Read[Name]
+    kind: Read[Literal["roofline"]]
+    forward_share: Read[Fraction]  # of flops, scoring and prefill
+    train_share: Read[Fraction]  # of flops, forward and backward
+    decode_share: Read[Fraction]  # of flops, a decode step's matrix products
+    memory_share: Read[Fraction]  # of memory_bytes_per_s
+    network_share: Read[Fraction]  # of link_bytes_per_s and network_bytes_per_s
+    host_share: Read[Fraction]  # of host_bytes_per_s
+    overlap: Read[Part]  # of communication in training and scoring that hides behind computing
+    latency_s: Read[NotNegative]  # of one collective
+    kv_share: Read[Fraction]  # of a device's memory that an engine of its own may use, weights and KV cache together
+    kv_share_colocated: Shared[Fraction]  # of a device that it shares with the trainer
+    colocated_train_factor: Shared[Positive]  # how much longer training takes on devices shared with rollout
+    decode_step_s: Read[Positive]  # of every step: launches and the engine's own work
+    call_s: Read[NotNegative]
+    sync_s: Read[NotNegative]
+    offload_s: Shared[NotNegative]
+    reload_s: Shared[NotNegative]
+    reward_s_per_sample: Read[NotNegative]
+    prompt_tokens: Read[Count]
+    lengths: Read[LengthsConfig]
+    turns: Read[LengthsConfig | None] = None  # these three as in CostConfig
+    observation_tokens: WithTurns[LengthsConfig] = ONE_TOKEN
+    tool_latency: WithTurns[LatencyConfig] = NO_LATENCY
+    filtered_share: WithFilter[Part | None] = None  # of groups, that `algorithm.filter` refuses
 
     def __post_init__(self) -> None:
         _check_turns(self)

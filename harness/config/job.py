@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import field
-from typing import Annotated, Any, Literal
+from dataclasses import MISSING, field, fields, is_dataclass
+from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field, Strict, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
@@ -30,6 +30,43 @@ from harness.config.fields import (
     Switch,
     first_line,
 )
+from harness.config.readers import (
+    BesideReference,
+    Buffered,
+    CutByLayout,
+    Decaying,
+    Decoupled,
+    DividedByStd,
+    Evaluated,
+    Generated,
+    HostMemory,
+    Losses,
+    NarrowWeights,
+    OfRuns,
+    OnCPU,
+    OnGPU,
+    OnTheFly,
+    OwnWeights,
+    Processes,
+    Read,
+    Real,
+    RealOrRoofline,
+    Refilled,
+    Rewarded,
+    Roofline,
+    Saved,
+    ScoredApart,
+    ScoredInTime,
+    Simulated,
+    Travelling,
+    WithCritic,
+    WithKL,
+    WithKLTarget,
+    WithLossKL,
+    WithoutKL,
+    WithTexts,
+    plain_value,
+)
 from harness.config.registries import check_name
 
 
@@ -38,30 +75,34 @@ class ModelConfig:
     """The shape of a decoder. `checkpoint` is a folder with weights or a repository of the hub, `hf:<org>/<name>`
     (harness/config/model_folder.py), or None for made ones."""
 
-    name: Name
-    hidden: Count
-    layers: Count
-    heads: Count
-    kv_heads: Count
-    head_dim: Count
-    ff: Count
-    vocabulary: Count
-    tied_embeddings: Switch
-    max_length: Count  # tokens, prompt and response together
-    dtype: Literal["float32", "bfloat16"] = "float32"
-    checkpoint: str | None = None
-    experts: CountFromZero = 0  # feed-forward networks of each layer to choose from; 0: one for all
-    active_experts: CountFromZero = 0  # chosen for each token; each is `ff` wide
-    warm_start: Switch = False  # train it on noisy demonstrations first, so that RL has something to sharpen
-    architecture: str = "qwen3"  # transformers' model_type
-    tokenizer: str | None = None  # a folder or repository with one; None takes the checkpoint's
-    attention_bias: Literal["none", "qkv", "all"] = "none"  # projections of attention that have biases
-    qk_norm: Switch = True  # queries and keys are normalised head by head
-    sliding_window: Count | None = None  # tokens before a token, with itself, that `sliding_layers` layers attend to
-    sliding_layers: CountFromZero = 0
-    rope_theta: Positive = 10000.0
-    norm_eps: Positive = 1e-6
-    fp32_head: Switch | None = None  # logits in float32 whatever the dtype; None: where it is bfloat16
+    name: Read[Name]
+    hidden: Read[Count]
+    layers: Read[Count]
+    heads: Read[Count]
+    kv_heads: Read[Count]
+    head_dim: Read[Count]
+    ff: Read[Count]
+    vocabulary: Read[Count]
+    tied_embeddings: Read[Switch]
+    max_length: Read[Count]  # tokens, prompt and response together
+    dtype: Read[Literal["float32", "bfloat16"]] = "float32"
+    checkpoint: Real[str | None] = None
+    experts: Read[CountFromZero] = 0  # feed-forward networks of each layer to choose from; 0: one for all
+    active_experts: Read[CountFromZero] = 0  # chosen for each token; each is `ff` wide
+    warm_start: Real[OwnWeights[Switch]] = (
+        False  # train it on noisy demonstrations first, so that RL has something to sharpen
+    )
+    architecture: Read[str] = "qwen3"  # transformers' model_type
+    tokenizer: Real[str | None] = None  # a folder or repository with one; None takes the checkpoint's
+    attention_bias: Read[Literal["none", "qkv", "all"]] = "none"  # projections of attention that have biases
+    qk_norm: Read[Switch] = True  # queries and keys are normalised head by head
+    sliding_window: Read[Count | None] = (
+        None  # tokens before a token, with itself, that `sliding_layers` layers attend to
+    )
+    sliding_layers: Read[CountFromZero] = 0
+    rope_theta: Real[Positive] = 10000.0
+    norm_eps: Real[Positive] = 1e-6
+    fp32_head: NarrowWeights[Switch | None] = None  # logits in float32 whatever the dtype; None: where it is bfloat16
 
     @property
     def float32_logits(self) -> bool:
@@ -73,13 +114,15 @@ class ModelConfig:
 class EngineConfig:
     """The rollout engine. `options` are its own and are checked by its class."""
 
-    name: NameOrPath
-    slots: Count  # samples one engine generates at a time
-    tensor_parallel: Count = 1  # devices of one engine; real ones: as its TENSOR_PARALLEL says, beside no other role
-    keep_cache: Switch = False  # keep the KV cache of running samples across a weight update
-    sample_limit_s: Positive | None = None  # of a sample, from when an engine gets it; None: as long as it takes
-    on_straggler: Literal["wait", "cut", "drop"] = "wait"  # what becomes of one that takes longer; docs/faults.md
-    options: dict[str, Any] = field(default_factory=dict)
+    name: Real[NameOrPath]
+    slots: Read[Count]  # samples one engine generates at a time
+    tensor_parallel: Read[Count] = (
+        1  # devices of one engine; real ones: as its TENSOR_PARALLEL says, beside no other role
+    )
+    keep_cache: OnTheFly[Switch] = False  # keep the KV cache of running samples across a weight update
+    sample_limit_s: Read[Positive | None] = None  # of a sample, from when an engine gets it; None: as long as it takes
+    on_straggler: Read[Literal["wait", "cut", "drop"]] = "wait"  # what becomes of one that takes longer; docs/faults.md
+    options: Real[dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.on_straggler != "wait" and self.sample_limit_s is None:
@@ -93,7 +136,7 @@ class EngineConfig:
             )
 
 
-COMMON_TO_ENGINES = ("name", "slots", "tensor_parallel", "keep_cache", "sample_limit_s", "on_straggler")
+COMMON_TO_ENGINES = tuple(own.name for own in fields(EngineConfig) if own.name != "options")
 """Settings of every engine; what else stands beside them is an option of one."""
 
 
@@ -101,24 +144,28 @@ COMMON_TO_ENGINES = ("name", "slots", "tensor_parallel", "keep_cache", "sample_l
 class TaskConfig:
     """Prompts and rewards. `options` are the task's own and are checked by its class."""
 
-    name: NameOrPath
-    reward: str | None = None  # by name or `package.module:function`: what scores responses instead of the task
-    reward_options: dict[str, Any] = field(default_factory=dict)
-    reward_processes: CountFromZero | None = None  # that score samples; 0: the worker of the host; None: by the reward
-    reward_timeout_s: Positive = 10.0  # longest scoring of one sample; then it has failed
-    reward_memory_gib: Positive = 4.0  # address space of a process that scores
-    on_failed_score: Literal["leave_out", "redeal"] = "leave_out"  # what becomes of a sample that could not be scored
-    failure_reward: float | None = None  # of such a sample, which then has a score; None: it has none
-    failed_bound: Part = 0.01  # share of such samples above which a verdict is withheld
-    pay_truncated: bool = False  # whether a response that the limit cut off may earn more than 0
-    generate: str | None = None  # `package.module:coroutine` that plays each sample with the policy, turn by turn
-    generate_options: dict[str, Any] = field(default_factory=dict)
-    generate_turns: Count = 8  # that the policy has in it at most
-    generate_timeout_s: Positive = 30.0  # between two of its turns; then the sample has failed
-    buffer: str | None = None  # `package.module:Class` that says which problem a group gets
-    buffer_options: dict[str, Any] = field(default_factory=dict)
-    buffer_state: str | None = None  # buffer.json of a run, from which it goes on
-    options: dict[str, Any] = field(default_factory=dict)
+    name: Real[NameOrPath]
+    reward: Real[str | None] = None  # by name or `package.module:function`: what scores responses instead of the task
+    reward_options: Real[Rewarded[dict[str, Any]]] = field(default_factory=dict)
+    reward_processes: Real[CountFromZero | None] = (
+        None  # that score samples; 0: the worker of the host; None: by the reward
+    )
+    reward_timeout_s: Real[ScoredInTime[Positive]] = 10.0  # longest scoring of one sample; then it has failed
+    reward_memory_gib: Real[ScoredApart[Positive]] = 4.0  # address space of a process that scores
+    on_failed_score: Read[Literal["leave_out", "redeal"]] = (
+        "leave_out"  # what becomes of a sample that could not be scored
+    )
+    failure_reward: Real[float | None] = None  # of such a sample, which then has a score; None: it has none
+    failed_bound: Real[Part] = 0.01  # share of such samples above which a verdict is withheld
+    pay_truncated: Real[bool] = False  # whether a response that the limit cut off may earn more than 0
+    generate: Real[str | None] = None  # `package.module:coroutine` that plays each sample with the policy, turn by turn
+    generate_options: Real[Generated[dict[str, Any]]] = field(default_factory=dict)
+    generate_turns: Real[Generated[Count]] = 8  # that the policy has in it at most
+    generate_timeout_s: Real[Generated[Positive]] = 30.0  # between two of its turns; then the sample has failed
+    buffer: Read[str | None] = None  # `package.module:Class` that says which problem a group gets
+    buffer_options: Buffered[dict[str, Any]] = field(default_factory=dict)
+    buffer_state: Buffered[str | None] = None  # buffer.json of a run, from which it goes on
+    options: Real[dict[str, Any]] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         if self.failure_reward is not None and self.on_failed_score != "leave_out":
@@ -128,19 +175,7 @@ class TaskConfig:
             )
 
 
-COMMON_TO_TASKS = (
-    "reward",
-    "reward_options",
-    "reward_processes",
-    "reward_timeout_s",
-    "reward_memory_gib",
-    "on_failed_score",
-    "failure_reward",
-    "pay_truncated",
-    "failed_bound",
-    *("generate", "generate_options", "generate_turns", "generate_timeout_s"),
-    *("buffer", "buffer_options", "buffer_state"),
-)
+COMMON_TO_TASKS = tuple(own.name for own in fields(TaskConfig) if own.name not in ("name", "options"))
 """Settings of every task; what else stands beside them is an option of one."""
 
 
@@ -158,46 +193,58 @@ def trained_in_iteration(algorithm: Mapping[str, Any]) -> int:
 class AlgorithmConfig:
     """GRPO and its optimizer."""
 
-    name: Name
-    batch_groups: Count  # groups trained in one iteration
-    group_size: Annotated[int, Strict(), Field(ge=2)]  # samples of a group
-    micro_batch_groups: Count  # groups of one forward and backward, per training rank
-    learning_rate: NotNegative | Literal["auto"]  # auto: by the model's size (harness/rl/learning_rate.py)
-    warmup_steps: CountFromZero = 0  # over which it rises to that
-    decay: Literal["constant", "linear", "cosine"] = "constant"  # of the learning rate, after them, over the run
-    decay_to: Part = 0.0  # share of it that is left at the last step
-    betas: tuple[Decay, Decay] = (0.9, 0.95)
-    weight_decay: NotNegative = 0.0
-    grad_clip: Positive = 1.0
-    temperature: Positive = 1.0
-    top_p: Fraction = 1.0
-    normalise_std: Switch = True  # divide advantages by the group's standard deviation; gae: whiten them over the batch
-    correction: str = "clip"  # how off-policy samples are treated: docs/algorithms.md
-    aggregation: str = "token_mean"  # of the losses of tokens
-    proximal: Literal["actor_fwd", "trainer", "log_linear"] = "actor_fwd"  # what decoupled, decoupled_tis clip against
-    kl_coef: NotNegative = 0.0
-    kl: str = "k3"  # estimator of the KL to the reference
-    kl_unbiased: Switch = False  # in the loss it is weighed by pi / mu: tokens are not of the policy in training
-    kl_in: Literal["loss", "reward"] = "loss"  # what kl_coef times the KL is part of
-    kl_target: Positive | None = None  # nats a token: in the reward, kl_coef follows it from batch to batch
-    kl_horizon: Count = 10_000  # samples over which it does
-    reference: Switch = False  # run the reference model without a KL term too, for policy/kl_ref
-    recompute_log_probs: Switch = True  # run actor_fwd: for decoupled, a token baseline and policy/mismatch_kl
-    advantage: str = "group"  # how rewards are compared
-    critic_learning_rate: NotNegative | Literal["auto"] = "auto"  # auto: as learning_rate, by the model's size
-    value_clip: Positive | None = 0.5  # how far a value may move from the old one; None: as far as it likes
-    mini_batches: Count = 1  # parts of a batch, of whole groups, each with an optimizer step of its own
-    epochs: Count = 1  # passes over a batch
-    shaping: list[str] = field(default_factory=list)  # of rewards, in this order
-    rejection: dict[str, tuple[float | None, float | None]] = field(default_factory=dict)  # of each measure, bounds
-    filter: str = "none"  # groups that it refuses are generated anew, from other prompts
-    filter_rounds: Count = 10  # times a batch that may be generated for it; then the run ends, and says why
-    over_sampling: AtLeast1 = (
+    name: Read[Name]
+    batch_groups: Read[Count]  # groups trained in one iteration
+    group_size: Read[Annotated[int, Strict(), Field(ge=2)]]  # samples of a group
+    micro_batch_groups: Read[Count]  # groups of one forward and backward, per training rank
+    learning_rate: Real[NotNegative | Literal["auto"]]  # auto: by the model's size (harness/rl/learning_rate.py)
+    warmup_steps: Real[CountFromZero] = 0  # over which it rises to that
+    decay: Real[Literal["constant", "linear", "cosine"]] = "constant"  # of the learning rate, after them, over the run
+    decay_to: Real[Decaying[Part]] = 0.0  # share of it that is left at the last step
+    betas: Real[tuple[Decay, Decay]] = (0.9, 0.95)
+    weight_decay: Real[NotNegative] = 0.0
+    grad_clip: Real[Positive] = 1.0
+    temperature: Real[Positive] = 1.0
+    top_p: Real[Fraction] = 1.0
+    normalise_std: DividedByStd[Switch] = (
+        True  # divide advantages by the group's standard deviation; gae: whiten them over the batch
+    )
+    correction: Losses[str] = "clip"  # how off-policy samples are treated: docs/algorithms.md
+    aggregation: Real[str] = "token_mean"  # of the losses of tokens
+    proximal: Decoupled[Literal["actor_fwd", "trainer", "log_linear"]] = (
+        "actor_fwd"  # what decoupled, decoupled_tis clip against
+    )
+    kl_coef: Read[NotNegative] = 0.0
+    kl: Real[WithKL[str]] = "k3"  # estimator of the KL to the reference
+    kl_unbiased: Real[WithLossKL[Switch]] = (
+        False  # in the loss it is weighed by pi / mu: tokens are not of the policy in training
+    )
+    kl_in: WithKL[Literal["loss", "reward"]] = "loss"  # what kl_coef times the KL is part of
+    kl_target: WithKL[Positive | None] = None  # nats a token: in the reward, kl_coef follows it from batch to batch
+    kl_horizon: Real[WithKLTarget[Count]] = 10_000  # samples over which it does
+    reference: WithoutKL[Switch] = False  # run the reference model without a KL term too, for policy/kl_ref
+    recompute_log_probs: Read[Switch] = True  # run actor_fwd: for decoupled, a token baseline and policy/mismatch_kl
+    advantage: Read[str] = "group"  # how rewards are compared
+    critic_learning_rate: Real[WithCritic[NotNegative | Literal["auto"]]] = (
+        "auto"  # auto: as learning_rate, by the model's size
+    )
+    value_clip: Real[WithCritic[Positive | None]] = (
+        0.5  # how far a value may move from the old one; None: as far as it likes
+    )
+    mini_batches: Read[Count] = 1  # parts of a batch, of whole groups, each with an optimizer step of its own
+    epochs: Read[Count] = 1  # passes over a batch
+    shaping: Read[list[str]] = field(default_factory=list)  # of rewards, in this order
+    rejection: Real[dict[str, tuple[float | None, float | None]]] = field(
+        default_factory=dict
+    )  # of each measure, bounds
+    filter: Read[str] = "none"  # groups that it refuses are generated anew, from other prompts
+    filter_rounds: Refilled[Count] = 10  # times a batch that may be generated for it; then the run ends, and says why
+    over_sampling: Refilled[AtLeast1] = (
         1.0  # times a batch that is admitted at first, so that refused groups are replaced at once
     )
-    mask_truncated: Switch = False  # responses cut off at max_tokens have no loss
-    entropy_coef: NotNegative = 0.0  # of the entropy of each token's distribution, which the loss is less
-    options: dict[str, Any] = field(default_factory=dict)  # of the correction, advantage, shaping and filter
+    mask_truncated: Read[Switch] = False  # responses cut off at max_tokens have no loss
+    entropy_coef: Real[NotNegative] = 0.0  # of the entropy of each token's distribution, which the loss is less
+    options: Real[dict[str, Any]] = field(default_factory=dict)  # of the correction, advantage, shaping and filter
 
     @property
     def batch_samples(self) -> int:
@@ -298,54 +345,72 @@ OptimizerOffload = Literal["none", "between_phases", "always"]
 class TrainingConfig:
     """How training is computed; what is learnt stays the same but for rounding."""
 
-    name: Name = "fsdp"
-    layout: Layout = "padded"  # for training and for scoring
-    tokens_per_micro_batch: Count | None = (
+    name: Read[Name] = "fsdp"
+    layout: CutByLayout[Layout] = "padded"  # for training and for scoring
+    tokens_per_micro_batch: Read[Count | None] = (
         None  # most tokens of one pass that trains or scores, whole samples; None: no limit
     )
-    recompute_activations: Switch = False  # keep no activations inside of layers; costs another forward pass
-    optimizer_offload: OptimizerOffload = "none"  # when AdamW's moments rest in host memory; engines/torch/moments.py
-    reference_offload: Switch = False  # the reference beside the actor rests in host memory; costs a copy a layer
-    tensor_parallel: Count = 1  # ranks that share each layer, and each micro-batch
-    pipeline_parallel: Count = 1  # parts that the layers are cut into; simulated training only
-    expert_parallel: Count = 1  # data-parallel ranks over which experts are spread; simulated training only
+    recompute_activations: RealOrRoofline[Switch] = (
+        False  # keep no activations inside of layers; costs another forward pass
+    )
+    optimizer_offload: OnGPU[OptimizerOffload] = (
+        "none"  # when AdamW's moments rest in host memory; engines/torch/moments.py
+    )
+    reference_offload: HostMemory[BesideReference[Switch]] = (
+        False  # the reference beside the actor rests in host memory; costs a copy a layer
+    )
+    tensor_parallel: Read[Count] = 1  # ranks that share each layer, and each micro-batch
+    pipeline_parallel: Read[Count] = 1  # parts that the layers are cut into; simulated training only
+    expert_parallel: Read[Count] = 1  # data-parallel ranks over which experts are spread; simulated training only
 
 
 @dataclass(frozen=True, config=STRICT)
 class ClusterConfig:
     """The devices of the job. On a CPU machine one device is one core."""
 
-    name: Name
-    devices: Devices
-    kind: Literal["auto", "cpu", "gpu"] = "auto"
-    threads_per_device: Count = 1
-    oversubscribe: Switch = False  # let a CPU job use more devices than there are cores (for tests, not for timing)
-    bucket_bytes: Count = 64 << 20  # weights travel in pieces of at most this
-    transfer_attempts: Count = 3  # how often weights are sent to an engine that does not get them
-    verify_weights: Switch = False  # hold every tensor that arrives against its digest
-    on_lost_engine: Literal["end", "go_on"] = "end"  # of the run, where an engine is lost for good
-    serve_membership: Switch = False  # serve how the engines are, and who is to leave or join, over HTTP on loopback
-    wait_timeout_s: Positive = 300.0  # longest wait for a process to start, to meet others, or to pass weights on
-    stall_timeout_s: Positive = (
+    name: Read[Name]
+    devices: Read[Devices]
+    kind: Real[Literal["auto", "cpu", "gpu"]] = "auto"
+    threads_per_device: Real[Count] = 1
+    oversubscribe: OnCPU[Switch] = (
+        False  # let a CPU job use more devices than there are cores (for tests, not for timing)
+    )
+    bucket_bytes: Read[Count] = 64 << 20  # weights travel in pieces of at most this
+    transfer_attempts: Processes[Count] = 3  # how often weights are sent to an engine that does not get them
+    verify_weights: Travelling[Switch] = False  # hold every tensor that arrives against its digest
+    on_lost_engine: Read[Literal["end", "go_on"]] = "end"  # of the run, where an engine is lost for good
+    serve_membership: Processes[Switch] = (
+        False  # serve how the engines are, and who is to leave or join, over HTTP on loopback
+    )
+    wait_timeout_s: Processes[Positive] = (
+        300.0  # longest wait for a process to start, to meet others, or to pass weights on
+    )
+    stall_timeout_s: Processes[Positive] = (
         1800.0  # longest time in which nobody computes anything; then the run ends, and says why
     )
-    call_timeout_s: Positive = 3600.0  # longest wait for a device, or for an answer to a call that waits for no work
-    heartbeat_timeout_s: Positive = 600.0  # longest time in which a worker says nothing; then it counts as dead
-    queue: NameOrPath | None = None  # where rows rest: docs/usage.md; None: as the runtime says
-    queue_options: dict[str, Any] = field(default_factory=dict)
-    memory_gib: Positive | None = None  # memory of one device; asked from the machine when None
+    call_timeout_s: Processes[Positive] = (
+        3600.0  # longest wait for a device, or for an answer to a call that waits for no work
+    )
+    heartbeat_timeout_s: Processes[Positive] = (
+        600.0  # longest time in which a worker says nothing; then it counts as dead
+    )
+    queue: Read[NameOrPath | None] = None  # where rows rest: docs/usage.md; None: as the runtime says
+    queue_options: Read[dict[str, Any]] = field(default_factory=dict)
+    memory_gib: Real[Positive | None] = None  # memory of one device; asked from the machine when None
 
 
 @dataclass(frozen=True, config=STRICT)
 class EvalConfig:
     """Held-out accuracy; docs/results.md. Its time is no part of the run's."""
 
-    every: CountFromZero | Literal["auto"] = "auto"
+    every: Read[CountFromZero | Literal["auto"]] = "auto"
     """Versions between two evaluations; the first and the last one besides. 0: none; auto: as `harness.checks.job`
     settles it for a run that is a result."""
-    samples: Count = 128  # held-out problems
-    k: Annotated[int, Strict(), Field(ge=0, lt=4096)] = 2  # responses sampled to each, besides a greedy one: pass@k
-    function: str | None = None  # `package.module:coroutine` that evaluates besides, in its own way
+    samples: Evaluated[Count] = 128  # held-out problems
+    k: Evaluated[Annotated[int, Strict(), Field(ge=0, lt=4096)]] = (
+        2  # responses sampled to each, besides a greedy one: pass@k
+    )
+    function: Evaluated[str | None] = None  # `package.module:coroutine` that evaluates besides, in its own way
 
     @property
     def period(self) -> int:
@@ -357,25 +422,27 @@ class EvalConfig:
 class TextsConfig:
     """Prompts and responses as text, beside tokens, in samples.parquet and eval_responses.parquet; docs/results.md."""
 
-    samples: CountFromZero = 1000  # of each file, spread evenly over the run; 0: none
-    characters: Count = 2000  # of each text at most
+    samples: Read[CountFromZero] = 1000  # of each file, spread evenly over the run; 0: none
+    characters: WithTexts[Count] = 2000  # of each text at most
 
 
 @dataclass(frozen=True, config=STRICT)
 class CheckpointConfig:
     """Checkpoints, from which a run goes on when it ended early; docs/checkpoints.md."""
 
-    every: CountFromZero = 0  # versions between two checkpoints; 0: none
-    keep: Count = 2  # newest ones that stay
-    background: Switch = True  # trainers go on while their state is written; it is in host memory meanwhile
-    begin_with: str | None = None  # a cell's folder, of the same job on other devices, whose checkpoints to begin with
+    every: Read[CountFromZero] = 0  # versions between two checkpoints; 0: none
+    keep: Saved[Count] = 2  # newest ones that stay
+    background: Saved[Switch] = True  # trainers go on while their state is written; it is in host memory meanwhile
+    begin_with: Read[str | None] = (
+        None  # a cell's folder, of the same job on other devices, whose checkpoints to begin with
+    )
 
 
 @dataclass(frozen=True, config=STRICT)
 class RestartsConfig:
     """Restarts of a run of which a role dies; docs/faults.md."""
 
-    limit: CountFromZero = 3  # times that the same roles are started again in a run; 0: its first death ends it
+    limit: Read[CountFromZero] = 3  # times that the same roles are started again in a run; 0: its first death ends it
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -385,38 +452,40 @@ class ScheduleConfig:
     `split` gives for each role a number of devices, a percentage, `rest`, or the role whose devices it shares.
     """
 
-    name: NameOrPath
-    split: dict[str, Share]
-    options: dict[str, Any]
+    name: Read[NameOrPath]
+    split: Read[dict[str, Share]]
+    options: Read[dict[str, Any]]
 
 
 @dataclass(frozen=True, config=STRICT)
 class JobConfig:
     """Everything that decides a run, except its seed."""
 
-    experiment: Name
-    backend: Literal["auto", "real", "virtual", "paced"]
-    iterations: Count
-    seeds: Seeds  # a number of seeds (0, 1, ...) or the seeds themselves
-    smoke: Switch
-    force: Switch  # run again what is already done
-    warmup_iterations: CountFromZero  # left out of throughput and idle shares
-    schedule: ScheduleConfig
-    model: ModelConfig
-    engine: EngineConfig
-    task: TaskConfig
-    algorithm: AlgorithmConfig
-    training: TrainingConfig
-    cluster: ClusterConfig
-    cost: Annotated[CostConfig | RooflineConfig, Field(discriminator="kind")]  # of simulated work
-    device: DeviceConfig  # that a roofline is of
-    eval: EvalConfig = field(default_factory=EvalConfig)
-    checkpoint: CheckpointConfig = field(default_factory=CheckpointConfig)
-    replay: str | None = None  # a cell's folder, of the same job, whose order of arrival is to be kept: docs/replay.md
-    restarts: RestartsConfig = field(default_factory=RestartsConfig)
-    texts: TextsConfig = field(default_factory=TextsConfig)
-    max_tokens: Count | None = None  # of a response; None takes the task's own
-    save_weights: Switch = True  # keep the final weights in the run's folder
+    experiment: OfRuns[Name]
+    backend: Read[Literal["auto", "real", "virtual", "paced"]]
+    iterations: Read[Count]
+    seeds: OfRuns[Seeds]  # a number of seeds (0, 1, ...) or the seeds themselves
+    smoke: Read[Switch]
+    force: OfRuns[Switch]  # run again what is already done
+    warmup_iterations: Read[CountFromZero]  # left out of throughput and idle shares
+    schedule: Read[ScheduleConfig]
+    model: Read[ModelConfig]
+    engine: Read[EngineConfig]
+    task: Read[TaskConfig]
+    algorithm: Read[AlgorithmConfig]
+    training: Read[TrainingConfig]
+    cluster: Read[ClusterConfig]
+    cost: Simulated[Annotated[CostConfig | RooflineConfig, Field(discriminator="kind")]]  # of simulated work
+    device: Roofline[DeviceConfig]  # that a roofline is of
+    eval: Real[EvalConfig] = field(default_factory=EvalConfig)
+    checkpoint: OfRuns[CheckpointConfig] = field(default_factory=CheckpointConfig)
+    replay: Read[str | None] = (
+        None  # a cell's folder, of the same job, whose order of arrival is to be kept: docs/replay.md
+    )
+    restarts: OfRuns[RestartsConfig] = field(default_factory=RestartsConfig)
+    texts: OfRuns[TextsConfig] = field(default_factory=TextsConfig)
+    max_tokens: Real[Count | None] = None  # of a response; None takes the task's own
+    save_weights: OfRuns[Switch] = True  # keep the final weights in the run's folder
 
     @property
     def refills(self) -> bool:
@@ -472,20 +541,34 @@ def refuse_moved(setting: str, value: object) -> None:
 
 
 def in_words_of_now(tree: Mapping[str, Any]) -> dict[str, Any]:
-    """The config.yaml of a run, also of one that an earlier version made: settings that have moved are where they are
-    now, or nowhere, where the run did not read them or they were the default."""
+    """The config.yaml of a run, also of one that an earlier version made: settings that it does not name have their
+    defaults, and those that have moved are where they are now, or nowhere, where the run did not read them."""
     algorithm = tree.get("algorithm")
-    if not isinstance(algorithm, Mapping) or not _MOVED.keys() & algorithm.keys():
-        return dict(tree)
-    kept = {name: value for name, value in algorithm.items() if name not in _MOVED}
-    options = {
-        option: algorithm[name]
-        for name, (option, default, losses) in _MOVED.items()
-        if algorithm.get("correction", "clip") in losses and algorithm.get(name, default) != default
-    }
-    if options:
-        kept["options"] = dict(algorithm.get("options") or {}) | options
-    return {**tree, "algorithm": kept}
+    if isinstance(algorithm, Mapping) and _MOVED.keys() & algorithm.keys():
+        options = {
+            option: algorithm[name]
+            for name, (option, default, losses) in _MOVED.items()
+            if algorithm.get("correction", "clip") in losses and algorithm.get(name, default) != default
+        }
+        kept = {name: value for name, value in algorithm.items() if name not in _MOVED}
+        tree = {**tree, "algorithm": {**kept, "options": dict(algorithm.get("options") or {}) | options}}
+    evaluated = {"every": 0, "samples": 64, "k": 0} | dict(tree.get("eval") or {})  # once it was for who asked for it
+    return _completed({**tree, "eval": evaluated}, JobConfig)
+
+
+def _completed(tree: Mapping[str, Any], kind: type) -> dict[str, Any]:
+    """Settings with the defaults of those that are not among them; options, which stand beside a name, as they are."""
+    found, types = dict(tree), get_type_hints(kind)
+    for own in fields(kind):
+        beside = own.name == "options" and kind is not AlgorithmConfig
+        if own.name in found:
+            if isinstance(found[own.name], Mapping) and is_dataclass(types[own.name]):
+                found[own.name] = _completed(found[own.name], types[own.name])
+        elif not beside and own.default is not MISSING:
+            found[own.name] = plain_value(own.default)
+        elif not beside and own.default_factory is not MISSING:
+            found[own.name] = plain_value(own.default_factory())
+    return found
 
 
 def job_config(tree: Mapping[str, Any]) -> JobConfig:

@@ -278,4 +278,6 @@ def layout(choice: Choice) -> dict[str, object]:
 
 def as_argument(value: object) -> str:
     """A value as it stands on a command line."""
+    if value is None:
+        return "null"
     return str(value).lower() if isinstance(value, bool) else f"{value:g}" if isinstance(value, float) else str(value)

@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from harness.config.readers import Read
 from harness.tasks.task import HELD_OUT_SEED, Problem, Sample, Score, draws
 from harness.tasks.tokenizer import TextTask
 
@@ -62,8 +63,8 @@ def geometric(random: np.random.Generator, mean: float, most: int) -> int:
 class Reverse(CharacterTask):
     """`abc=` -> `cba`: a word of `min_letters` to `max_letters` letters (uniform, with repetition), backwards."""
 
-    min_letters: int = 2
-    max_letters: int = 7
+    min_letters: Read[int] = 2
+    max_letters: Read[int] = 7
     name: str = "reverse"
 
     def __post_init__(self) -> None:
@@ -91,8 +92,8 @@ class Copy(CharacterTask):
     Its length is geometric with mean `mean_letters`, drawn again where it exceeds `max_letters`.
     """
 
-    mean_letters: float = 4.0
-    max_letters: int = 16
+    mean_letters: Read[float] = 4.0
+    max_letters: Read[int] = 16
     name: str = "copy"
 
     def __post_init__(self) -> None:
@@ -121,7 +122,7 @@ class Expand(CharacterTask):
     A run is geometric, 1 to 9: prompts are short, responses have a long tail.
     """
 
-    max_runs: int = 3
+    max_runs: Read[int] = 3
     name: str = "expand"
 
     def __post_init__(self) -> None:

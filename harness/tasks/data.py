@@ -8,11 +8,12 @@ from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property, lru_cache, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
 
 from harness.config.plugins import GIVEN, is_path, keywords, named_by
+from harness.config.readers import Read, Where
 from harness.config.registries import find
 from harness.tasks.census import Census, Lengths, Source
 from harness.tasks.data_prompts import Columns, PromptFormat
@@ -61,6 +62,28 @@ class JobFacts:
         return exact if self.reward is None else find("task.reward", self.reward)
 
 
+def _on_hub(source: str | None) -> bool:
+    return source is not None and source.startswith(HUB)
+
+
+_OF_HUB = Where("task.data is of the hub", lambda job, own: _on_hub(own.data), "task.data=hf:<org>/<name>")
+_SPLIT = Where(
+    "task.data is of the hub, or task.held_out_data is and task.held_out_split is not set",
+    lambda job, own: _on_hub(own.data) or (_on_hub(own.held_out_data) and not own.held_out_split),
+    "task.data=hf:<org>/<name>",
+)
+_HELD_OUT_SPLIT = Where(
+    "what is held out is of the hub",
+    lambda job, own: _on_hub(own.held_out_data or own.data),
+    "task.held_out_data=hf:<org>/<name>",
+)
+_HELD_OUT_SHARE = Where(
+    "rows to evaluate by are some of task.data: neither task.held_out_data nor task.held_out_split says others",
+    lambda job, own: not own.held_out_data and not (own.held_out_split and _on_hub(own.data)),
+)
+_CHATS = Where("prompts are chats", lambda job, own: own.chat is not False, "task.chat=true")
+
+
 @dataclass(frozen=True)
 class Rows:
     """Problems of one source in its order, what each prompt says (a digest, equal where that is), and their census."""
@@ -79,24 +102,24 @@ class DataTask(TextTask):
     Raises ValueError that names file and line for a row that cannot be used.
     """
 
-    data: str
+    data: Read[str]
     name: str = "data"
-    subset: str | None = None
-    split: str = "train"
-    revision: str | None = None
-    columns: Columns = Columns()
-    template: str | None = None
-    system: str | None = None
-    chat: bool | None = None
-    chat_options: dict[str, Any] = field(default_factory=dict)
-    answer_pattern: str | None = None
-    max_prompt_tokens: int = 0
-    max_response_tokens: int = 0
-    drop_repeated: bool = False
-    held_out_data: str | None = None
-    held_out_split: str | None = None
-    held_out_share: float = 0.1
-    held_out_overlap: Literal["refuse", "drop", "allow"] = "refuse"
+    subset: Annotated[str | None, _OF_HUB] = None
+    split: Annotated[str, _SPLIT] = "train"
+    revision: Annotated[str | None, _OF_HUB] = None
+    columns: Read[Columns] = Columns()
+    template: Read[str | None] = None
+    system: Annotated[str | None, _CHATS] = None
+    chat: Read[bool | None] = None
+    chat_options: Annotated[dict[str, Any], _CHATS] = field(default_factory=dict)
+    answer_pattern: Read[str | None] = None
+    max_prompt_tokens: Read[int] = 0
+    max_response_tokens: Read[int] = 0
+    drop_repeated: Read[bool] = False
+    held_out_data: Read[str | None] = None
+    held_out_split: Annotated[str | None, _HELD_OUT_SPLIT] = None
+    held_out_share: Annotated[float, _HELD_OUT_SHARE] = 0.1
+    held_out_overlap: Read[Literal["refuse", "drop", "allow"]] = "refuse"
     context: int = field(default=2 * LONGEST, kw_only=True, repr=False, metadata=GIVEN)
     job: JobFacts = field(default=JobFacts(), kw_only=True, repr=False, metadata=GIVEN)
 

@@ -7,6 +7,7 @@ from functools import cached_property
 
 import numpy as np
 
+from harness.config.readers import Read
 from harness.tasks.characters import DIGITS, LETTERS, geometric
 from harness.tasks.environment import Step
 from harness.tasks.task import HELD_OUT_SEED, Problem, Sample, Score, draws
@@ -60,11 +61,11 @@ class Lookup(TextTask):
     latency_s: mean seconds (exponential) until an answer is there. The reward is 1 for the right digit, else 0.
     """
 
-    mean_hops: float = 3.0
-    max_hops: int = 8
-    max_turns: int = 12
-    latency_s: float = 0.0
-    step_timeout_s: float = 30.0
+    mean_hops: Read[float] = 3.0
+    max_hops: Read[int] = 8
+    max_turns: Read[int] = 12
+    latency_s: Read[float] = 0.0
+    step_timeout_s: Read[float] = 30.0
     name: str = "lookup"
 
     def __post_init__(self) -> None:

@@ -7,10 +7,11 @@ import json
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar
 
 import numpy as np
 
+from harness.config.readers import Read, Where
 from harness.tasks.environment import Step
 from harness.tasks.rewards.reading import normalised
 from harness.tasks.task import HELD_OUT_SEED, Problem, Sample, Score, draws
@@ -19,6 +20,7 @@ from harness.tasks.tokenizer import TextTask
 _ITEMS = 1 << 31
 """Items of a data set: the library makes each when it is asked for."""
 ANSWER_TAG = "</answer>"
+_SEVERAL_TURNS = Where("task.turns is above 1", lambda job, own: own.turns > 1, "task.turns=3")
 
 
 @dataclass(frozen=True)
@@ -33,17 +35,17 @@ class ReasoningGym(TextTask):
     """
 
     slow: ClassVar[bool] = True  # scoring may take its time
-    dataset: str
+    dataset: Read[str]
     name: str = "reasoning_gym"
-    settings: dict[str, Any] = field(default_factory=dict)
-    system: str | None = None
-    chat_options: dict[str, Any] = field(default_factory=dict)
-    max_prompt_tokens: int = 1024
-    max_response_tokens: int = 1024
-    right: float = 0.99
-    turns: int = 1
-    feedback: str = "That is not right. Try again."
-    step_timeout_s: float = 30.0
+    settings: Read[dict[str, Any]] = field(default_factory=dict)
+    system: Read[str | None] = None
+    chat_options: Read[dict[str, Any]] = field(default_factory=dict)
+    max_prompt_tokens: Read[int] = 1024
+    max_response_tokens: Read[int] = 1024
+    right: Read[float] = 0.99
+    turns: Read[int] = 1
+    feedback: Annotated[str, _SEVERAL_TURNS] = "That is not right. Try again."
+    step_timeout_s: Annotated[float, _SEVERAL_TURNS] = 30.0
 
     def __post_init__(self) -> None:
         _dataset(self.dataset, json.dumps(self.settings, sort_keys=True))

@@ -11,21 +11,18 @@ import signal
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import partial
-from inspect import iscoroutinefunction
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
 from typing import Any
 
-from harness.config import JobConfig, TaskConfig
-from harness.config.registries import find
+from harness.config import JobConfig
+from harness.config.readers import scoring_processes
 from harness.rpc.children import die_with_parent, end_with_parent, kill_group
 from harness.tasks import Sample, Score, Task, checked_score, make_task
 from harness.tasks.reward import Rewarded
 from harness.tasks.task import SimulatedTask
 from harness.workers.reward_scorers import HostScorer, RewardScorer, Scored, one_line, score_of_failures
 
-PROCESSES = 2
-"""Processes that score, where the settings leave it open and the reward may take its time."""
 START_TIMEOUT_S = 120.0
 """Longest start of a process: it imports what the reward imports."""
 
@@ -34,7 +31,7 @@ def reward_scorer(config: JobConfig, task: Task) -> RewardScorer:
     """Processes, as many as the settings say; none where they leave it open and the reward needs none, or nothing was
     said that could be scored."""
     chosen = config.task
-    processes = default_processes(chosen) if chosen.reward_processes is None else chosen.reward_processes
+    processes = scoring_processes(chosen)
     if isinstance(task, SimulatedTask) or not processes:
         return HostScorer(task, failure_reward=chosen.failure_reward, timeout_s=chosen.reward_timeout_s)
     return RewardPool(
@@ -44,16 +41,6 @@ def reward_scorer(config: JobConfig, task: Task) -> RewardScorer:
         failure_reward=chosen.failure_reward,
         limits=RewardLimits(chosen.reward_timeout_s, int(chosen.reward_memory_gib * (1 << 30))),
     )
-
-
-def default_processes(chosen: TaskConfig) -> int:
-    """None for what is quick, or waits for others; two for a reward that may take its time."""
-    if chosen.reward is None:
-        return PROCESSES if getattr(find("task", chosen.name), "slow", False) else 0
-    reward = find("task.reward", chosen.reward)
-    if getattr(reward, "quick", False) or iscoroutinefunction(reward):
-        return 0
-    return PROCESSES
 
 
 @dataclass(frozen=True)

@@ -21,7 +21,7 @@ from harness.config.job import flatten, in_words_of_now
 TRACKS = EXPERIMENTS / "speedrun"
 DEFAULT = "tiny_reverse_v1"
 
-_OF_A_RUN = ("experiment", "seeds", "force", "save_weights", "restarts", "cost", "device")
+_OF_A_RUN = ("experiment", "seeds", "force", "save_weights", "restarts", "texts", "cost", "device")
 """Settings that decide nothing of what is measured."""
 
 _SEED_LIMIT = 10**6
@@ -57,7 +57,8 @@ class Track:
         ConfigError, naming the setting, where a record may not have it so."""
         if config["cluster"]["oversubscribe"]:
             raise ConfigError("cluster.oversubscribe=true: devices that share cores have no seconds to count")
-        found = first_difference(flatten(self.job), self.frozen_of(in_words_of_now(config)))
+        job, mine = self.frozen_of(self.job), self.frozen_of(in_words_of_now(config))
+        found = first_difference(dict.fromkeys(mine) | job, dict.fromkeys(job) | mine)
         if found is not None:
             name, frozen, here = found
             raise ConfigError(

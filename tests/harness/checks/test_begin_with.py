@@ -50,8 +50,7 @@ def test_devices_and_what_lies_on_them_may_differ(tmp_path: Path) -> None:
         ("iterations=9", "has iterations=8, and this job iterations=9"),
         ("schedule=separated_sync", "has schedule.name=one_step_off, and this job schedule.name=separated_sync"),
         ("model.layers=7", "and this job model.layers=7"),
-        ("task=copy", "has task.name=reverse, and this job task.name=copy"),
-        ("max_tokens=9", "and this job max_tokens=9"),
+        ("algorithm.name=ppo", "has algorithm.name=grpo, and this job algorithm.name=ppo"),
     ],
 )
 def test_what_has_to_agree_and_does_not_is_named(tmp_path: Path, setting: str, said: str) -> None:

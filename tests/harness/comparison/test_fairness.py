@@ -53,9 +53,8 @@ def test_schedules_on_the_same_devices_are_fair_however_they_are_split() -> None
     ("settings", "message"),
     [
         (["cluster.devices=3"], "cluster.devices=2 in the first, 3 in the second"),
-        (["task=copy"], "task.name=reverse in the first, copy in the second"),
         (["model.hidden=128"], "model.hidden=64 in the first, 128 in the second"),
-        (["algorithm.temperature=0.5"], "algorithm.temperature=1.0 in the first, 0.5 in the second"),
+        (["backend=real", "algorithm.temperature=0.5"], "backend=virtual in the first, real in the second"),
         (["iterations=4"], "samples=48 in the first, 64 in the second; make iterations x algorithm.batch_groups"),
         (["backend=real"], "backend=virtual in the first, real in the second"),
         (["cost.train_step_s=1"], "cost.train_step_s="),

@@ -1,0 +1,189 @@
+"""What reads a setting: every one says it, what a job does not read changes nothing of it, and is refused by name."""
+
+from __future__ import annotations
+
+import inspect
+from contextlib import suppress
+from dataclasses import fields, is_dataclass, replace
+from typing import Any, get_args, get_type_hints
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from harness.acceptance.chaos.jobs import random_job
+from harness.checks.settle import settle
+from harness.config import ConfigError, JobConfig
+from harness.config.compose import EXPERIMENTS, cell_name, compose_job, refuse_unread
+from harness.config.machine import Machine
+from harness.config.plugins import defaults
+from harness.config.readers import (
+    STD_ADVANTAGES,
+    described_engine,
+    naming_settings,
+    options_readers,
+    readers,
+    settings_of,
+)
+from harness.config.registries import ADVANTAGES, ENGINES, REGISTRIES, SCHEDULES, TASKS, find
+from harness.driver.session import simulate
+from harness.planner.automatic import plan_split
+
+
+def groups_of(kind: type, above: str = "") -> dict[str, Any]:
+    """The annotated type of every setting, by its path; groups are not settings."""
+    found = {}
+    for name, hint in get_type_hints(kind, include_extras=True).items():
+        plain = get_type_hints(kind)[name]
+        inside = [one for one in (plain, *get_args(plain)) if is_dataclass(one) and isinstance(one, type)]
+        found |= {f"{above}{name}": hint}
+        for one in inside if name not in ("transfers",) else ():
+            found |= groups_of(one, f"{above}{name}.")
+    return found
+
+
+def test_every_setting_says_what_reads_it() -> None:
+    assert [path for path, hint in groups_of(JobConfig).items() if not readers(hint)] == []
+    of_options = {f"schedule={name}": find("schedule", name) for name in SCHEDULES}
+    of_options |= {f"task={name}": find("task", name) for name in TASKS}
+    of_options |= {f"engine={name}": getattr(described_engine(name), "Options", None) for name in ENGINES}
+    for what, cls in of_options.items():
+        own = {} if cls is None else defaults(cls, what, what)
+        assert own.keys() - {"name"} <= options_readers(cls).keys(), what
+
+
+def test_advantages_that_normalise_std_changes_are_those_that_take_it() -> None:
+    divide = [
+        name
+        for name in ADVANTAGES
+        if "divide_by_std" in inspect.signature(find("algorithm.advantage", name)).parameters
+    ]
+    assert sorted({*divide, "gae"}) == sorted(STD_ADVANTAGES)
+
+
+def with_setting(config: Any, path: str, value: Any) -> Any:
+    first, _, rest = path.partition(".")
+    options = getattr(config, "options", None)
+    if first not in [own.name for own in fields(config)] and options is not None:
+        return replace(config, options=options | {first: value})
+    now = getattr(config, first)
+    if not rest:
+        return replace(config, **{first: value})
+    new = now | {rest: value} if isinstance(now, dict) else with_setting(now, rest, value)
+    return replace(config, **{first: new})
+
+
+def with_another(config: JobConfig, path: str, value: Any, kind: Any) -> JobConfig:
+    """The job with another value of a setting, by its annotated type; itself where none comes to mind."""
+    choices = [one for part in (kind, *get_args(kind)) for one in get_args(part) if isinstance(one, str)]
+    tries: list[Any] = []
+    if isinstance(value, bool):
+        tries = [not value]
+    elif isinstance(value, str):
+        tries = [one for one in REGISTRIES.get(path, choices) if one != value][:1]
+    elif isinstance(value, int | float):
+        tries = [value + 1] if isinstance(value, int) else [value / 2 + 0.25, value * 2]
+    for other in tries:
+        with suppress(ValueError):
+            return with_setting(config, path, other)
+    return config
+
+
+_REFUSED = ("algorithm.over_sampling", "cost.observation", "schedule.split")
+"""Settings that are refused with other values, where they are not read."""
+
+
+def told(config: JobConfig) -> tuple[Any, ...]:
+    recorder = simulate(config, 3)
+    timeline = recorder.timeline
+    return recorder.samples(), timeline.spans, timeline.iteration_ends, recorder.ledger.to_json()
+
+
+@pytest.mark.parametrize("schedule", ["colocate_sync", "half_step", "fully_async"])
+@settings(max_examples=4)
+@given(data=st.data())
+def test_what_a_job_does_not_read_changes_no_byte_of_it_and_names_no_cell(schedule: str, data: st.DataObject) -> None:
+    job = random_job(schedule, lambda values: data.draw(st.sampled_from(values)))
+    now, kinds = settings_of(job), groups_of(JobConfig)
+    other = job
+    for path, one in now.items():
+        if one.unread is not None and not path.startswith(_REFUSED):
+            other = with_another(other, path, one.value, kinds.get(path))
+    changed = [path for path, one in settings_of(other).items() if one.value != now[path].value]
+    assert len(changed) > 20 and naming_settings(other) == naming_settings(job)
+    assert cell_name(other) == cell_name(job)
+    assert told(other) == told(job)
+
+
+@settings(max_examples=20)
+@given(data=st.data())
+def test_what_a_job_reads_names_its_cell(data: st.DataObject) -> None:
+    job, kinds = compose_job(data.draw(st.sampled_from([["backend=real"], ["backend=virtual"]]))), groups_of(JobConfig)
+    now = settings_of(job)
+    live = [path for path, one in now.items() if one.unread is None and one.names_cell and "." in path]
+    path = data.draw(st.sampled_from(live))
+    other = with_another(job, path, now[path].value, kinds.get(path))
+    assert (naming_settings(other) != naming_settings(job)) == (other != job)
+
+
+@pytest.mark.parametrize(
+    ("given_settings", "message"),
+    [
+        (
+            ["algorithm.kl=k1"],
+            "algorithm.kl=k1 has no effect: it is read only where algorithm.kl_coef is above 0; leave it ",
+        ),
+        (
+            ["algorithm.kl_coef=0.1", "algorithm.reference=true"],
+            "algorithm.reference=true has no effect: it is read only ",
+        ),
+        (["algorithm.options.cap=2"], "algorithm.options.cap=2 has no effect: it is read only where loss, advantage, "),
+        (
+            ["schedule.split.critic=1"],
+            "schedule.split.critic=1 has no effect: it is read only where there is a critic; ",
+        ),
+        (
+            ["schedule.on_stale=drop"],
+            "schedule.on_stale=drop has no effect: it is read only where schedule.order is not ",
+        ),
+        (
+            ["device=h200", "backend=real"],
+            "device=h200 has no effect: it is read only where the job is simulated by a ",
+        ),
+        (["task=copy", "backend=virtual"], "task=copy has no effect: it is read only where the job runs for real; "),
+        (
+            ["cost.lengths.values=[3]", "backend=virtual"],
+            "cost.lengths.values=[3] has no effect: it is read only where ",
+        ),
+        (
+            ["task.reward_options.digits=2"],
+            "task.reward_options.digits=2 has no effect: it is read only where task.rew",
+        ),
+        (
+            ["engine.keep_cache=true", "schedule=one_step_off"],
+            "engine.keep_cache=true has no effect: it is read only w",
+        ),
+    ],
+)
+def test_a_setting_that_was_given_and_is_not_read_is_refused_by_name(given_settings: list[str], message: str) -> None:
+    with pytest.raises(ConfigError) as refused:
+        refuse_unread(given_settings, compose_job(given_settings))
+    assert str(refused.value).startswith(message)
+
+
+def test_of_a_file_of_the_users_only_what_it_changes_is_given(tmp_path: Any) -> None:
+    preset = (EXPERIMENTS / "algorithm" / "grpo.yaml").read_text()
+    (tmp_path / "same.yaml").write_text(preset)
+    (tmp_path / "other.yaml").write_text(preset.replace("value_clip: 0.5", "value_clip: 0.2"))
+    same, other = ([f"algorithm={tmp_path / name}.yaml"] for name in ("same", "other"))
+    refuse_unread(same, compose_job(same))
+    with pytest.raises(
+        ConfigError, match=r"^algorithm.value_clip=0.2 has no effect: it is read only where there is a cri"
+    ):
+        refuse_unread(other, compose_job(other))
+
+
+def test_what_only_this_machine_leaves_unread_is_said_and_not_refused() -> None:
+    machine = Machine(cores=2, gpus=0, gpu_bytes=0)
+    job = settle(["training.optimizer_offload=always", "model.warm_start=false"], machine, plan_split)
+    assert job.messages == ("No effect here: training.optimizer_offload=always, read only where devices are GPUs",)
