@@ -246,10 +246,15 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
     """Metrics that every one of these runs can give: a simulated run has no rewards, one of another version may have
     metrics that others lack."""
     metrics = [
-        MetricDefinition(SPEED, "samples per second", "1/s", "higher", "ratio", _samples_per_s),
-        MetricDefinition("throughput/tokens_per_s", "tokens per second", "tokens/s", "higher", "ratio", _tokens_per_s),
+        _rate(SPEED, _samples_per_s),
+        _rate("throughput/tokens_per_s", _tokens_per_s),
         MetricDefinition("seconds", "whole run, warm-up included", "s", "lower", "ratio", _duration),
-        _share("throughput/fraction_of_bound", "share of ideal throughput", "higher", _fraction_of_bound),
+        _share(
+            "throughput/fraction_of_bound",
+            definition("throughput/fraction_of_bound").title,
+            "higher",
+            _fraction_of_bound,
+        ),
     ]
     metrics += [
         replace(_share(key, f"{title}, last version", "higher", last_evaluated(key)), alike=_evaluated_by(key))
@@ -266,20 +271,15 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
             _share(f"{EXACT_MATCH}/run", "exact match of all samples trained", "higher", _mean(EXACT_MATCH)),
         ]
     metrics += [
-        _neutral(LAG, "mean lag of a sample", "iterations", _lag_mean),
-        _neutral("staleness/max", "largest lag of a token", "iterations", _lag_worst),
+        _declared(LAG, _lag_mean),
+        _declared("staleness/max", _lag_worst),
         *_in_steps(runs),
-        _neutral("response_length/mean", "response length", "tokens", _mean("response_length/mean")),
-        *(
-            _neutral(key, definition(key).title, definition(key).unit, _mean(key))
-            for key in OF_TRAINING
-            if in_every_iteration(runs, key)
-        ),
+        _declared("response_length/mean", _mean("response_length/mean")),
+        *(_declared(key, _mean(key)) for key in OF_TRAINING if in_every_iteration(runs, key)),
     ]
     sync = "time/weight_sync_exposed_s"
     if in_every_iteration(runs, sync):
-        title = "weight sync exposed, per iteration"
-        metrics.append(MetricDefinition(sync, title, "s", "lower", "difference", _mean(sync)))
+        metrics.append(replace(_declared(sync, _mean(sync)), better=definition(sync).better))
     if any(run.ledger["dropped_stale"] for run in runs):
         metrics.append(_share("ledger/dropped_stale", "dropped as stale", "lower", _dropped))
     metrics += [
@@ -310,14 +310,10 @@ def _in_steps(runs: Sequence[Run]) -> list[MetricDefinition]:
     """The lags once more, where a version is made by several optimizer steps."""
     if all(_steps_per_version(run) == 1 for run in runs):
         return []
-    unit = "optimizer steps"
+    steps = _steps_per_version
     return [
-        _neutral(
-            "staleness/steps_mean", "mean lag of a sample", unit, lambda run: _steps_per_version(run) * _lag_mean(run)
-        ),
-        _neutral(
-            "staleness/steps_max", "largest lag of a token", unit, lambda run: _steps_per_version(run) * _lag_worst(run)
-        ),
+        _declared("staleness/steps_mean", lambda run: steps(run) * _lag_mean(run)),
+        _declared("staleness/steps_max", lambda run: steps(run) * _lag_worst(run)),
     ]
 
 
@@ -424,6 +420,15 @@ def _share(key: str, title: str, better: Better, of: Callable[..., float]) -> Me
 
 def _neutral(key: str, title: str, unit: str, of: Callable[[Run], float]) -> MetricDefinition:
     return MetricDefinition(key, title, unit, None, "difference", of)
+
+
+def _declared(key: str, of: Callable[[Run], float]) -> MetricDefinition:
+    return _neutral(key, definition(key).title, definition(key).unit, of)
+
+
+def _rate(key: str, of: Callable[[Run], float]) -> MetricDefinition:
+    metric = definition(key)
+    return MetricDefinition(key, metric.title, metric.unit, metric.better, "ratio", of)
 
 
 def _mean(key: str) -> Callable[[Run], float]:
