@@ -28,7 +28,7 @@ ARCHITECTURES = {
 }
 SHORT = (
     "iterations=2 warmup_iterations=0 algorithm.batch_groups=4 algorithm.micro_batch_groups=2 "
-    "algorithm.learning_rate=0.01"
+    "algorithm.learning_rate=0.01 task.pay_truncated=true"
 )
 
 
