@@ -62,6 +62,11 @@ def test_the_command_line_answers_without_torch_ray_or_mlflow() -> None:
         "harness.cli.main, harness.config, harness.config.compose, harness.checks.job, harness.cli.doctor, schedules"
     )
     assert brought_along(light, (*HEAVY, "mlflow")) == []
+    made = (
+        "c = compose.compose_job(['backend=real']); job.plan_job(c, compose.make_schedule(c), machine.this_machine())"
+    )
+    planned = f"harness.config.machine as machine, harness.config.compose as compose, harness.checks.job as job; {made}"
+    assert brought_along(planned, HEAVY) == []
 
 
 def test_the_package_itself_loads_nothing_and_its_functions_neither_torch_nor_ray() -> None:

@@ -19,6 +19,7 @@ _DATA = "harness.tasks.data:DataTask"
 _LOSSES = "harness.rl.losses"
 _ADVANTAGES = "harness.rl.advantages"
 _BY_BATCH = "harness.rl.batch_advantages"
+_TRANSPORTS = "harness.config.transports"
 _TEXT = "harness.tasks.rewards.text"
 _MEASURES = (
     *product(("token", "sequence", "geometric"), ("ratio", "k1", "k2", "k3")),
@@ -141,10 +142,10 @@ STORAGES = {
 }
 
 TRANSPORTS = {
-    "collective": "harness.weight_sync.collective:Collective",
-    "ipc": "harness.weight_sync.ipc:SharedMemory",
-    "host_staged": "harness.weight_sync.host_staged:HostStaged",
-    "local": "harness.weight_sync.local:Local",
+    "collective": f"{_TRANSPORTS}:Collective",
+    "ipc": f"{_TRANSPORTS}:SharedMemory",
+    "host_staged": f"{_TRANSPORTS}:HostStaged",
+    "local": f"{_TRANSPORTS}:Local",
 }
 
 ORDERS = {

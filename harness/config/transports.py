@@ -8,6 +8,7 @@ from typing import Any, ClassVar, Literal
 
 from harness.config.cost import CostConfig
 from harness.config.fields import ConfigError
+from harness.config.plugins import load
 from harness.config.registries import TRANSPORTS, find
 
 
@@ -35,8 +36,9 @@ class TransferMemory:
 class Transport(ABC):
     """A way for weights from training ranks to engines and scorers.
 
-    A subclass stands in one file with both of its ends, and has a line in `harness.config.registries`, or is named by
-    its import path as the `transport` of a schedule. All else asks what it says here.
+    A subclass has a line in `harness.config.registries`, or is named by its import path as the `transport` of a
+    schedule. It may stand in one file with both of its ends; those below have theirs elsewhere. All else asks what it
+    says here.
     """
 
     over: ClassVar[Literal["device", "host"]] = "host"
@@ -56,6 +58,9 @@ class Transport(ABC):
     """The type of what `offer` has for receivers, by which it is decoded: a `GroupOffer`
     (harness/weight_sync/process_group.py), or a union of several."""
 
+    ends: ClassVar[str] = ""
+    """Import path of a subclass with the ends, where this file loads no torch, which takes most of a second."""
+
     @abstractmethod
     def times(self, cost: CostConfig, sender_links: float) -> TransferTimes:
         """Times of one update by the speeds of a job's costs. sender_links: links to host memory of the training ranks
@@ -64,6 +69,11 @@ class Transport(ABC):
     @abstractmethod
     def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
         """Memory that it takes, for buckets and a largest parameter of so many bytes. sharded: over training ranks."""
+
+    def with_ends(self) -> Transport:
+        """The same, with both ends; loads torch."""
+        made: Transport = load(self.ends, "schedule.transport")() if self.ends else self
+        return made
 
     def offer(self, plan: Any, rendezvous: Any, device: Any, *, within_gpu: bool) -> tuple[Any, Any]:
         """The source of senders (`harness.weight_sync.endpoints.WeightSource`), and what receivers join by (`offers`).
@@ -75,9 +85,69 @@ class Transport(ABC):
         return made, made
 
 
+class Collective(Transport):
+    """Broadcast between devices, two buckets at either end."""
+
+    over = "device"
+    all_ranks_send = True
+    ends = "harness.weight_sync.collective:CollectiveEnds"
+
+    def times(self, cost: CostConfig, sender_links: float) -> TransferTimes:
+        """Both sides at once, over the network."""
+        seconds = cost.weight_bytes / cost.network_bytes_per_s + cost.sync_s
+        return TransferTimes(seconds, 0.0, seconds)
+
+    def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
+        return TransferMemory("transfer buckets", 2 * bucket, 2 * bucket)
+
+
+class SharedMemory(Transport):
+    """Two slots that the processes of a device, or of a host, share."""
+
+    in_turn = one_host = True
+    ends = "harness.weight_sync.ipc:SharedMemoryEnds"
+
+    def times(self, cost: CostConfig, sender_links: float) -> TransferTimes:
+        """The trainer writes host memory, then engines read it."""
+        host_s = cost.weight_bytes / cost.host_bytes_per_s
+        return TransferTimes(host_s / sender_links + cost.sync_s, 0.0, host_s + cost.sync_s)
+
+    def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
+        return TransferMemory("transfer buckets", 2 * bucket, 2 * bucket)
+
+
+class HostStaged(Transport):
+    """A copy in host memory at either end, one bucket of which is gathered on a device at a time."""
+
+    all_ranks_send = staged = True
+    ends = "harness.weight_sync.host_staged:HostStagedEnds"
+
+    def times(self, cost: CostConfig, sender_links: float) -> TransferTimes:
+        """The trainer copies to its host; the network in the background; then engines read their host's memory."""
+        host_s = cost.weight_bytes / cost.host_bytes_per_s
+        network_s = cost.weight_bytes / cost.network_bytes_per_s
+        return TransferTimes(host_s / sender_links + cost.sync_s, network_s, host_s + cost.sync_s)
+
+    def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
+        return TransferMemory("a bucket, gathered", bucket, kept=False)
+
+
+class Local(Transport):
+    """Weights stay where they are; sharded ones are gathered a parameter at a time."""
+
+    colocated = True
+
+    def times(self, cost: CostConfig, sender_links: float) -> TransferTimes:
+        """An upper bound, to host memory and back: what is copied on one device need not go through the host."""
+        seconds = cost.weight_bytes / cost.host_bytes_per_s + cost.sync_s
+        return TransferTimes(seconds, 0.0, seconds)
+
+    def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
+        return TransferMemory("a parameter, gathered", parameter if sharded else 0.0, kept=False)
+
+
 def transport_of(name: str) -> Transport:
-    """The transport of a name of the registry, or of an import path; loads torch. Raises ConfigError for what is
-    none."""
+    """The transport of a name of the registry, or of an import path. Raises ConfigError for what is none."""
     found = find("schedule.transport", name)
     if not (isinstance(found, type) and issubclass(found, Transport)):
         raise ConfigError(f"transport={name} is no transport; extend harness.config.transports.Transport")

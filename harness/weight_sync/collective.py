@@ -14,8 +14,7 @@ from collections.abc import Mapping
 import torch
 import torch.distributed as dist
 
-from harness.config import CostConfig
-from harness.config.transports import TransferMemory, TransferTimes, Transport
+from harness.config.transports import Collective
 from harness.weight_sync.plan import Bucket, TransferPlan, digests, outgoing, pack, pieces
 from harness.weight_sync.process_group import (
     BucketEnd,
@@ -42,20 +41,10 @@ class CollectiveOffer(GroupOffer, frozen=True):
         return CollectiveSender(self.plan, group, self.rendezvous.senders, number)
 
 
-class Collective(Transport):
-    """Broadcast between devices, two buckets at either end."""
+class CollectiveEnds(Collective):
+    """Both ends of it."""
 
-    over = "device"
-    all_ranks_send = True
     offers = CollectiveOffer
-
-    def times(self, cost: CostConfig, sender_links: float) -> TransferTimes:
-        """Both sides at once, over the network."""
-        seconds = cost.weight_bytes / cost.network_bytes_per_s + cost.sync_s
-        return TransferTimes(seconds, 0.0, seconds)
-
-    def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
-        return TransferMemory("transfer buckets", 2 * bucket, 2 * bucket)
 
 
 class _CollectiveEnd(BucketEnd):

@@ -107,7 +107,7 @@ class SentOffer(msgspec.Struct, frozen=True):
 
     def opened(self) -> GroupOffer:
         """Decode it. Raises ConfigError where this process has no such transport."""
-        offer: GroupOffer = decode(self.data, transport_of(self.transport).offers)
+        offer: GroupOffer = decode(self.data, transport_of(self.transport).with_ends().offers)
         return offer
 
     @property
@@ -173,7 +173,8 @@ class SendingWorker:
         and `send_beside` of the other senders, while the receivers join."""
         rendezvous, self._store = open_rendezvous(host, receivers, timeout_s, senders)
         within_gpu = self.device.type == "cuda" and _alone()
-        self._source, offer = transport_of(transport).offer(plan, rendezvous, self.device, within_gpu=within_gpu)
+        carrier = transport_of(transport).with_ends()
+        self._source, offer = carrier.offer(plan, rendezvous, self.device, within_gpu=within_gpu)
         return SentOffer.of(transport, offer)
 
     async def meet_receivers(self) -> None:

@@ -16,8 +16,7 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 import torch
 import torch.distributed as dist
 
-from harness.config import CostConfig
-from harness.config.transports import TransferMemory, TransferTimes, Transport
+from harness.config.transports import HostStaged
 from harness.weight_sync.plan import Bucket, TransferError, TransferPlan, digests, pack, unpack, verify
 from harness.weight_sync.process_group import HOST, BucketInFlight, GroupOffer, Sources, TransferGroup
 
@@ -48,20 +47,10 @@ class HostStagedOffer(GroupOffer, frozen=True):
         return HostStagedSender(self.plan, group, owners, number, copy=copy, version=version)
 
 
-class HostStaged(Transport):
-    """A copy in host memory at either end, one bucket of which is gathered on a device at a time."""
+class HostStagedEnds(HostStaged):
+    """Both ends of it."""
 
-    all_ranks_send = staged = True
     offers = HostStagedOffer
-
-    def times(self, cost: CostConfig, sender_links: float) -> TransferTimes:
-        """The trainer copies to its host; the network in the background; then engines read their host's memory."""
-        host_s = cost.weight_bytes / cost.host_bytes_per_s
-        network_s = cost.weight_bytes / cost.network_bytes_per_s
-        return TransferTimes(host_s / sender_links + cost.sync_s, network_s, host_s + cost.sync_s)
-
-    def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
-        return TransferMemory("a bucket, gathered", bucket, kept=False)
 
 
 class HostStagedSender:

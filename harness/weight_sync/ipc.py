@@ -21,8 +21,7 @@ import msgspec
 import torch
 import torch.distributed as dist
 
-from harness.config import CostConfig
-from harness.config.transports import TransferMemory, TransferTimes, Transport
+from harness.config.transports import SharedMemory
 from harness.weight_sync.plan import Bucket, TransferPlan, digests, pack
 from harness.weight_sync.process_group import (
     HOST,
@@ -138,19 +137,10 @@ class CudaSlots:
         return SlotSender(self.plan, self.slots, self.rendezvous.sender_group(store, HOST), device)
 
 
-class SharedMemory(Transport):
-    """Two slots that the processes of a device, or of a host, share."""
+class SharedMemoryEnds(SharedMemory):
+    """Both ends of it."""
 
-    in_turn = one_host = True
     offers = SharedOffer | CudaOffer
-
-    def times(self, cost: CostConfig, sender_links: float) -> TransferTimes:
-        """The trainer writes host memory, then engines read it."""
-        host_s = cost.weight_bytes / cost.host_bytes_per_s
-        return TransferTimes(host_s / sender_links + cost.sync_s, 0.0, host_s + cost.sync_s)
-
-    def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
-        return TransferMemory("transfer buckets", 2 * bucket, 2 * bucket)
 
     def offer(
         self, plan: TransferPlan, rendezvous: Rendezvous, device: torch.device, *, within_gpu: bool

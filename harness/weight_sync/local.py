@@ -7,25 +7,9 @@ from dataclasses import dataclass
 
 import torch
 
-from harness.config import CostConfig
-from harness.config.transports import TransferMemory, TransferTimes, Transport
 from harness.protocols import TrainEngine
 from harness.weight_sync.plan import TransferPlan, gathered
 from harness.weight_sync.transports import Receiver, Sender, TransferOutcome, send_and_receive
-
-
-class Local(Transport):
-    """Weights stay where they are; sharded ones are gathered a parameter at a time."""
-
-    colocated = True
-
-    def times(self, cost: CostConfig, sender_links: float) -> TransferTimes:
-        """An upper bound, to host memory and back: what is copied on one device need not go through the host."""
-        seconds = cost.weight_bytes / cost.host_bytes_per_s + cost.sync_s
-        return TransferTimes(seconds, 0.0, seconds)
-
-    def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
-        return TransferMemory("a parameter, gathered", parameter if sharded else 0.0, kept=False)
 
 
 class LocalSender:

@@ -51,7 +51,7 @@ def offered(
 
 def offer_of(transport: str, plan: TransferPlan, rendezvous: Rendezvous) -> Offer:
     offer: Offer
-    _, offer = transport_of(transport).offer(plan, rendezvous, CPU, within_gpu=False)
+    _, offer = transport_of(transport).with_ends().offer(plan, rendezvous, CPU, within_gpu=False)
     return offer
 
 

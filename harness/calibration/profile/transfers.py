@@ -211,7 +211,7 @@ def _sender(
             return GatherOnlySender(plan, senders)
         return offer.sender(offer.rendezvous.connect(), device, None, rank)
     rendezvous, store = open_rendezvous(_LOOPBACK, 1, _TIMEOUT_S, senders)
-    source, offer = transport_of(transport).offer(plan, rendezvous, device, within_gpu=case.one_gpu)
+    source, offer = transport_of(transport).with_ends().offer(plan, rendezvous, device, within_gpu=case.one_gpu)
     pipe.send(offer)
     sender = source.sender(store, device)
     offer.withdraw()

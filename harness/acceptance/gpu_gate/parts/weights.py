@@ -92,7 +92,7 @@ def _travelled(
     plan = plan_transfer(sample.items(), _BUCKET_BYTES)
     del sample
     rendezvous, store = open_rendezvous("127.0.0.1", 1, _TIMEOUT_S)
-    source, offer = transport_of(transport).offer(plan, rendezvous, here, within_gpu=within_gpu)
+    source, offer = transport_of(transport).with_ends().offer(plan, rendezvous, here, within_gpu=within_gpu)
     context = multiprocessing.get_context("spawn")
     answers, theirs = context.Pipe(duplex=False)
     receiver = context.Process(target=_receive, args=(offer, model, there, theirs), daemon=True)
