@@ -37,7 +37,7 @@ def installed(tmp_path: Path) -> Path:
         (folder / name).symlink_to(ROOT / name)
     environment = folder / ".venv"
     (environment / "bin").mkdir(parents=True)
-    (environment / "bin" / "python").write_text(f'#!/bin/sh\nexec {sys.executable} "$@"\n')
+    (environment / "bin" / "python").write_text(f'#!/bin/sh\nexec "{sys.executable}" "$@"\n')
     (environment / "bin" / "python").chmod(0o755)
     for kind in ("", "-cuda"):
         (environment / f".installed{kind}").touch()

@@ -22,6 +22,7 @@ from harness.rl.token_advantages import token_advantages_of
 from harness.runtime.runtime import RoleName
 from harness.tasks import environment_of, extra_metrics
 from harness.transfer_queue import TransferQueue
+from harness.transfer_queue.control.policies import balanced, contiguous
 from harness.weight_sync.simulated import PacedRole
 from harness.workers.actor import ActorRole
 from harness.workers.critic import CriticRole
@@ -367,6 +368,7 @@ def _as_completed(number: int, spec: WorkerSpec) -> MicroBatchReader:
         ranks=ranks,
         group_size=group_size,
         together=tensor_parallel,
+        cut=balanced if spec.replay is None else contiguous,
     )
 
 

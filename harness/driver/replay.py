@@ -61,14 +61,10 @@ class Replay:
 
     @cached_property
     def batches(self) -> list[list[list[int]]]:
-        """Micro-batches of all ranks together, by iteration, as they were dealt: the first group of each rank, the
-        second of each, and so on."""
+        """Micro-batches of all ranks together, by iteration: groups of the first rank, of the second, and so on."""
         n = self.recording.run.group_size
         return [
-            [
-                [share[at] // n for at in range(0, len(shares[0]), n) for share in shares]
-                for shares in zip(*told.ranks, strict=True)
-            ]
+            [[first // n for share in shares for first in share[::n]] for shares in zip(*told.ranks, strict=True)]
             for told in self.recording.iterations
         ]
 

@@ -9,7 +9,7 @@ are those of a world of one, and every rank makes as many passes as all others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Protocol
 
@@ -20,6 +20,9 @@ from harness.transfer_queue import Batch, Column, GetRequest, TransferQueue, con
 from harness.transfer_queue.control.policies import balanced
 from harness.workers.dataflow import TOKENS
 from harness.workers.readers import Deadlines, MicroBatchReader, host_groups
+
+Cut = Callable[[np.ndarray, int], list[np.ndarray]]
+"""Tokens of groups int64 [n], ranks -> for each rank the places of its groups, ascending."""
 
 
 class Scatter(Protocol):
@@ -46,19 +49,27 @@ class WorldScatter:
 
 class DealtReader:
     """A `MicroBatchReader` of one rank. reader: on the first rank, of all that the world trains, in whole groups; None
-    on the others. ranks: that train different groups, `together` neighbours each the same ones."""
+    on the others. ranks: that train different groups, `together` neighbours each the same ones; cut: of a micro-batch's
+    groups by their tokens, as a recorded run's are in the order of its ranks."""
 
     def __init__(
-        self, reader: MicroBatchReader | None, scatter: Scatter, *, ranks: int, group_size: int, together: int = 1
+        self,
+        reader: MicroBatchReader | None,
+        scatter: Scatter,
+        *,
+        ranks: int,
+        group_size: int,
+        together: int = 1,
+        cut: Cut = balanced,
     ) -> None:
-        self._reader, self._scatter = reader, scatter
+        self._reader, self._scatter, self._cut = reader, scatter, cut
         self._ranks, self._group_size, self._together = ranks, group_size, together
 
     async def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
         """Read what the first rank deals; every rank gets equally many groups of each micro-batch."""
         dealt = None
         if self._reader is not None:
-            dealt = deal(self._reader.read(iteration, first), self._ranks, self._group_size)
+            dealt = deal(self._reader.read(iteration, first), self._ranks, self._group_size, self._cut)
         while True:
             shares = None
             if dealt is not None:
@@ -68,7 +79,9 @@ class DealtReader:
             yield batch
 
 
-async def deal(batches: AsyncIterator[Batch], ranks: int, group_size: int) -> AsyncIterator[list[Any]]:
+async def deal(
+    batches: AsyncIterator[Batch], ranks: int, group_size: int, cut: Cut = balanced
+) -> AsyncIterator[list[Any]]:
     """A share for each rank, of equally many groups, as soon as there is a group for each. What is left over opens the
     next ones; ValueError where it is left over at the end."""
     held: list[Batch] = []
@@ -76,7 +89,7 @@ async def deal(batches: AsyncIterator[Batch], ranks: int, group_size: int) -> As
         held += in_groups(batch, group_size)
         whole = len(held) - len(held) % ranks
         if whole:
-            yield balanced_shares(held[:whole], ranks)
+            yield shares_of(held[:whole], ranks, cut)
             held = held[whole:]
     if held:
         raise ValueError(f"{len(held)} groups are left over for {ranks} ranks: batches must divide by these")
@@ -114,7 +127,7 @@ class DealtQueue:
         if batch is None:
             return [None] * self._ranks
         groups = in_groups(batch, self._group_size)
-        dealt = balanced_shares(groups, min(self._ranks, len(groups)))
+        dealt = shares_of(groups, min(self._ranks, len(groups)), balanced)
         return [(share, False) for share in dealt] + [(dealt[-1], True)] * (self._ranks - len(dealt))
 
     @with_get_options
@@ -131,10 +144,10 @@ class DealtQueue:
             await self._queue.put(partition, written, columns)
 
 
-def balanced_shares(groups: Sequence[Batch], ranks: int) -> list[Batch]:
-    """A share for each rank, of equally many groups where it divides, and of nearly equally many tokens."""
+def shares_of(groups: Sequence[Batch], ranks: int, cut: Cut) -> list[Batch]:
+    """A share for each rank, of equally many groups where it divides; cut: by their tokens."""
     tokens = np.array([sum(len(group.ragged(column).values) for column in TOKENS) for group in groups])
-    return [joined([groups[place] for place in share]) for share in balanced(tokens, ranks)]
+    return [joined([groups[place] for place in share]) for share in cut(tokens, ranks)]
 
 
 def to_neighbours(shares: Sequence[Any], together: int) -> list[Any]:

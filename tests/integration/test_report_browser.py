@@ -338,7 +338,10 @@ def test_switches_change_the_curves_and_the_pointer_reads_them(page: Page) -> No
     before = lines.first.get_attribute("points")
     page.get_by_label("time (s)").check()
     assert lines.first.get_attribute("points") != before
-    assert page.locator(".curves svg").get_attribute("aria-label") == "exact match against time (s), a line per cell"
+    assert (
+        page.locator(".curves svg").get_attribute("aria-label")
+        == "held-out accuracy, sampled against time (s), a line per cell"
+    )
     page.get_by_label("mean reward").check()
     assert "mean reward" in page.locator(".curves").inner_text()
     assert lines.count() == 2

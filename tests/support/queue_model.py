@@ -201,7 +201,8 @@ class Model:
 
     def _cut(self, task: str, partition: str, units: list[Unit]) -> None:
         spec, weights = self.task(task), np.array([sum(map(self.weigh, unit)) for unit in units], np.int64)
-        parts = SPLITS[spec.split](np.arange(len(units)), spec.ranks, weights)  # has tests of its own
+        before = sum(set(unit) <= self.taken[task] for unit in self.units(task, partition))
+        parts = SPLITS[spec.split](np.arange(len(units)), spec.ranks, weights, before)  # has tests of its own
         for rank, part in enumerate(parts):
             self.shares.append(Share(task, rank, self.formed, partition, [units[i] for i in part]))
         self.taken[task] |= {row for unit in units for row in unit}

@@ -18,10 +18,11 @@ import pytest
 import torch
 
 from harness.config.compose import compose_job
+from harness.config.readers import scoring_processes
 from harness.tasks import Sample, Score, make_task, score_of
 from harness.tasks.characters import Reverse
 from harness.tasks.reward import Rewarded
-from harness.workers.reward_pool import RewardLimits, RewardPool, default_processes
+from harness.workers.reward_pool import RewardLimits, RewardPool
 from harness.workers.reward_scorers import FailureLog, HostScorer, Scored
 from tests.support.rewards import HOSTILE
 
@@ -190,7 +191,7 @@ async def test_a_reward_that_raises_here_costs_its_own_sample() -> None:
     ],
 )
 def test_what_takes_its_time_gets_processes_where_nobody_says(settings: tuple[str, ...], processes: int) -> None:
-    assert default_processes(compose_job(settings).task) == processes
+    assert scoring_processes(compose_job(settings).task) == processes
 
 
 def test_the_first_failures_are_said_with_their_response(capsys: pytest.CaptureFixture[str]) -> None:
