@@ -48,8 +48,8 @@ from harness.metrics.done import INCOMPLETE, check_files, read_done
 from harness.metrics.formatting import redacted
 from harness.metrics.manifest import RunIdentity, identity_of
 from harness.metrics.run_files import (
+    config_as_written,
     finished_runs,
-    load_config,
     load_faults,
     load_manifest,
     load_metrics,
@@ -410,7 +410,7 @@ def sync(results: Path, folder: Path) -> Iterator[SyncedRun]:
 def sync_run(store: MlflowStore, path: Path) -> SyncedRun:
     """Make or complete the mirror of the finished run in folder `path`."""
     check_files(path)
-    manifest, config = load_manifest(path), load_config(path)
+    manifest, config = load_manifest(path), config_as_written(path)
     identity = identity_of(manifest)
     same = [run for run in store.attempts(identity) if run.data.tags.get(STARTED_AT) == manifest[STARTED_AT]]
     if same and COMPLETE in same[0].data.tags:
