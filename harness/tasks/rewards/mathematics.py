@@ -14,6 +14,8 @@ _PLAIN = re.compile(r"[-+]?\d+(\.\d+)?")
 _UNIT = re.compile(r"\\?[$€£¥](?=\s*[-+]?\.?\d)|(?<=\d)\s*(?:\\?[%$€£¥°]|\^\s*\{?\\circ\}?)")
 """Signs of money before a number or behind it, of percent and of degrees: $18, 18% and 18° are 18."""
 _WORDS = re.compile(r"(?<=\d)\s+[A-Za-z]{2,}[A-Za-z ]*\.?\Z")
+_PROSE = re.compile(r"(?:[A-Za-z]{2,}\s+){2}")
+"""The beginning of a sentence, whose last expression is the answer."""
 _FORMULA = re.compile(r"\$\$.+?\$\$|\$[^$]+\$|\\\(.+?\\\)|\\\[.+?\\\]", re.DOTALL)
 _ROOT = re.compile(r"√\s*(?:\(([^()]*)\)|(\d+|\w))")
 
@@ -48,8 +50,11 @@ def _check(answer: str) -> None:
 def _parsed(text: str, *, marked: bool = False) -> list[Any]:
     """The expressions of a text's final answer. marked: whether all of it may be one, LaTeX without its signs."""
     answer = final_answer(text)
-    marked = marked or answer != text.strip()
+    marked = marked or (answer != text.strip() and not _PROSE.match(answer))
     if formulas := list(_FORMULA.finditer(answer)):
+        behind = answer[formulas[-1].end() :]
+        if re.search(r"\d", behind):  # "the largest $n$ is 34"
+            return _library(_latex(behind))
         answer = answer[formulas[-1].start() :]
     if marked:
         inside = _WORDS.sub("", answer.strip("*_"))
