@@ -322,14 +322,14 @@ def _check_evaluation(config: JobConfig, task: Task) -> None:
         raise ConfigError(f"{where}: {error}") from error
 
 
-def settled_evaluation(config: JobConfig, plan: JobPlan) -> EvalConfig:
+def settled_evaluation(config: JobConfig, task: Task | None) -> EvalConfig:
     """`eval` with a number for `every=auto`: a fifth of the run, of four versions at least, where the run is a result
-    that was sampled and its task holds problems out. An engine that keeps its cache is evaluated before the run and
-    after it, when nothing runs that could lose one. Else 0."""
+    that was sampled and its task, which a simulated one lacks, holds problems out. An engine that keeps its cache is
+    evaluated before the run and after it, when nothing runs that could lose one. Else 0."""
     if config.eval.every != "auto":
         return config.eval
     every = 0
-    if plan.backend == "real" and not config.smoke and config.replay is None and _holds_out(make_task(config)):
+    if task is not None and not config.smoke and config.replay is None and _holds_out(task):
         every = config.iterations if config.engine.keep_cache else max(4, math.ceil(config.iterations / 5))
     return replace(config.eval, every=every)
 

@@ -156,7 +156,7 @@ def _attempt(
         folder.write_config(plain(config))
         folder.write_manifest(manifest)
         spec = RunSpec(
-            dataclasses.replace(config, eval=settled_evaluation(config, plan)),
+            dataclasses.replace(config, eval=settled_evaluation(config, task)),
             make_schedule(config),
             plan,
             _initial_model(config, task, results, console),
@@ -190,7 +190,7 @@ def _attempt(
         with console.status("writing results"):
             if config.save_weights and plan.backend == "real":
                 run_in(runner, _save_models(session.assembly.worlds, folder, spec, manifest))
-            session.recorder.write(folder, _texts(config, plan))
+            session.recorder.write(folder, _texts(config, task))
             folder.write_summary(summary_of(run_of(folder.path)))
             _draw(folder)
             mirror.finish()
@@ -326,11 +326,11 @@ async def _save_weights(ranks: Sequence[Handle[RememberingRole]], folder: Path, 
     unfinished.rename(folder)
 
 
-def _texts(config: JobConfig, plan: JobPlan) -> Texts | None:
-    """The texts that a run keeps whose samples are real."""
-    if plan.backend != "real" or not config.texts.samples:
+def _texts(config: JobConfig, task: Task | None) -> Texts | None:
+    """The texts that a run keeps whose samples are of a task."""
+    if task is None or not config.texts.samples:
         return None
-    return Texts(make_task(config).decode, config.texts.samples, config.texts.characters)
+    return Texts(task.decode, config.texts.samples, config.texts.characters)
 
 
 def _draw(folder: RunDirectory) -> None:

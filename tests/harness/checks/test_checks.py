@@ -15,6 +15,7 @@ from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.cost_model.job_cost import layout_of, simulated_cost
 from harness.cost_model.memory import JobLayout
+from harness.tasks import make_task
 from tests.support.losses import WHOLE_BATCH
 
 GIB = 1 << 30
@@ -66,15 +67,15 @@ def test_the_main_job_runs_on_two_cores() -> None:
 )
 def test_what_is_a_result_is_evaluated_six_times_unless_the_user_says_otherwise(settings: str, every: int) -> None:
     config = compose_job(settings.split())
-    assert settled_evaluation(config, plan_job(config, make_schedule(config), CORES)).period == every
+    task = make_task(config) if plan(*settings.split()).backend == "real" else None
+    assert settled_evaluation(config, task).period == every
 
 
 def test_a_task_that_holds_nothing_out_is_not_evaluated_and_runs(tmp_path: Path) -> None:
     rows = "".join(f'{{"prompt": "a{n}", "answer": "b"}}\n' for n in range(32))
     (tmp_path / "rows.jsonl").write_text(rows)
     config = compose_job(["backend=real", "task=data", f"task.data={tmp_path}/rows.jsonl", "task.held_out_share=0"])
-    found = settled_evaluation(config, JobPlan(plan().placement, gpu=False))
-    assert found.every == 0
+    assert settled_evaluation(config, make_task(config)).every == 0
 
 
 def test_an_engine_whose_packages_are_missing_can_be_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
