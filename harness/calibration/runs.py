@@ -30,6 +30,7 @@ _MOST_LENGTHS = 800  # of a trace; more become as many quantiles
 
 _WHEN_GIVEN = (
     "decode_weights_s",
+    "decode_experts_s",
     "decode_s_per_cached_token",
     "prefill_s_per_pair",
     "log_prob_s_per_pair",

@@ -79,8 +79,8 @@ NO_LATENCY = LatencyConfig()
 class CostConfig:
     """Costs of simulated work on one worker: a rollout engine, or a data-parallel rank. Seconds, tokens, bytes.
 
-    A decode step of n samples that hold c tokens in all lasts decode_step_s + max(decode_weights_s,
-    n decode_step_s_per_sample) + c decode_s_per_cached_token.
+    A decode step of n samples that hold c tokens in all lasts decode_step_s + max(decode_weights_s + decode_experts_s
+    (1 - (1 - expert_share)^n), n decode_step_s_per_sample) + c decode_s_per_cached_token.
     """
 
     name: Read[Name]
@@ -102,6 +102,8 @@ class CostConfig:
     kind: Read[Literal["given"]] = "given"
     # What follows is nothing unless it is given.
     decode_weights_s: Read[NotNegative] = 0.0  # a step's matrix products take this long at least: the weights are read
+    decode_experts_s: Read[NotNegative] = 0.0  # besides, where every expert is read
+    expert_share: Read[Fraction] = 1.0  # of all experts, that one token goes through
     decode_s_per_cached_token: Read[NotNegative] = 0.0  # of a step, for each token in the KV caches of running samples
     kv_tokens: Read[Count | None] = None  # tokens that the KV cache of one engine holds; None is no limit
     prefill_s_per_pair: Read[NotNegative] = 0.0  # attention: for the square of a sequence's length

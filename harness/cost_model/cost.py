@@ -22,13 +22,15 @@ SAME_STEP = 1e-6  # of a step: nearer than this is the same moment, rounded
 class DecodeCost:
     """Costs of decoding, as in `harness.config.CostConfig`, in seconds and tokens.
 
-    A step of n samples whose contexts hold c tokens, before it, lasts a(n) + b c, with a(n) = step_s + max(weights_s,
+    A step of n samples whose contexts hold c tokens, before it, lasts a(n) + b c, with a(n) = step_s + max(weights(n),
     n per_sample_s) and b = per_cached_s. It makes every context longer by one, so k steps in a row last
     k (a(n) + b (c + n (k - 1) / 2)). kv_tokens: what the KV cache has room for; None is no limit.
     """
 
     step_s: float
     weights_s: float = 0.0
+    experts_s: float = 0.0
+    expert_share: float = 1.0
     per_sample_s: float = 0.0
     per_cached_s: float = 0.0
     prefill_s_per_token: float = 0.0
@@ -41,6 +43,8 @@ class DecodeCost:
         return cls(
             step_s=cost.decode_step_s,
             weights_s=cost.decode_weights_s,
+            experts_s=cost.decode_experts_s,
+            expert_share=cost.expert_share,
             per_sample_s=cost.decode_step_s_per_sample,
             per_cached_s=cost.decode_s_per_cached_token,
             prefill_s_per_token=cost.prefill_s_per_token,
@@ -52,10 +56,17 @@ class DecodeCost:
         """Seconds to fill the cache with a context: every token attends to all before it."""
         return tokens * self.prefill_s_per_token + tokens * tokens * self.prefill_s_per_pair
 
+    def weights(self, tokens: float) -> float:
+        """Seconds in which a step of so many tokens reads its weights: all but experts, and of E experts, of which each
+        token goes through e by itself, 1 - (1 - e / E)^n; of one that is left out by all n nothing is read."""
+        return self.weights_s + self.experts_s * (1.0 - (1.0 - self.expert_share) ** tokens)
+
     def steps(self, count: int, samples: int, cached: int) -> float:
         """Seconds of `count` steps in a row."""
         mean = cached + samples * (count - 1) / 2
-        return count * (self.step_s + max(self.weights_s, samples * self.per_sample_s) + mean * self.per_cached_s)
+        return count * (
+            self.step_s + max(self.weights(samples), samples * self.per_sample_s) + mean * self.per_cached_s
+        )
 
     def steps_begun(self, seconds: float, samples: int, cached: int) -> int:
         """How many steps in a row are under way or done after so long; the first begins at once.

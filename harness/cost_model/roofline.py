@@ -29,7 +29,9 @@ def roofline(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, 
         name=factors.name,
         decode_step_s=phases.decode_step_s(),
         decode_step_s_per_sample=phases.decode_s_per_sample(),
-        decode_weights_s=phases.decode_weights_s(),
+        decode_weights_s=phases.read_s(shape.matmul_parameters(model) - shape.expert_parameters(model)),
+        decode_experts_s=phases.read_s(shape.expert_parameters(model)),
+        expert_share=model.active_experts / model.experts if model.experts else 1.0,
         decode_s_per_cached_token=phases.decode_s_per_cached_token(),
         kv_tokens=kv_tokens(model, device, factors, layout),
         prefill_s_per_token=phases.prefill_s_per_token(),
@@ -75,10 +77,10 @@ class _Phases:
         latency_s = 2 * self.model.layers * self.factors.latency_s if self.layout.engine_devices > 1 else 0.0
         return self.factors.decode_step_s + latency_s
 
-    def decode_weights_s(self) -> float:
-        """All matrices are read once in a step, each device its part (Pope et al., arXiv 2211.05102, section 2)."""
-        matrices = shape.matmul_parameters(self.model) * shape.bytes_per_number(self.model)
-        return matrices / self.layout.engine_devices / self._memory_bytes_per_s
+    def read_s(self, matrices: int) -> float:
+        """Seconds in which an engine reads so many weights, each device its part: what a step needs it reads once (Pope
+        et al., arXiv 2211.05102, section 2)."""
+        return matrices * shape.bytes_per_number(self.model) / self.layout.engine_devices / self._memory_bytes_per_s
 
     def decode_s_per_sample(self) -> float:
         """The matrix products of one token, and the bytes of its all-reduces: the other side of a step's roofline. So

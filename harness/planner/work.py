@@ -148,17 +148,22 @@ class IterationWork:
 def least_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples) -> IterationWork:
     """The least work of any run of this job on these workers, whatever the schedule.
 
-    Decode steps: with n samples running, of c tokens, one lasts decode_step_s + max(decode_weights_s, n p) + c q, and
-    makes n tokens. A batch of T tokens needs T / `running` steps at least, and as many as keep c below the KV cache.
+    Decode steps: with n samples running, of c tokens, one lasts decode_step_s + max(w(n), n p) + c q, and makes n
+    tokens. A batch of T tokens needs T / `running` steps at least, and as many as keep c below the KV cache. What w(n)
+    has of experts grows ever slower with n, so that fewer samples a step read no fewer in all.
     """
-    steps = lengths.tokens / pools.running
+    decode, least = DecodeCost.of(cost), lengths.tokens / pools.running
+    steps = least
     if cost.kv_tokens is not None:
         steps = max(steps, lengths.cached_steps / cost.kv_tokens)
     busy_s = (
         steps * cost.decode_step_s
-        + max(steps * cost.decode_weights_s, lengths.tokens * cost.decode_step_s_per_sample)
+        + max(
+            steps * cost.decode_weights_s + least * (decode.weights(pools.running) - cost.decode_weights_s),
+            lengths.tokens * cost.decode_step_s_per_sample,
+        )
         + lengths.cached_steps * cost.decode_s_per_cached_token
-        + lengths.samples * DecodeCost.of(cost).prefill(lengths.prompt)
+        + lengths.samples * decode.prefill(lengths.prompt)
     )
     longest_s = _alone_s(cost, lengths.prompt, lengths.longest())
     generate_s = busy_s / pools.engines
@@ -195,7 +200,7 @@ def likely_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples, *, 
     running = pools.running if cost.kv_tokens is None else min(pools.running, cost.kv_tokens / (context + 1))
     running = max(1.0, min(running, 2 * lengths.samples / pools.engines))
     steps = lengths.tokens / running
-    step_s = cost.decode_step_s + max(cost.decode_weights_s, running * cost.decode_step_s_per_sample)
+    step_s = cost.decode_step_s + max(DecodeCost.of(cost).weights(running), running * cost.decode_step_s_per_sample)
     cached_s = lengths.cached_steps * cost.decode_s_per_cached_token
     again_s = running * context * cost.prefill_s_per_token  # the cache of all that runs, after an update
     prefill_s = lengths.samples * DecodeCost.of(cost).prefill(lengths.prompt)

@@ -143,7 +143,9 @@ class TokenByToken:
             if not sample.cached:
                 end += sample.context * cost.prefill_s_per_token + sample.context**2 * cost.prefill_s_per_pair
             sample.cached = True
-        end += cost.decode_step_s + max(cost.decode_weights_s, len(self.rows) * cost.decode_step_s_per_sample)
+        experts_s = cost.decode_experts_s * (1 - (1 - cost.expert_share) ** len(self.rows))
+        products_s = len(self.rows) * cost.decode_step_s_per_sample
+        end += cost.decode_step_s + max(cost.decode_weights_s + experts_s, products_s)
         self.end = end + sum(sample.context for sample in self.rows) * cost.decode_s_per_cached_token
 
     def end_step(self, end: float) -> None:

@@ -57,6 +57,7 @@ class WorkloadFit:
             cost,
             decode_step_s=self.scale * cost.decode_step_s + self.step_s,
             decode_weights_s=self.scale * cost.decode_weights_s,
+            decode_experts_s=self.scale * cost.decode_experts_s,
             decode_step_s_per_sample=self.scale * cost.decode_step_s_per_sample,
             decode_s_per_cached_token=self.scale * cost.decode_s_per_cached_token,
             prefill_s_per_token=self.scale * cost.prefill_s_per_token,

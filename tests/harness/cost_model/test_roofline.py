@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 from dataclasses import fields, replace
+from itertools import combinations
+from statistics import fmean
 
 import pytest
 from hypothesis import given
@@ -11,6 +13,7 @@ from omegaconf import OmegaConf
 
 from harness.config import ConfigError, CostConfig, DeviceConfig, ModelConfig, RooflineConfig
 from harness.config.compose import EXPERIMENTS, choices, compose_job
+from harness.cost_model.cost import DecodeCost
 from harness.cost_model.memory import (
     JobLayout,
     kv_tokens,
@@ -107,11 +110,18 @@ def test_taking_turns_slows_training_and_moves_its_state() -> None:
     assert shared.kv_tokens == (50_000 - 2 * ALL) // 32
 
 
-def test_experts_are_read_whole_and_multiplied_with_in_part() -> None:
+def test_experts_that_no_sample_goes_through_are_not_read_and_multiplied_with_is_a_part() -> None:
     mixture = replace(MODEL, experts=4, active_experts=2)
     dense, mixed = (roofline(model, DEVICE, FACTORS, JobLayout()) for model in (MODEL, mixture))
     router, network = 2 * 8 * 4, 2 * 3 * 8 * 16
-    assert mixed.decode_weights_s - dense.decode_weights_s == pytest.approx(2 * (router + 3 * network) / 50.0)
+    assert mixed.decode_weights_s + mixed.decode_experts_s - dense.decode_weights_s == pytest.approx(
+        2 * (router + 3 * network) / 50.0
+    )
+    decode = DecodeCost.of(mixed)
+    by_two = fmean(len({0, 1, *other}) for other in combinations(range(4), 2))
+    for samples, read in ((1, 2 / 4), (2, by_two / 4), (200, 1.0)):
+        assert decode.weights(samples) == pytest.approx(mixed.decode_weights_s + read * 2 * 4 * network / 50.0)
+    assert DecodeCost.of(dense).weights(3) == dense.decode_weights_s
     assert mixed.train_s_per_token - dense.train_s_per_token == pytest.approx(6 * (router + network) / 250.0)
     assert mixed.weight_bytes == weight_bytes(mixture) == 2 * (ALL + router + 3 * network)
 
