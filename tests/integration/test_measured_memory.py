@@ -125,10 +125,11 @@ def test_training_allocates_what_is_planned(case: Case, monkeypatch: pytest.Monk
 
 def measured(case: Case) -> dict[str, int]:
     """Peaks of the first rank: of scoring, of a micro-batch after others, and of a step. Bytes."""
-    forked = multiprocessing.get_context("fork")
-    answers = forked.SimpleQueue()
+    served = multiprocessing.get_context("forkserver")  # this process has threads: a child of it may find a lock held
+    served.set_forkserver_preload(["tests.support.fsdp_samples"])
+    answers = served.SimpleQueue()
     store = TCPStore("127.0.0.1", 0, None, True, wait_for_workers=False)
-    ranks = [forked.Process(target=_rank, args=(case, rank, store.port, answers)) for rank in range(case.world)]
+    ranks = [served.Process(target=_rank, args=(case, rank, store.port, answers)) for rank in range(case.world)]
     for rank in ranks:
         rank.start()
     try:

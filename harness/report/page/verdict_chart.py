@@ -28,7 +28,7 @@ from harness.report.plots import inline_svg
 
 WIDE, NARROW = (900.0, 340.0), (362.0, 400.0)
 """Width and height: of pixels in a page, of points in a picture."""
-_LEFT, _RIGHT, _TOP, _BOTTOM = 62.0, 14.0, 12.0, 44.0
+_LEFT, _RIGHT, _TOP, _BOTTOM = 68.0, 14.0, 12.0, 44.0
 _HEAD, _FOOT = 30.0, 36.0  # of a picture, for the title and for the caption
 _SPARE = 0.09  # of an axis, at both ends
 _LEAST_SHARE = 0.1  # of accuracies: noise fills no chart
@@ -95,7 +95,7 @@ class VerdictChart:
         simulated = ", simulated" if self.comparison.simulated else ""
         better = "higher is better" if self.up.better else "how stale samples are"
         axes.set_xlabel(f"samples per second{simulated}: faster →", loc="right", fontsize=_TITLES, color=INK)
-        axes.set_ylabel(f"{titled(self.up)}: {better}", fontsize=_TITLES, color=INK)
+        axes.set_ylabel(f"{titled(self.up)}:\n{better}", fontsize=_TITLES, color=INK)  # in one line it is cut off
         base, colours = self._values[self.comparison.baseline], of_cells(self.comparison.cells)
         dashed: dict[str, Any] = {"color": MUTED, "linewidth": 1.0, "linestyle": (0, (4, 4)), "zorder": 1}
         axes.axvline(base[0].value, **dashed)

@@ -119,7 +119,7 @@ def test_without_rewards_lag_stands_against_speed(tmp_path: Path) -> None:
     found = compare([make_cell(tmp_path, one.schedule, one) for one in made])
     axes = drawn(found)
     assert axes.get_xlabel() == "samples per second, simulated: faster →"
-    assert axes.get_ylabel() == "mean lag of a sample (iterations): how stale samples are"
+    assert axes.get_ylabel() == "mean lag of a sample (iterations):\nhow stale samples are"
 
 
 def test_there_is_none_where_nothing_may_be_claimed_and_none_is_left(comparison: Comparison, tmp_path: Path) -> None:
