@@ -189,7 +189,17 @@ def test_every_folder_has_a_floor_and_there_are_few() -> None:
 REGISTRY = "harness/config/registries.py"
 """Where names stand beside import paths: of schedules and engines, too."""
 
-MAY_NAME_ONE = ("cli", "driver", "studies", "acceptance", "campaigns", "planner", "calibration/profile", "checks")
+MAY_NAME_ONE = (
+    "cli",
+    "driver",
+    "studies",
+    "acceptance",
+    "campaigns",
+    "planner",
+    "prediction",
+    "calibration/profile",
+    "checks",
+)
 
 
 def test_what_schedules_share_names_no_schedule() -> None:

@@ -14,9 +14,9 @@ from harness.config import ConfigError
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Calibrate on the synchronous rows of a published table, predict the others, and say how far off that is."""
-    from harness.studies.predictions.page import draw, print_fits, print_predictions, write_csv
-    from harness.studies.predictions.phases import check_given
-    from harness.studies.predictions.prediction import predict_table
+    from harness.prediction.page import draw, print_fits, print_predictions, write_csv
+    from harness.prediction.phases import check_given
+    from harness.prediction.prediction import predict_table
 
     own, settings = own_arguments(arguments, "table", "given")
     if not own["table"]:

@@ -1,1 +1,1 @@
-"""Studies of simulated runs: plans, predictions, published experiments, the table of schedules."""
+"""Studies of simulated runs: published experiments, the table of schedules."""

@@ -21,9 +21,9 @@ from harness.config.compose import EXPERIMENTS, compose_job, make_schedule, plai
 from harness.config.job import flatten
 from harness.config.machine import this_machine
 from harness.cost_model.lengths import read_trace
+from harness.prediction.table import read_table, read_table_settings
 from harness.report.page.document import document
 from harness.report.page.markdown import markdown
-from harness.studies.predictions.table import read_table, read_table_settings
 from harness.tasks.data_source import DataSource
 from tests.support.fabricated_cells import Made, make_run
 from tests.support.mutations import HOSTILE, spoilt, within

@@ -19,12 +19,12 @@ from pydantic.dataclasses import dataclass
 from harness.config import STRICT, ConfigError, JobConfig
 from harness.config.compose import compose_job
 from harness.config.fields import Count, NotNegative, Positive
+from harness.prediction.fit import drawn, engine_cost
+from harness.prediction.prediction import by_token_alone, one_device_each
 from harness.runtime.parallel import parallel_map
 from harness.studies.papers.experiment import Context, PaperExperiment
 from harness.studies.papers.modes import Mode, batches_of, job_of, of_role, steps
 from harness.studies.papers.result import Result, ResultLine, Table
-from harness.studies.predictions.fit import drawn, engine_cost
-from harness.studies.predictions.prediction import by_token_alone, one_device_each
 
 WITHIN = 0.10
 """The error that is promised of a predicted speed-up."""

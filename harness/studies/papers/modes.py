@@ -17,10 +17,10 @@ from harness.cost_model.memory import JobLayout
 from harness.cost_model.roofline import roofline
 from harness.driver.recorder import Recorder
 from harness.driver.session import simulate
+from harness.prediction.fit import WARMUP
+from harness.prediction.prediction import END, one_device_each
+from harness.prediction.table import factors_of
 from harness.studies.papers.result import Role
-from harness.studies.predictions.fit import WARMUP
-from harness.studies.predictions.prediction import END, one_device_each
-from harness.studies.predictions.table import factors_of
 
 SCORING = ("actor_fwd", "reference")
 

@@ -10,12 +10,12 @@ from pydantic.dataclasses import dataclass
 from harness.config import STRICT
 from harness.config.fields import Count, Positive
 from harness.metrics.timeline import Timeline
+from harness.prediction.phases import check_given
+from harness.prediction.prediction import Predicted, predict_table
 from harness.report.gantt import by_kind, draw_lanes, legend
 from harness.studies.papers.experiment import PAPERS, Context, PaperExperiment
 from harness.studies.papers.modes import Mode, job_of, steps
 from harness.studies.papers.result import Result, ResultLine
-from harness.studies.predictions.phases import check_given
-from harness.studies.predictions.prediction import Predicted, predict_table
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -15,7 +15,7 @@ from harness.config import ConfigError, LengthsConfig
 from harness.config.compose import EXPERIMENTS
 from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.shape import forward_flops_per_token
-from harness.studies.predictions.fit import (
+from harness.prediction.fit import (
     WorkloadFit,
     batch_seconds,
     capped_mean,
@@ -25,10 +25,10 @@ from harness.studies.predictions.fit import (
     generated_s,
     lognormal,
 )
-from harness.studies.predictions.page import draw, print_fits, print_predictions, write_csv
-from harness.studies.predictions.phases import UPDATE, PhaseScaling, scalings, training_phases
-from harness.studies.predictions.prediction import predict_table
-from harness.studies.predictions.table import read_table, read_table_settings
+from harness.prediction.page import draw, print_fits, print_predictions, write_csv
+from harness.prediction.phases import UPDATE, PhaseScaling, scalings, training_phases
+from harness.prediction.prediction import predict_table
+from harness.prediction.table import read_table, read_table_settings
 
 SMALL = ["algorithm.batch_groups=32", "algorithm.group_size=4", "cost.lengths.cap=4000", "model=qwen1.5b"]
 """A batch that is simulated in a moment."""

@@ -14,10 +14,10 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.metrics.atomic_files import write_text
+from harness.prediction.fit import WorkloadFit, around_s, generated_s, host_s
+from harness.prediction.phases import Given
+from harness.prediction.prediction import Prediction
 from harness.report.plots import BLUE, GRAY, ORANGE, save_figure
-from harness.studies.predictions.fit import WorkloadFit, around_s, generated_s, host_s
-from harness.studies.predictions.phases import Given
-from harness.studies.predictions.prediction import Prediction
 
 READ = {
     "train": "synchronous rows, and the training phases of the others",

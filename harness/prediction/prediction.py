@@ -11,10 +11,10 @@ from harness.config import ConfigError, CostConfig, JobConfig
 from harness.driver.recorder import Recorder
 from harness.driver.session import simulate
 from harness.metrics.timeline import Interval, Timeline, clip, length
+from harness.prediction.fit import WARMUP, WorkloadFit, around_s, drawn, engine_cost, engines_of, fit, host_s
+from harness.prediction.phases import UPDATE, Given, PhaseScaling, scalings, training_phases
+from harness.prediction.table import Row, TableSettings, factors_of, read_table, read_table_settings
 from harness.runtime.parallel import parallel_map
-from harness.studies.predictions.fit import WARMUP, WorkloadFit, around_s, drawn, engine_cost, engines_of, fit, host_s
-from harness.studies.predictions.phases import UPDATE, Given, PhaseScaling, scalings, training_phases
-from harness.studies.predictions.table import Row, TableSettings, factors_of, read_table, read_table_settings
 
 END = 2
 """Iterations at the end, while no more is generated."""

@@ -18,8 +18,8 @@ from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.memory import JobLayout
 from harness.cost_model.roofline import roofline
 from harness.cost_model.shape import forward_flops_per_token
-from harness.studies.predictions.phases import UPDATE, PhaseScaling
-from harness.studies.predictions.table import Row, factors_of, nearest
+from harness.prediction.phases import UPDATE, PhaseScaling
+from harness.prediction.table import Row, factors_of, nearest
 
 SHORTEST_TAIL, LONGEST_TAIL = 0.05, 1.5
 """Bounds of a log-normal's sigma. Longer tails have half of their tokens in a few capped responses."""

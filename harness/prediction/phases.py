@@ -10,7 +10,7 @@ import numpy as np
 
 from harness.calibration.fitting import not_negative
 from harness.config import ConfigError
-from harness.studies.predictions.table import Row, TableSettings, nearest
+from harness.prediction.table import Row, TableSettings, nearest
 
 UPDATE = "update_actor_s"
 

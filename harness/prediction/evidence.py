@@ -1,0 +1,141 @@
+"""The one form that tables and logs are read into: what was measured of a system, and what is asked of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field, fields, replace
+
+SHARED = "colocate_sync"
+"""The schedule in which all devices do everything in turn."""
+
+
+@dataclass(frozen=True)
+class Workload:
+    """Knowledge of a job. None: not said, so that it is inferred or assumed, never that there is none.
+
+    Lengths are tokens; shares are of [0, 1].
+    """
+
+    model: str | None = None
+    """A setting of `make bench`: a name of experiments/model, or hf:<org>/<name>."""
+    device: str | None = None
+    """A name of experiments/device."""
+    batch_groups: int | None = None
+    """Prompts of a training step."""
+    group_size: int | None = None
+    """Responses to a prompt."""
+    prompt_mean: float | None = None
+    response_mean: float | None = None
+    """Responses as sampled, the cap included."""
+    response_max: float | None = None
+    """The longest response of a batch, in the mean over steps."""
+    cap: int | None = None
+    """The longest response that is allowed."""
+    clipped_share: float | None = None
+    """Share of the responses that reach the cap."""
+    tokens_per_s: float | None = None
+    """Response tokens of all engines in a second of generation."""
+    tensor_parallel: int | None = None
+    """Devices of an engine."""
+    optimizer_steps: int | None = None
+    """Mini-batches of a training step."""
+    recompute_log_probs: bool | None = None
+    """Whether the trainer scores what engines sampled (`old_log_prob`)."""
+    reference: bool | None = None
+    """Whether a reference model scores it too."""
+
+    def over(self, below: Workload) -> Workload:
+        """Join both: what this workload does not say is as `below` says it."""
+        said = {one.name: value for one in fields(self) if (value := getattr(self, one.name)) is not None}
+        return replace(below, **said)
+
+
+@dataclass(frozen=True)
+class StepRow:
+    """A configuration that was run, or is asked for. Seconds of one training step, means over `steps` of them; None:
+    not said, never 0.
+
+    Phases of a synchronous row follow each other, and the trainer's phases of an asynchronous one, `wait_s` among them:
+    they add up to the step, with the rests.
+    """
+
+    label: str
+    """File and line."""
+    schedule: str
+    rollout_devices: int
+    train_devices: int
+    """The same ones as `rollout_devices` where they are shared."""
+    options: Mapping[str, str] = field(default_factory=dict, hash=False)
+    """Options of the schedule."""
+    engine: str = ""
+    """Any text; rows of the same are of one software."""
+    step_s: float | None = None
+    rollout_s: float | None = None
+    """The phase of generation, with all that surrounds it (sleep and wake, handing out prompts)."""
+    generate_s: float | None = None
+    """Generating sequences alone."""
+    wait_s: float | None = None
+    """The trainer's wait for samples; of asynchronous rows."""
+    old_log_prob_s: float | None = None
+    ref_log_prob_s: float | None = None
+    log_probs_s: float | None = None
+    """Both scorings, where they were timed together."""
+    update_s: float | None = None
+    reward_s: float | None = None
+    """Rewards after generation, which a schedule that streams hides."""
+    sync_s: float | None = None
+    """The weights on their way to engines while the trainer waits."""
+    serial_s: float | None = None
+    """Rest: of the trainer, in whatever schedule (data moved, advantages, metrics)."""
+    overlappable_s: float | None = None
+    """Rest: what a schedule hides that trains while samples are made."""
+    sharing_only_s: float | None = None
+    """Rest: what there is only where devices are shared (offload, sleep, wake, resharding)."""
+    spread: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Standard deviation of the logarithm over the steps that were averaged, by the names of the fields above."""
+    steps: int | None = None
+    """Steps averaged."""
+    says: Workload = Workload()
+    """The workload as the row says it, over that of the evidence."""
+
+    @property
+    def shared(self) -> bool:
+        """Whether rollout and training share their devices."""
+        return self.schedule == SHARED
+
+    @property
+    def synchronous(self) -> bool:
+        """Whether nothing overlaps: what is trained on begins after what was trained before, and phase after phase."""
+        return self.shared or (self.schedule == "separated_sync" and self.options.get("streaming") == "false")
+
+    @property
+    def devices(self) -> int:
+        """Devices in all."""
+        return self.rollout_devices if self.shared else self.rollout_devices + self.train_devices
+
+    def __str__(self) -> str:
+        pools = f"{self.devices}" if self.shared else f"{self.rollout_devices}+{self.train_devices}"
+        options = " ".join(f"{name}={value}" for name, value in self.options.items())
+        return " ".join(part for part in (self.schedule, options, self.engine, f"on {pools}") if part)
+
+
+@dataclass(frozen=True)
+class Evidence:
+    """Rows that were run, and rows to be predicted.
+
+    settings: of the job, as `make bench` takes them, which a workload has no field for; of_engine, of_schedule: more of
+    them, for rows of this engine or schedule. asked: their own step, wait and generation are published figures to be
+    compared with, never read.
+    """
+
+    source: str
+    workload: Workload
+    rows: tuple[StepRow, ...]
+    asked: tuple[StepRow, ...]
+    settings: tuple[str, ...] = ()
+    of_engine: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    of_schedule: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+
+    def of(self, row: StepRow) -> Workload:
+        """The workload of a row."""
+        return row.says.over(self.workload)

@@ -1,0 +1,67 @@
+"""A step that was predicted, as draws: its median, interval, and what can be said of its speed-up."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.prediction.evidence import StepRow
+
+Verdict = Literal["faster", "slower", "cannot tell"]
+
+SURE = 0.8
+"""Probability at which a verdict is given, and share of the draws in an interval."""
+
+
+@dataclass(frozen=True)
+class Forecast:
+    """Seconds of a training step of `row`: float64 [n], a figure for each draw of what is not known, all of the same
+    draws in the same order.
+
+    reference: the synchronous row that it is compared with; reference_s: its step. given, assumed: what the draws stand
+    on, a line each. settles: the measurement that would tell most about the sign, and by how much.
+    """
+
+    row: StepRow
+    reference: StepRow
+    step_s: NDArray[np.float64]
+    reference_s: NDArray[np.float64]
+    wait_s: NDArray[np.float64]
+    generation_s: NDArray[np.float64]
+    given: tuple[str, ...] = ()
+    assumed: tuple[str, ...] = ()
+    settles: str = ""
+
+    @property
+    def speedup(self) -> NDArray[np.float64]:
+        """How many times as fast as the reference: float64 [n]."""
+        speedup: NDArray[np.float64] = self.reference_s / self.step_s
+        return speedup
+
+    @property
+    def median(self) -> float:
+        """Seconds of a step, in the middle of the draws."""
+        return float(np.median(self.step_s))
+
+    def interval(self, share: float = SURE) -> tuple[float, float]:
+        """Seconds of a step between which this share of the draws lies, as much above as below."""
+        return interval(self.step_s, share)
+
+    @property
+    def p_faster(self) -> float:
+        """Share of the draws in which it is faster than the reference; of equal ones half."""
+        return float(np.mean(self.speedup > 1) + np.mean(self.speedup == 1) / 2)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Answer at `SURE`."""
+        return "faster" if self.p_faster >= SURE else "slower" if self.p_faster <= 1 - SURE else "cannot tell"
+
+
+def interval(draws: NDArray[np.float64], share: float = SURE) -> tuple[float, float]:
+    """Quantiles between which this share of the draws lies, as much above as below."""
+    low, high = np.quantile(draws, [(1 - share) / 2, (1 + share) / 2]).tolist()
+    return low, high
