@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.config import CostConfig, TrainingConfig
-from harness.cost_model.cost import rank_shares, slowest_share_s
+from harness.cost_model.cost import rank_shares, sample_tokens, slowest_share_s
 from harness.protocols import Clock, TrainBatch, ValueBatch
 from harness.rl.micro_batches import cut_by_tokens
 from harness.transfer_queue import Ragged
@@ -42,10 +42,8 @@ class SimulatedLogProb:
 
     async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
         """Zeros, a value per run."""
-        cost, shares = self._cost, rank_shares(prompts, responses, self._ranks, self._group_size)
-        share_s = slowest_share_s(shares, s_per_token=cost.log_prob_s_per_token, s_per_pair=cost.log_prob_s_per_pair)
-        calls = calls_of(shares, self._training)
-        await self._clock.sleep(calls * (cost.call_s + cost.log_prob_call_s) + share_s)
+        lengths = sample_tokens(prompts, responses)
+        await self._clock.sleep(scoring_s(self._cost, lengths, self._ranks, self._group_size, self._training))
         return Ragged(np.zeros(len(responses.values), np.float32), responses.lengths)
 
     async def gradient_squares(self, prompts: Ragged, responses: Ragged) -> tuple[Ragged, Ragged]:
@@ -84,17 +82,13 @@ class SimulatedTrainer:
 
     async def accumulate(self, batch: TrainBatch | ValueBatch) -> dict[str, float]:
         """Let the time of a micro-batch pass; no sums: nothing was computed that a policy metric could be made of."""
-        cost, shares = self._cost, self._shares(batch)
-        share_s = slowest_share_s(shares, s_per_token=cost.train_s_per_token, s_per_pair=cost.train_s_per_pair)
-        calls = calls_of(shares, self._training)
-        await self._clock.sleep(calls * (cost.call_s + cost.train_call_s) + share_s)
+        lengths = sample_tokens(batch.prompts, batch.responses)
+        await self._clock.sleep(training_s(self._cost, lengths, self._ranks, self._group_size, self._training))
         return {}
 
     def rank_tokens(self, batch: TrainBatch | ValueBatch) -> list[int]:
-        return [int(share.sum()) for share in self._shares(batch)]
-
-    def _shares(self, batch: TrainBatch | ValueBatch) -> list[NDArray[np.int64]]:
-        return rank_shares(batch.prompts, batch.responses, self._ranks, self._group_size)
+        lengths = sample_tokens(batch.prompts, batch.responses)
+        return [int(share.sum()) for share in rank_shares(lengths, self._ranks, self._group_size, self._cost.dealing)]
 
     async def step(self) -> dict[str, float]:
         """Let the time of a step pass; there are no gradients to tell of."""
@@ -138,8 +132,39 @@ class SimulatedCritic(SimulatedTrainer):
         return await self._scorer.log_probs(prompts, responses)
 
 
-def calls_of(shares: Sequence[NDArray[np.int64]], training: TrainingConfig) -> int:
-    """Passes over a micro-batch of these shares of ranks: of the rank that needs most, which all make."""
-    if training.tokens_per_micro_batch is None:
-        return 1
-    return max(len(cut_by_tokens(share, training.tokens_per_micro_batch, training.layout)) for share in shares)
+def scoring_s(
+    cost: CostConfig, lengths: NDArray[np.int64], ranks: int, group_size: int, training: TrainingConfig
+) -> float:
+    """Seconds to score a micro-batch of samples of so many tokens, int64 [samples], prompt and response."""
+    shares = rank_shares(lengths, ranks, group_size, cost.dealing)
+    calls, shares = _passes(shares, training, cost.padding)
+    share_s = slowest_share_s(shares, s_per_token=cost.log_prob_s_per_token, s_per_pair=cost.log_prob_s_per_pair)
+    return calls * (cost.call_s + cost.log_prob_call_s) + share_s
+
+
+def training_s(
+    cost: CostConfig, lengths: NDArray[np.int64], ranks: int, group_size: int, training: TrainingConfig
+) -> float:
+    """Seconds to train on such a micro-batch, forward and backward."""
+    shares = rank_shares(lengths, ranks, group_size, cost.dealing)
+    calls, shares = _passes(shares, training, cost.padding)
+    share_s = slowest_share_s(shares, s_per_token=cost.train_s_per_token, s_per_pair=cost.train_s_per_pair)
+    return calls * (cost.call_s + cost.train_call_s) + share_s
+
+
+def _passes(
+    shares: Sequence[NDArray[np.int64]], training: TrainingConfig, padding: bool
+) -> tuple[int, list[NDArray[np.int64]]]:
+    """Passes over a micro-batch of these shares of ranks, of the rank that needs most, which all make; and the tokens
+    that each rank computes for each of its samples."""
+    limit, layout = training.tokens_per_micro_batch, training.layout
+    padded = padding and layout == "padded"
+    if limit is None:
+        return 1, [_padded(share) for share in shares] if padded else list(shares)
+    parts = [[share[part] for part in cut_by_tokens(share, limit, layout)] for share in shares]
+    computed = [np.concatenate([*map(_padded, its), share[:0]]) for its, share in zip(parts, shares, strict=True)]
+    return max(map(len, parts)), computed if padded else list(shares)
+
+
+def _padded(lengths: NDArray[np.int64]) -> NDArray[np.int64]:
+    return np.full_like(lengths, lengths.max(initial=0))

@@ -7,6 +7,7 @@ from harness.config.cost import (
     LatencyConfig,
     LengthsConfig,
     RooflineConfig,
+    SystemConfig,
     TransferCost,
 )
 from harness.config.fields import STRICT, ConfigError, first_line
@@ -48,6 +49,7 @@ __all__ = [
     "OptimizerOffload",
     "RestartsConfig",
     "RooflineConfig",
+    "SystemConfig",
     "ScheduleConfig",
     "TaskConfig",
     "TrainingConfig",

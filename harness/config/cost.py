@@ -7,7 +7,7 @@ from typing import Annotated, Literal
 from pydantic import Field, Strict
 from pydantic.dataclasses import dataclass
 
-from harness.config.fields import STRICT, Count, Fraction, Name, NotNegative, Part, Positive
+from harness.config.fields import STRICT, Count, Fraction, Name, NotNegative, Part, Positive, Switch
 from harness.config.readers import Drawn, Read, Shared, Spread, Traced, WithFilter, WithTurns
 from harness.config.registries import check_name
 
@@ -18,7 +18,8 @@ class LengthsConfig:
 
     constant: `mean`, always; uniform: 1 to 2 mean - 1; lognormal: of this mean before the cap, `sigma` the standard
     deviation of the logarithm, of whose square the samples of a group have `common` in common, as they answer the same
-    prompt; trace: drawn from `values`, or from the file at `path`, a number per line.
+    prompt; trace: drawn from `values`, or from the file at `path`, a number per line. Those of batch i
+    are drift^i times as long, before the cap: policies learn to say more, or less.
     """
 
     kind: Read[Literal["constant", "uniform", "lognormal", "trace"]]
@@ -28,6 +29,7 @@ class LengthsConfig:
     common: Spread[Part] = 0.0
     values: Traced[tuple[Count, ...]] = ()
     path: Traced[str | None] = None
+    drift: Read[Positive] = 1.0
 
     def __post_init__(self) -> None:
         if self.kind != "trace" and self.mean is None:
@@ -75,8 +77,30 @@ ONE_TOKEN = LengthsConfig(kind="constant", mean=1.0, cap=1)
 NO_LATENCY = LatencyConfig()
 
 
+@dataclass(frozen=True, config=STRICT, kw_only=True)
+class SystemConfig:
+    """Ways of the simulated system, and what its samples do besides: of both kinds of costs."""
+
+    turns: Read[LengthsConfig | None] = None  # how often the policy speaks in one sample, of `lengths` each; None: once
+    observation_tokens: WithTurns[LengthsConfig] = ONE_TOKEN  # that the environment writes after each turn but the last
+    tool_latency: WithTurns[LatencyConfig] = NO_LATENCY
+    filtered_share: WithFilter[Part | None] = None  # of groups, that `algorithm.filter` refuses
+    dealing: Read[Literal["balanced", "in_order"]] = "balanced"
+    """Shares of ranks in a micro-batch: by tokens, as Cadence's queue deals, or as many in a row for each."""
+    padding: Read[Switch] = False
+    """A pass that trains or scores has its longest sample's tokens for all of its samples, with training.layout=padded;
+    else costs of a token are of those that samples have, whatever the layout."""
+
+    def __post_init__(self) -> None:
+        for name, lengths in (("turns", self.turns), ("observation_tokens", self.observation_tokens)):
+            for setting, none in (("common", 0), ("drift", 1)):
+                if lengths is not None and (given := getattr(lengths, setting)) != none:
+                    where = f"{name}.{setting}"
+                    raise ValueError(f"{where}={given}: each sample draws its own; set cost.{where}={none}")
+
+
 @dataclass(frozen=True, config=STRICT)
-class CostConfig:
+class CostConfig(SystemConfig):
     """Costs of simulated work on one worker: a rollout engine, or a data-parallel rank. Seconds, tokens, bytes.
 
     A decode step of n samples that hold c tokens in all lasts decode_step_s + max(decode_weights_s + decode_experts_s
@@ -113,17 +137,9 @@ class CostConfig:
     train_call_s: Read[NotNegative] = 0.0  # besides call_s: shards are gathered, gradients reduced
     reward_s_per_sample: Read[NotNegative] = 0.0  # on the host
     generate_s: Read[NotNegative] = 0.0  # before a batch is generated as one: requests are handed out, engines set up
-    # Samples of several turns; then `lengths` are of one turn.
-    turns: Read[LengthsConfig | None] = None  # how often the policy speaks in one sample; None: once
-    observation_tokens: WithTurns[LengthsConfig] = ONE_TOKEN  # that the environment writes after each turn but the last
-    tool_latency: WithTurns[LatencyConfig] = NO_LATENCY
     transfers: Read[
         tuple[TransferCost, ...]
     ] = ()  # transports that were timed; others go by the bytes and speeds above
-    filtered_share: WithFilter[Part | None] = None  # of groups, that `algorithm.filter` refuses
-
-    def __post_init__(self) -> None:
-        _check_turns(self)
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -142,7 +158,7 @@ class DeviceConfig:
 
 
 @dataclass(frozen=True, config=STRICT)
-class RooflineConfig:
+class RooflineConfig(SystemConfig):
     """Factors between a device's figures and costs: the shares of its peaks that are reached, and what no peak
     explains.
 
@@ -170,16 +186,3 @@ class RooflineConfig:
     reward_s_per_sample: Read[NotNegative]
     prompt_tokens: Read[Count]
     lengths: Read[LengthsConfig]
-    turns: Read[LengthsConfig | None] = None  # these three as in CostConfig
-    observation_tokens: WithTurns[LengthsConfig] = ONE_TOKEN
-    tool_latency: WithTurns[LatencyConfig] = NO_LATENCY
-    filtered_share: WithFilter[Part | None] = None  # of groups, that `algorithm.filter` refuses
-
-    def __post_init__(self) -> None:
-        _check_turns(self)
-
-
-def _check_turns(cost: CostConfig | RooflineConfig) -> None:
-    for name, lengths in (("turns", cost.turns), ("observation_tokens", cost.observation_tokens)):
-        if lengths is not None and lengths.common:
-            raise ValueError(f"{name}.common={lengths.common}: each sample draws its own; set cost.{name}.common=0")

@@ -119,18 +119,26 @@ def reload_s(cost: CostConfig) -> float:
     return cost.reload_s + cost.weight_bytes / cost.host_bytes_per_s
 
 
-def rank_shares(prompts: Ragged, responses: Ragged, ranks: int, group_size: int) -> list[NDArray[np.int64]]:
-    """Tokens of each sample of a micro-batch, int64 [its samples] for each of the ranks that share it: as the queue
-    deals them (harness/workers/dataflow.py), in whole groups where these divide by the ranks, else sample by sample.
-
-    Both columns are run-length coded: the values of a row add up to its tokens.
-    """
+def sample_tokens(prompts: Ragged, responses: Ragged) -> NDArray[np.int64]:
+    """Tokens of each sample, int64 [samples]. Both columns are run-length coded: a row's values add up to its
+    tokens."""
     before = _before(prompts) + _before(responses)
-    lengths = before[1:] - before[:-1]
+    return before[1:] - before[:-1]
+
+
+def rank_shares(
+    lengths: NDArray[np.int64], ranks: int, group_size: int, dealing: str = "balanced"
+) -> list[NDArray[np.int64]]:
+    """Tokens of each sample of a micro-batch, int64 [samples], by rank of those that share it, in whole groups where
+    these divide by the ranks, else sample by sample: as Cadence's queue deals (harness/workers/dataflow.py), or in
+    order."""
     if ranks == 1:
         return [lengths]
     units = lengths.reshape(-1, unit_samples(len(lengths), ranks, group_size))
-    return [units[share].ravel() for share in balanced(units.sum(axis=1), ranks)]
+    dealt = (
+        balanced(units.sum(axis=1), ranks) if dealing == "balanced" else np.array_split(np.arange(len(units)), ranks)
+    )
+    return [units[share].ravel() for share in dealt]
 
 
 def unit_samples(samples: int, ranks: int, group_size: int) -> int:

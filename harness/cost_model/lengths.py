@@ -7,7 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.config import LatencyConfig, LengthsConfig
+from harness.config import JobConfig, LatencyConfig, LengthsConfig
 
 _BLOCK = 4096  # samples drawn at a time
 _SAMPLES, _GROUPS = 0x6C656E67746873, 0x67726F757073  # key the generators
@@ -20,22 +20,33 @@ class ResponseLengths:
 
     Sample `i` gets the words at counter `i` of a Philox generator keyed by the seed (Salmon et al., "Parallel random
     numbers: as easy as 1, 2, 3", SC 2011), so no draw depends on which others are made; what the samples of a group
-    have in common is drawn by the group's number from another. group_size: samples of a group. Raises OSError or
-    ValueError, naming the line, where a trace cannot be read.
+    have in common is drawn by the group's number from another. group_size: samples of a group; batch_samples: of a
+    batch, where lengths drift from batch to batch. Raises OSError or ValueError, naming the line, where a trace cannot
+    be read.
     """
 
-    def __init__(self, config: LengthsConfig, seed: int, group_size: int = 1) -> None:
+    def __init__(self, config: LengthsConfig, seed: int, group_size: int = 1, batch_samples: int | None = None) -> None:
         self.cap = config.cap
         self._seed, self._kind, self._sigma = seed, config.kind, config.sigma
         self._group_size, self._common = group_size, config.common
+        self._drift, self._batch_samples = config.drift, batch_samples
         self._mean = 1.0 if config.mean is None else config.mean
         self._trace = np.array(config.values, np.int64) if config.path is None else read_trace(Path(config.path))
+
+    @classmethod
+    def of_job(cls, job: JobConfig, seed: int) -> ResponseLengths:
+        """The lengths of a job's run."""
+        return cls(job.cost.lengths, seed, job.algorithm.group_size, job.algorithm.batch_samples)
 
     def of(self, sample_ids: np.ndarray, turns: np.ndarray | int = 0) -> np.ndarray:
         """Tokens of these samples: int64 [n], each from 1 to `cap`, for ids int64 [n] in [0, 2**40). turns: which turn
         of each, from 0, below 2**23."""
         ids = np.asarray(sample_ids, np.int64) + turns * (_TURN // self._group_size * self._group_size)
         tokens = self._scaled(_draw(self._seed, _SAMPLES, ids), ids // self._group_size)
+        if self._drift != 1:
+            assert self._batch_samples is not None, "lengths that drift are of a job"
+            with np.errstate(over="ignore"):
+                tokens = np.minimum(tokens * self._drift ** (sample_ids // self._batch_samples), self.cap)
         return np.clip(np.rint(tokens), 1, self.cap).astype(np.int64)
 
     def batches(self, first: int, count: int, samples: int) -> np.ndarray:

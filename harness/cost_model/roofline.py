@@ -8,9 +8,9 @@ their sources, and what is left out.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 
-from harness.config import CostConfig, DeviceConfig, ModelConfig, RooflineConfig
+from harness.config import CostConfig, DeviceConfig, ModelConfig, RooflineConfig, SystemConfig
 from harness.cost_model import shape
 from harness.cost_model.memory import JobLayout, kv_bytes_per_device, kv_tokens, state_bytes, typical_tokens
 
@@ -53,10 +53,7 @@ def roofline(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, 
         reward_s_per_sample=factors.reward_s_per_sample,
         prompt_tokens=factors.prompt_tokens,
         lengths=factors.lengths,
-        turns=factors.turns,
-        observation_tokens=factors.observation_tokens,
-        tool_latency=factors.tool_latency,
-        filtered_share=factors.filtered_share,
+        **{field.name: getattr(factors, field.name) for field in fields(SystemConfig)},
     )
 
 

@@ -385,7 +385,7 @@ class SimulatedEngines:
         group_size = self.config.algorithm.group_size
         return SimulatedRollout(
             self.cost,
-            ResponseLengths(self.cost.lengths, self.seed, group_size),
+            ResponseLengths.of_job(self.config, self.seed),
             slots=self.config.engine.slots,
             group_size=group_size,
             several_turns=self.cost.turns is not None,

@@ -31,7 +31,7 @@ class LengthSamples:
     def of(cls, config: JobConfig, seed: int, batches: int) -> LengthSamples:
         """Draw the lengths of the first `batches` batches."""
         algorithm, cost = config.algorithm, config.cost
-        lengths = ResponseLengths(cost.lengths, seed, algorithm.group_size).batches(0, batches, algorithm.batch_samples)
+        lengths = ResponseLengths.of_job(config, seed).batches(0, batches, algorithm.batch_samples)
         return cls(lengths, cost.prompt_tokens, algorithm.group_size)
 
     @cached_property

@@ -114,7 +114,9 @@ def engines_of(row: Row, config: JobConfig) -> int:
 def drawn(lengths: LengthsConfig, config: JobConfig, batches: int) -> np.ndarray:
     """Lengths of the responses of the batches that figures are a mean over: int64 [batches, samples]."""
     algorithm = config.algorithm
-    return ResponseLengths(lengths, 0, algorithm.group_size).batches(WARMUP, batches, algorithm.batch_samples)
+    return ResponseLengths(lengths, 0, algorithm.group_size, algorithm.batch_samples).batches(
+        WARMUP, batches, algorithm.batch_samples
+    )
 
 
 def _tokens(anchor: Row, config: JobConfig, sync: Mapping[str, PhaseScaling]) -> tuple[float, str]:

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
 
-from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer
+from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer, scoring_s, training_s
 from harness.config import TrainingConfig
 from harness.protocols import LogProbEngine, TrainBatch, TrainEngine
 from harness.runtime.virtual_runtime import VirtualClock, run_virtual
@@ -66,6 +67,26 @@ def test_a_micro_batch_that_is_cut_by_tokens_makes_a_call_for_each_part(ranks: i
         return whole - (trained - whole)
 
     assert run_virtual(main()) == 3.0 * (calls - 1)
+
+
+@pytest.mark.parametrize(
+    ("setting", "tokens", "pairs", "calls"),
+    [
+        ({"dealing": "in_order"}, 40 + 50, 40**2 + 50**2, 1),  # 15, 25 | 40, 50
+        ({"padding": True, "layout": "padded"}, 2 * 50, 2 * 50**2, 1),  # 15, 50 | 25, 40
+        ({"padding": True, "layout": "packed"}, 25 + 40, 15**2 + 50**2, 1),
+        ({"padding": True, "layout": "padded", "tokens_per_micro_batch": 50}, 15 + 50, 15**2 + 50**2, 2),
+    ],
+)
+def test_other_systems_deal_as_samples_come_and_compute_padding(
+    setting: dict[str, Any], tokens: int, pairs: int, calls: int
+) -> None:
+    """Two ranks. The slowest of both sums decides."""
+    of_cost = {name: value for name, value in setting.items() if name in ("dealing", "padding")}
+    training = TrainingConfig(**{name: value for name, value in setting.items() if name not in of_cost})
+    lengths, cost = np.array([15, 25, 40, 50]), replace(COST, train_s_per_pair=2.0, log_prob_s_per_pair=0.5, **of_cost)
+    assert training_s(cost, lengths, 2, 1, training) == 3.0 * calls + 2.0 * (tokens + pairs)
+    assert scoring_s(cost, lengths, 2, 1, training) == 3.0 * calls + 0.5 * (tokens + pairs)
 
 
 def test_the_slowest_share_need_not_have_the_most_tokens() -> None:

@@ -17,6 +17,7 @@ from harness.cost_model.cost import (
     offload_s,
     rank_shares,
     reload_s,
+    sample_tokens,
     slowest_share_s,
     transfer_times,
 )
@@ -56,7 +57,7 @@ async def test_simulated_ranks_share_a_micro_batch_as_the_queue_deals_it(ranks: 
     random, group = np.random.default_rng(ranks), 3
     prompts = [random.integers(1, 50, 1) for _ in range(36)]
     responses = [random.integers(1, 50, random.integers(1, 4)) for _ in range(36)]
-    shares = rank_shares(Ragged.from_rows(prompts), Ragged.from_rows(responses), ranks, group)
+    shares = rank_shares(sample_tokens(Ragged.from_rows(prompts), Ragged.from_rows(responses)), ranks, group)
     task = queue_spec(JobShape(["reference"], ranks, 36, beside_actor=["reference"])).tasks["reference"]
     queue = LocalQueue(QueueSpec(PROMPT_COLUMNS | ROLLOUT_COLUMNS, {"train": task}))
     await queue.create_partition("a", range(36), group)
@@ -102,6 +103,17 @@ def test_samples_of_a_group_have_a_part_of_their_variance_in_common() -> None:
     assert np.corrcoef(logs[:, 0], logs[:, 1])[0, 1] == pytest.approx(0.4, abs=0.04)
     assert logs.mean() == pytest.approx(alone.mean(), abs=0.02)
     assert logs.std() == pytest.approx(alone.std(), rel=0.03)
+
+
+@pytest.mark.parametrize("drift", [0.5, 1.5])
+def test_lengths_drift_by_a_factor_from_batch_to_batch_up_to_the_cap(drift: float) -> None:
+    config = replace(LOGNORMAL, drift=drift)
+    drifting, still = (
+        ResponseLengths(its, 0, 4, 8).batches(0, 2000, 8) for its in (config, replace(config, drift=1.0))
+    )
+    for batch in (0, 1, 5):
+        assert np.abs(drifting[batch] - np.clip(still[batch] * drift**batch, 1, LOGNORMAL.cap)).max() <= 16
+    assert set(drifting[-1].tolist()) == {1 if drift < 1 else LOGNORMAL.cap}
 
 
 @pytest.mark.parametrize("config", KINDS, ids=lambda config: config.kind)

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from harness.config import ConfigError, CostConfig, DeviceConfig, ModelConfig, RooflineConfig
+from harness.config import ConfigError, CostConfig, DeviceConfig, ModelConfig, RooflineConfig, SystemConfig
 from harness.config.compose import EXPERIMENTS, choices, compose_job
 from harness.cost_model.cost import DecodeCost
 from harness.cost_model.memory import (
@@ -179,7 +179,7 @@ LAYOUTS = st.builds(
 )
 GROWS = ("kv_tokens", "network_bytes_per_s", "host_bytes_per_s")
 FIGURES = [field.name for field in fields(DeviceConfig) if field.name not in ("name", "per_node", "source")]
-WORKLOAD = ("lengths", "prompt_tokens", "turns", "observation_tokens", "tool_latency", "filtered_share")
+WORKLOAD = ("lengths", "prompt_tokens", *(field.name for field in fields(SystemConfig)))
 SHARES = [
     field.name
     for field in fields(RooflineConfig)

@@ -40,7 +40,6 @@ from harness.planner.period import period
 from harness.planner.plan import Choice, bench_command, fixed_by, make_plan
 from harness.planner.search import Prospect, front, search
 from harness.planner.work import LengthSamples, least_work, likely_work
-from harness.transfer_queue import Ragged
 from schedules.k_step_off import KStepOff
 
 SMALL = (
@@ -282,7 +281,6 @@ def test_no_simulated_engine_is_through_a_micro_batch_before_its_work_allows(
     seconds = LengthSamples(np.array([lengths]), prompt=3, group_size=2).slowest_s(rows, parts, **costs)
     for micro, start in enumerate(range(0, 8, rows)):
         here = lengths[start : start + rows]
-        prompts, responses = (Ragged.from_rows([np.array([n]) for n in column]) for column in ([3] * len(here), here))
-        shares = rank_shares(prompts, responses, parts, group_size=2)
+        shares = rank_shares(np.array(here) + 3, parts, group_size=2)
         slowest, most = slowest_share_s(shares, **costs), slowest_share_s([np.array([53])], **costs)
         assert seconds[0, micro] <= slowest * (1 + 1e-12) <= seconds[0, micro] + 2 * most
