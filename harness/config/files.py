@@ -18,13 +18,18 @@ _DEEPEST = 32
 def read_text(path: Path, most: int) -> str:
     """A file of UTF-8. Raises FileNotFoundError where there is none, OSError, and ValueError for one that is no file,
     such as a pipe, which would be waited for; for other text; and for more than `most` bytes."""
+    return read_bytes(path, most).decode("utf-8")
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """A file, whatever is in it. Raises as `read_text`."""
     if path.exists() and not path.is_file():
         raise ValueError("it is no file")
     with path.open("rb") as file:
         data = file.read(most + 1)
     if len(data) > most:
         raise ValueError(f"it has more than {most:,} bytes, which none of its kind has")
-    return data.decode("utf-8")
+    return data
 
 
 def read_json(path: Path, most: int) -> Any:
