@@ -24,7 +24,7 @@ def modules(folder: str) -> list[str]:
 
 
 def brought_along(module: str, unwanted: tuple[str, ...]) -> list[str]:
-    program = f"import sys, {module}; print(*(name for name in {unwanted!r} if name in sys.modules))"
+    program = f"import sys, {module}\nprint(*(name for name in {unwanted!r} if name in sys.modules))"
     done = subprocess.run(
         [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
     )
@@ -55,6 +55,23 @@ def test_metrics_reports_and_comparisons_load_without_torch_ray_or_vllm() -> Non
         for name in modules(f"harness/{folder}")
     ]
     assert brought_along(", ".join(together), HEAVY) == []
+
+
+def test_a_run_is_written_down_without_pandas(tmp_path: Path) -> None:
+    """It takes a third of a second, and pyarrow loads it whenever it is asked for an array."""
+    rows = "rows = Ragged.from_rows([np.array([1, 2]), np.array([3])])"
+    written = (
+        f"SampleParts(Path({str(tmp_path)!r}), ['x'], None)",
+        "parts.samples([untrained_record(1, 'in_flight', group_id=0, admitted_at=.5, prompt_tokens=3)])",
+        "parts.responses(np.arange(2), rows, Ragged(np.ones(3, np.float32), rows.lengths), rows, rows)",
+    )
+    imports = (
+        "numpy as np\nfrom pathlib import Path\nfrom harness.metrics.parts import SampleParts",
+        "from harness.metrics.samples import untrained_record\nfrom harness.transfer_queue import Ragged",
+        "import harness.workers.recording",
+    )
+    program = "\n".join([*imports, rows, f"parts = {written[0]}", *written[1:]])
+    assert brought_along(program, ("pandas",)) == []
 
 
 def test_the_command_line_answers_without_torch_ray_or_mlflow() -> None:

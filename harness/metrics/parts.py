@@ -69,11 +69,10 @@ class GrowingTable:
             self.file.append(schema.serialize())
 
     def append(self, columns: Mapping[str, Any]) -> None:
-        """Write a batch of rows; of each column a sequence, or a Ragged."""
-        lists = {name: _lists(column) if isinstance(column, Ragged) else column for name, column in columns.items()}
-        table = pa.table({name: lists[name] for name in self.schema.names}, schema=self.schema)
-        for batch in table.to_batches():
-            self.file.append(batch.serialize())
+        """Write a batch of rows; of each column a sequence, a Ragged, or what Arrow has of it."""
+        made = [_column(field.type, columns[field.name]) for field in self.schema]
+        if len(made[0]):
+            self.file.append(pa.RecordBatch.from_arrays(made, schema=self.schema).serialize())
 
 
 def read_growing(path: Path) -> pa.Table:
@@ -160,10 +159,35 @@ def _custom(extra_names: Sequence[str]) -> list[pa.Field]:
     return [pa.field(CUSTOM + name, pa.float64()) for name in extra_names]
 
 
-def _lists(column: Ragged) -> pa.ListArray:
-    """Lists; of integers int32, as no token needs more."""
-    values = column.values.astype(np.int32) if column.values.dtype == np.int64 else column.values
-    return pa.ListArray.from_arrays(pa.array(column.offsets.astype(np.int32)), pa.array(values))
+_NUMBERS = {
+    pa.bool_(): np.bool_,
+    pa.int32(): np.int32,
+    pa.int64(): np.int64,
+    pa.float32(): np.float32,
+    pa.float64(): np.float64,
+}
+
+
+def _column(kind: pa.DataType, column: Any) -> pa.Array:
+    """The values as Arrow lays them out. `pa.array` would load pandas, to see whether it was given some of it: a third
+    of a second in every process that writes."""
+    if isinstance(column, pa.Array):
+        return column
+    if isinstance(column, Ragged):
+        offsets = _column(pa.int32(), column.offsets)
+        return pa.ListArray.from_arrays(offsets, _column(kind.value_type, column.values))
+    known: np.ndarray | None = None
+    if not isinstance(column, np.ndarray):
+        known = np.fromiter((value is not None for value in column), np.bool_, len(column))
+    validity = None if known is None or known.all() else pa.py_buffer(np.packbits(known, bitorder="little"))
+    if pa.types.is_string(kind):
+        texts = [(value or "").encode() for value in column]
+        offsets = np.cumsum([0, *map(len, texts)]).astype(np.int32)
+        return pa.Array.from_buffers(kind, len(texts), [validity, *map(pa.py_buffer, (offsets, b"".join(texts)))])
+    values = column if validity is None else [0 if value is None else value for value in column]
+    values = np.asarray(values, _NUMBERS[kind])
+    packed = np.packbits(values, bitorder="little") if pa.types.is_boolean(kind) else np.ascontiguousarray(values)
+    return pa.Array.from_buffers(kind, len(values), [validity, pa.py_buffer(packed)])
 
 
 def _runs(versions: Ragged) -> pa.ListArray:
@@ -172,9 +196,9 @@ def _runs(versions: Ragged) -> pa.ListArray:
     begins = np.diff(values, prepend=values[:1]) != 0
     begins[offsets[:-1]] = True
     starts = np.flatnonzero(begins)
-    tokens = np.diff(starts, append=values.size).astype(np.int32)
-    of_runs = pa.StructArray.from_arrays([pa.array(values[starts]), pa.array(tokens)], fields=list(VERSION_RUN))
-    return pa.ListArray.from_arrays(pa.array(np.searchsorted(starts, offsets).astype(np.int32)), of_runs)
+    of_runs = [_column(pa.int32(), part) for part in (values[starts], np.diff(starts, append=values.size))]
+    runs = pa.StructArray.from_arrays(of_runs, fields=list(VERSION_RUN))
+    return pa.ListArray.from_arrays(_column(pa.int32(), np.searchsorted(starts, offsets)), runs)
 
 
 class DriverParts:

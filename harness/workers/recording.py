@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import weakref
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, NamedTuple
 
@@ -40,7 +41,8 @@ from harness.workers.sample_decoders import SampleDecoder
 from harness.workers.training import TrainedRows
 from harness.workers.turns import NO_TURNS
 
-_READ_AT_ONCE = 2048  # rows, of the 4,096 that a get may name
+_READ_AT_ONCE = 256  # rows: micro-batches are read together as far as this goes, for a message takes time of its own
+_IN_A_GET = 2048  # rows, of the 4,096 that it may name
 
 
 class Untrained(NamedTuple):
@@ -157,9 +159,9 @@ class RecordRole(ComputingRole):
         async with self.turn("record"):
             parts = None if trained.into is None else await self._work(self._opened, trained.into)
             samples = _IterationSamples(self.recording, trained, parts)
-            for part in (part for rank in trained.ranks for part in rank):
-                batch, leases = await self._read(part.rows)
-                await self._work(samples.add, part, batch)
+            for parts_read in _together([part for rank in trained.ranks for part in rank]):
+                batch, leases = await self._read(np.concatenate([part.rows for part in parts_read]))
+                await self._work(samples.add, parts_read, batch)
                 for lease in leases:
                     await self.queue.give_back(lease)
             recorded: Recorded = await self._work(samples.recorded)
@@ -168,8 +170,8 @@ class RecordRole(ComputingRole):
     async def _read(self, rows: np.ndarray) -> tuple[Batch, list[int]]:
         """The rows in this order, whatever partitions they are of, and the leases under which they were read."""
         read: list[Batch] = []
-        for start in range(0, rows.size, _READ_AT_ONCE):
-            left = rows[start : start + _READ_AT_ONCE]
+        for start in range(0, rows.size, _IN_A_GET):
+            left = rows[start : start + _IN_A_GET]
             while left.size:
                 with self.waits("record", "rows that were trained"):
                     batch = await self.queue.get(
@@ -200,7 +202,7 @@ class RecordRole(ComputingRole):
 
 
 class _IterationSamples:
-    """One iteration's samples, micro-batch by micro-batch in the order of training."""
+    """One iteration's samples, in the order of training."""
 
     def __init__(self, recording: RecordingSettings, trained: TrainedIteration, parts: SampleParts | None) -> None:
         self._recording, self._trained, self._parts = recording, trained, parts
@@ -208,11 +210,12 @@ class _IterationSamples:
         self._sampled: list[Sampled] = []
         self._digest = hashlib.blake2b(digest_size=16)
 
-    def add(self, part: TrainedRows, batch: Batch) -> None:
-        """Takes one micro-batch, and keeps none of its tokens."""
-        recording, samples = self._recording, part.samples
-        decoder = recording.decoder
-        self._records += decoder.records(batch, samples, part.at, self._trained.iteration, recording.group_size)
+    def add(self, parts: Sequence[TrainedRows], batch: Batch) -> None:
+        """Takes the rows of some micro-batches, one after another, and keeps none of their tokens."""
+        recording, samples = self._recording, np.concatenate([part.samples for part in parts])
+        decoder, sizes = recording.decoder, [part.samples.size for part in parts]
+        trained_at = np.repeat([part.at for part in parts], sizes)
+        self._records += decoder.records(batch, samples, trained_at, self._trained.iteration, recording.group_size)
         if self._parts is None:
             return
         if decoder.has_tokens:
@@ -222,8 +225,16 @@ class _IterationSamples:
             of_rows = (samples, batch.dense("engine"), batch.dense("started_at"))
             told = zip(*(column.tolist() for column in of_rows), decoder.runs(batch), strict=True)
             self._sampled += [Sampled(*one) for one in told]
-            for values in (batch.ragged("response").values, batch.ragged("log_probs").values, batch.dense("reward")):
+            self._digest_parts(batch, np.cumsum([0, *sizes]).tolist())
+
+    def _digest_parts(self, batch: Batch, ends: Sequence[int]) -> None:
+        """Micro-batch by micro-batch, whichever were read together."""
+        responses, log_probs, rewards = batch.ragged("response"), batch.ragged("log_probs"), batch.dense("reward")
+        for first, end in pairwise(ends):
+            for column in (responses, log_probs):
+                values = column.values[column.offsets[first] : column.offsets[end]]
                 self._digest.update(np.ascontiguousarray(values).data)
+            self._digest.update(np.ascontiguousarray(rewards[first:end]).data)
 
     def recorded(self) -> Recorded:
         """Writes what is of the whole iteration."""
@@ -257,6 +268,18 @@ class _IterationSamples:
         if (work := self._recording.work) is None:
             return 0.0
         return sum(work.flops_of(record.prompt_tokens, record.response_tokens) for record in self._records)
+
+
+def _together(parts: Sequence[TrainedRows]) -> Iterator[list[TrainedRows]]:
+    """The micro-batches in order, as many at a time as are read at once, one at least."""
+    found: list[TrainedRows] = []
+    for part in parts:
+        if found and sum(one.rows.size for one in found) + part.rows.size > _READ_AT_ONCE:
+            yield found
+            found = []
+        found.append(part)
+    if found:
+        yield found
 
 
 async def _at_once(step: Callable[..., Any], *args: Any) -> Any:

@@ -40,9 +40,10 @@ class SampleDecoder(Protocol):
         """Tokens of a prompt whose column has this many values."""
 
     def records(
-        self, batch: Batch, samples: np.ndarray, trained_at: float, iteration: int, group_size: int
+        self, batch: Batch, samples: np.ndarray, trained_at: np.ndarray, iteration: int, group_size: int
     ) -> list[SampleRecord]:
-        """Records of a micro-batch; the trainer held version `iteration` when the batch started."""
+        """Records of rows; the trainer held version `iteration` when the batch started. trained_at: seconds, float64
+        [k]."""
 
     def metrics(self, records: Sequence[SampleRecord], sums: Mapping[str, float]) -> dict[str, float]:
         """Metrics that these samples, and the sums of their training, give of the policy."""
@@ -62,7 +63,7 @@ class TokenDecoder:
         return values
 
     def records(
-        self, batch: Batch, samples: np.ndarray, trained_at: float, iteration: int, group_size: int
+        self, batch: Batch, samples: np.ndarray, trained_at: np.ndarray, iteration: int, group_size: int
     ) -> list[SampleRecord]:
         trained = _samples(batch, samples, trained_at, batch.ragged("prompt").lengths, run_tokens=None)
         extras: Sequence[np.ndarray] = ()
@@ -100,7 +101,7 @@ class RunLengthDecoder:
         return self.prompt
 
     def records(
-        self, batch: Batch, samples: np.ndarray, trained_at: float, iteration: int, group_size: int
+        self, batch: Batch, samples: np.ndarray, trained_at: np.ndarray, iteration: int, group_size: int
     ) -> list[SampleRecord]:
         prompts = np.full(samples.size, self.prompt)
         trained = _samples(batch, samples, trained_at, prompts, batch.ragged("response").values)
@@ -114,7 +115,7 @@ class RunLengthDecoder:
 
 
 def _samples(
-    batch: Batch, samples: np.ndarray, trained_at: float, prompt_tokens: np.ndarray, run_tokens: np.ndarray | None
+    batch: Batch, samples: np.ndarray, trained_at: np.ndarray, prompt_tokens: np.ndarray, run_tokens: np.ndarray | None
 ) -> TrainedSamples:
     versions = batch.ragged("versions")
     of_rows = ("engine", "admitted_at", "started_at", "finished_at", "finish_reason", "turns")
@@ -125,6 +126,6 @@ def _samples(
         run_tokens=run_tokens,
         mask=batch.ragged("loss_mask").values,
         prompt_tokens=prompt_tokens,
-        trained_at=np.full(samples.size, trained_at),
+        trained_at=trained_at,
         **{name: batch.dense(name) for name in of_rows},
     )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -67,7 +68,7 @@ class Ragged:
 
     def rows(self) -> list[np.ndarray]:
         """Every row, as views."""
-        return np.split(self.values, self.offsets[1:-1]) if len(self) else []
+        return [self.values[start:end] for start, end in pairwise(self.offsets.tolist())]
 
     def copy(self) -> Ragged:
         """The same rows, in memory of their own."""

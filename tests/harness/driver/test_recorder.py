@@ -488,11 +488,11 @@ def test_a_table_that_an_earlier_version_began_keeps_its_columns(tmp_path: Path)
     assert read_samples_so_far(tmp_path).column_names[-2:] == ["reward_failed", "row"]
     GrowingTable(tmp_path / RESPONSES, RESPONSES_SCHEMA.remove(4)).file.close()
     table = GrowingTable(tmp_path / RESPONSES, RESPONSES_SCHEMA)
-    row = {"sample_id": [3], "response": [[1]], "log_probs": [[-0.5]], "loss_mask": [[True]], "version_runs": [[]]}
-    table.append(row)
+    row = {"response": np.array([1]), "log_probs": np.array([-0.5], np.float32), "loss_mask": np.array([True])}
+    table.append({"sample_id": [3], **{name: Ragged.from_rows([values]) for name, values in row.items()}})
     table.file.close()
     (read,) = read_growing(tmp_path / RESPONSES).to_pylist()
-    assert read == {name: value[0] for name, value in row.items() if name != "version_runs"}
+    assert read == {"sample_id": 3, "response": [1], "log_probs": [-0.5], "loss_mask": [True]}
 
 
 def test_a_recorder_that_writes_as_it_goes_remembers_nothing_of_what_is_settled(
