@@ -18,7 +18,7 @@ it to an engine only below the dispatch limit of that engine's version. Nothing 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
@@ -134,7 +134,8 @@ def assemble(run: RunSpec, backend: RunBackend, observer: Observer, recording: R
     stages = stage_pools(run, roles, observer, already, host)
     coordinator, fleet = connect_weights(run, backend, queue, roles, observer)
     rollout = RolloutPool(fleet, observer, already=already)
-    prompts, refill = prompt_source(run, backend, queue, observer)
+    recorder = roles[RECORD][0]
+    prompts, refill = prompt_source(run, backend, queue, observer, partial(_kept, recorder, host))
     job = RunningJob(
         iterations=config.iterations,
         batch=config.algorithm.batch_groups,
@@ -154,7 +155,7 @@ def assemble(run: RunSpec, backend: RunBackend, observer: Observer, recording: R
             queue,
             observer,
             [rollout, *stages.values()],
-            partial(_recorded, roles[RECORD][0], host),
+            partial(_recorded, recorder, host),
             _evaluation(run, backend, fleet, roles, observer),
             already,
             _checkpoints(run, backend, queue, worlds, roles["advantages"][0], prompts),
@@ -263,9 +264,14 @@ def connect_weights(
 
 
 def prompt_source(
-    run: RunSpec, backend: RunBackend, queue: TransferQueue, observer: Observer
+    run: RunSpec,
+    backend: RunBackend,
+    queue: TransferQueue,
+    observer: Observer,
+    keep: Callable[[list[int]], Awaitable[None]],
 ) -> tuple[PromptSource, Refill | None]:
-    """The source of prompts, and the one that deals again where groups may be refused."""
+    """The source of prompts, and the one that deals again where groups may be refused. keep: reads rows that are
+    refused."""
     config, n = run.config, run.config.algorithm.group_size
     places = places_of(config) if config.refills else None
     prompts = PromptSource(
@@ -279,7 +285,9 @@ def prompt_source(
         places=places,
         drops=None if run.replay is None else RecordedDrops(queue, run.replay.drops, n),
     )
-    return prompts, None if places is None else Refill(prompts, queue, places, refusals_of(config))
+    said = run.plan.backend == "real"  # where engines are simulated there is nothing to keep
+    refill = None if places is None else Refill(prompts, queue, places, refusals_of(config), keep if said else None)
+    return prompts, refill
 
 
 def _filter_reads(run: RunSpec, backend: RunBackend) -> Sequence[str] | None:
@@ -312,6 +320,12 @@ async def _recorded(
     if restarts is None:
         return await recorder.role.record(trained)
     return await restarts.carried_out(lambda: recorder.role.record(trained))
+
+
+async def _kept(recorder: Handle[RecordRole], restarts: WorkerRestarts | None, rows: list[int]) -> None:
+    if restarts is None:
+        return await recorder.role.keep(rows)
+    await restarts.carried_out(lambda: recorder.role.keep(rows))
 
 
 def _engines_are_alone(placement: Placement) -> bool:

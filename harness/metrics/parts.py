@@ -41,6 +41,7 @@ from harness.transfer_queue import Ragged
 
 PARTS = "parts"
 SAMPLES, RESPONSES, SPANS = "samples.arrows", "responses.arrows", "spans.arrows"
+DROPPED = "dropped.arrows"
 PROBLEMS, HELD_OUT = "problems.arrows", "held_out.arrows"
 
 _SPAN_SCHEMA = pa.schema(
@@ -100,6 +101,7 @@ class SampleParts:
         folder.mkdir(exist_ok=True)
         self._samples = GrowingTable(folder / SAMPLES, pa.schema([*SCHEMA, *_custom(extra_names)]))
         self._responses = GrowingTable(folder / RESPONSES, RESPONSES_SCHEMA)
+        self._dropped = GrowingTable(folder / DROPPED, RESPONSES_SCHEMA)
         self._arrivals = None if run_of is None else GrowingFile(run / ARRIVALS)
         if self._arrivals is not None and run_of is not None and not self._arrivals.size:
             self._arrivals.append(line_of(run_of))
@@ -117,7 +119,8 @@ class SampleParts:
     @property
     def _files(self) -> dict[str, GrowingFile]:
         arrivals = {} if self._arrivals is None else {ARRIVALS: self._arrivals}
-        return {f"{PARTS}/{SAMPLES}": self._samples.file, f"{PARTS}/{RESPONSES}": self._responses.file} | arrivals
+        tables = {SAMPLES: self._samples, RESPONSES: self._responses, DROPPED: self._dropped}
+        return {f"{PARTS}/{name}": table.file for name, table in tables.items()} | arrivals
 
     @property
     def sizes(self) -> dict[str, int]:
@@ -140,8 +143,11 @@ class SampleParts:
     ) -> None:
         """Appends responses: of each sample its tokens, their log-probs, which of them the policy sampled, and the
         versions that sampled them."""
-        columns = [samples, tokens, log_probs, masks, _runs(versions)]
-        self._responses.append(dict(zip(RESPONSES_SCHEMA.names, columns, strict=True)))
+        self._responses.append(_response_columns(samples, tokens, log_probs, masks, versions))
+
+    def dropped(self, samples: np.ndarray, tokens: Ragged, log_probs: Ragged, masks: Ragged, versions: Ragged) -> None:
+        """Appends the same of samples that were not trained."""
+        self._dropped.append(_response_columns(samples, tokens, log_probs, masks, versions))
 
     def arrivals(self, told: Arrivals) -> None:
         """Appends what of an iteration depended on timing."""
@@ -153,6 +159,12 @@ class SampleParts:
         with ExitStack() as closing:
             for file in self._files.values():
                 closing.callback(file.close)
+
+
+def _response_columns(
+    samples: np.ndarray, tokens: Ragged, log_probs: Ragged, masks: Ragged, versions: Ragged
+) -> dict[str, np.ndarray | Ragged | pa.Array]:
+    return dict(zip(RESPONSES_SCHEMA.names, [samples, tokens, log_probs, masks, _runs(versions)], strict=True))
 
 
 def _custom(extra_names: Sequence[str]) -> list[pa.Field]:
@@ -284,6 +296,13 @@ def read_held_out_so_far(folder: Path) -> pa.Table:
     if not (folder / HELD_OUT).exists():  # a run that was begun before they were kept
         return HELD_OUT_SCHEMA.empty_table()
     return _filled(read_growing(folder / HELD_OUT))
+
+
+def read_dropped_so_far(folder: Path) -> pa.Table:
+    """Responses that were not trained, as dropped_responses.parquet has them."""
+    if not (folder / DROPPED).exists():  # a run that was begun before they were kept
+        return RESPONSES_SCHEMA.empty_table()
+    return read_growing(folder / DROPPED)
 
 
 def read_problems_so_far(folder: Path) -> pa.Table:

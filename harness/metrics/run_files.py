@@ -30,6 +30,7 @@ from harness.metrics.parts import (
     PARTS,
     RESPONSES,
     DriverParts,
+    read_dropped_so_far,
     read_growing,
     read_held_out_so_far,
     read_problems_so_far,
@@ -196,13 +197,15 @@ class RunDirectory:
         return self._parts
 
     def merge_parts(self, texts: Texts | None) -> None:
-        """samples.parquet, trace.json, and responses.parquet, problems.parquet and eval_responses.parquet where there
-        are any, of all that is in the parts, which end with it. texts: that are kept."""
+        """samples.parquet, trace.json, and the tables of `KEPT` where there are any, of all that is in the parts, which
+        end with it. texts: that are kept."""
         assert self._parts is not None, "open_parts comes first"
         samples = read_samples_so_far(self._parts.folder)
         kept = {name: so_far(self._parts.folder) for name, (_, so_far) in KEPT.items()}
         if texts is not None:
-            samples = texts.of_samples(samples, kept["responses"], kept["problems"])
+            said = pa.concat_tables([kept["responses"], kept["dropped_responses"]])
+            samples = texts.of_samples(samples, said, kept["problems"])
+            del said
             kept["eval_responses"] = texts.of_held_out(kept["eval_responses"])
         write_table(self.path / "samples.parquet", samples)
         for name, table in kept.items():
@@ -403,6 +406,7 @@ def load_kept(path: Path, name: str, rows: pa.compute.Expression | None = None) 
 KEPT: dict[str, tuple[pa.Schema, Callable[[Path], pa.Table]]] = {
     "problems": (PROBLEMS_SCHEMA, read_problems_so_far),
     "responses": (RESPONSES_SCHEMA, lambda parts: read_growing(parts / RESPONSES)),
+    "dropped_responses": (RESPONSES_SCHEMA, read_dropped_so_far),
     "eval_responses": (pa.schema([*HELD_OUT_SCHEMA, *TEXT_FIELDS]), read_held_out_so_far),
 }
 """Tables of problems and responses that a run keeps in a file of their name: their columns, and how they are read while

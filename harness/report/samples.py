@@ -125,7 +125,12 @@ class RunSamples:
         if rows and "number" in rows[0]:
             return [self._held_out(row) for row in rows]
         problems = self._by("problems", "group_id", {row["group_id"] for row in rows})
-        responses = self._by("responses", "sample_id", {row["sample_id"] for row in rows})
+        samples = {row["sample_id"] for row in rows}
+        responses = {
+            key: row
+            for name in ("responses", "dropped_responses")
+            for key, row in self._by(name, "sample_id", samples).items()
+        }
         return [
             self._trained(row, problems.get(row["group_id"], {}), responses.get(row["sample_id"], {})) for row in rows
         ]
@@ -148,6 +153,9 @@ class RunSamples:
                 f"was sampled, {row['lag_in_queue']} in the queue"
             )
             facts["length"] = f"{_ended(row)}, on engine {row['engine']}"
+        elif response:
+            facts["versions"] = _versions(row, response["version_runs"])
+            facts["length"] = _ended({**row, "response_tokens": sum(response["loss_mask"])})
         times = {"admitted": "admitted_at", "begun": "started_at", "done": "finished_at", "trained": "trained_at"}
         facts["times"] = ", ".join(
             f"{what} {number(row[at], 2)} s" for what, at in times.items() if row[at] is not None

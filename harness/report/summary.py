@@ -35,6 +35,7 @@ _FILES = (
     "metrics.jsonl",
     "samples.parquet",
     "responses.parquet",
+    "dropped_responses.parquet",
     "problems.parquet",
     "eval_responses.parquet",
     "trace.json",

@@ -78,6 +78,8 @@ CRITIC_TRAINING = "critic_training"
 RECORD = "record"
 """The role on the host, and the task, by which rows are read once more when they have been trained, to be written
 down."""
+REFUSED = "refused"
+"""The task by which the same role reads rows whose group is refused, before their places are dealt another."""
 RECORDED = (
     "prompt",
     "admitted_at",
@@ -248,11 +250,12 @@ def _refilled(
         "rollout": replace(tasks["rollout"], columns=(*tasks["rollout"].columns, "sample")),
         "reward": tasks["reward"],
         VERDICTS: TaskSpec(heard, policy="ready", whole_groups=True),
+        REFUSED: TaskSpec((*tasks[RECORD].columns, "sample"), policy="ready", background=True),
     }
     if filter_reads is not None:
         before["filter"] = TaskSpec(("reward", *filter_reads), policy="ready", whole_groups=True, writes=("passed",))
     after = {
-        name: replace(task, columns=(*task.columns, *(("sample",) if name == "actor" else ()), "kept"))
+        name: replace(task, columns=(*task.columns, *(("sample",) if name in ("actor", RECORD) else ()), "kept"))
         for name, task in tasks.items()
         if name not in before
     }

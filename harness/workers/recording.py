@@ -9,8 +9,9 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
+import math
 import weakref
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
@@ -31,15 +32,17 @@ from harness.metrics.samples import (
     turn_metrics,
     untrained_record,
 )
-from harness.protocols import Clock
+from harness.protocols import FINISH_REASONS, Clock
 from harness.runtime.runtime import RealClock, open_ended
-from harness.transfer_queue import Batch, TransferQueue
+from harness.transfer_queue import Batch, Ragged, TransferQueue
 from harness.workers.computing_role import ComputingRole
-from harness.workers.dataflow import RECORD
+from harness.workers.dataflow import RECORD, REFUSED, samples_in, texts_of
 from harness.workers.dealing import joined, some_rows
 from harness.workers.sample_decoders import SampleDecoder
 from harness.workers.training import TrainedRows
 from harness.workers.turns import NO_TURNS
+
+RESPONSE_COLUMNS = ("response", "log_probs", "loss_mask", "versions")
 
 _READ_AT_ONCE = 256  # rows: micro-batches are read together as far as this goes, for a message takes time of its own
 _IN_A_GET = 2048  # rows, of the 4,096 that it may name
@@ -62,6 +65,20 @@ class Untrained(NamedTuple):
         return untrained_record(
             sample, fate, group_id=group, admitted_at=admitted_at, prompt_tokens=prompt_tokens, reward=reward
         )
+
+
+class _KeptSample(NamedTuple):
+    """A sample that was not trained. response: its RESPONSE_COLUMNS; custom: extra values of its
+    score."""
+
+    response: tuple[np.ndarray, ...]
+    finish_reason: str
+    failure: str | None
+    custom: dict[str, float]
+
+    def added_to(self, record: SampleRecord) -> SampleRecord:
+        """Returns its row of samples.parquet with what is known."""
+        return replace(record, finish_reason=self.finish_reason, failure=self.failure, custom=self.custom)
 
 
 @dataclass(frozen=True)
@@ -151,6 +168,33 @@ class RecordRole(ComputingRole):
         self.queue, self.clock, self.recording = queue, clock, recording
         self._work: Callable[..., Awaitable[Any]] = asyncio.to_thread if isinstance(clock, RealClock) else _at_once
         self._parts: SampleParts | None = None
+        self._kept: dict[int, _KeptSample] = {}  # of those that were not trained
+
+    @open_ended
+    async def keep(self, rows: list[int]) -> None:
+        """Reads rows of one partition whose groups are refused, before others take their places. What was said there is
+        written with the iteration, unless this process dies before that."""
+        for start in range(0, len(rows), _IN_A_GET):
+            some = tuple(rows[start : start + _IN_A_GET])
+            with self.waits("record", "rows that are refused"):
+                batch = await self.queue.get(REFUSED, len(some), only=some, consumer=self.waits.owner)
+            assert batch is not None, "they are refused when this has returned"
+            self._keep(batch, samples_in(batch))
+            await self.queue.give_back(batch.lease)
+
+    def _keep(self, batch: Batch, samples: np.ndarray) -> None:
+        names = self.recording.decoder.extra_names
+        extras = batch.ragged("score_extras").rows() if names else []
+        said = [batch.ragged(name).rows() for name in RESPONSE_COLUMNS]
+        reasons, failures = batch.dense("finish_reason").tolist(), texts_of(batch.ragged("reward_failure"))
+        for row, sample in enumerate(samples.tolist()):
+            values = dict(zip(names, map(float, extras[row]), strict=True)) if names else {}
+            self._kept[sample] = _KeptSample(
+                tuple(column[row].copy() for column in said),
+                FINISH_REASONS[reasons[row]],
+                failures[row] or None,
+                {name: value for name, value in values.items() if not math.isnan(value)},
+            )
 
     @open_ended
     async def record(self, trained: TrainedIteration) -> Recorded:
@@ -159,13 +203,27 @@ class RecordRole(ComputingRole):
         async with self.turn("record"):
             parts = None if trained.into is None else await self._work(self._opened, trained.into)
             samples = _IterationSamples(self.recording, trained, parts)
+            await self._keep_compared(trained)
             for parts_read in _together([part for rank in trained.ranks for part in rank]):
                 batch, leases = await self._read(np.concatenate([part.rows for part in parts_read]))
                 await self._work(samples.add, parts_read, batch)
                 for lease in leases:
                     await self.queue.give_back(lease)
-            recorded: Recorded = await self._work(samples.recorded)
+            recorded: Recorded = await self._work(samples.recorded, self._kept)
+            for one in trained.untrained:
+                self._kept.pop(one.sample, None)
             return recorded
+
+    async def _keep_compared(self, trained: TrainedIteration) -> None:
+        """Keeps what others were compared with, which is in the queue as what was trained is."""
+        if trained.into is None or not any(one.fate == "dropped_baseline" for one in trained.untrained):
+            return
+        parts = [part.rows for rank in trained.ranks for part in rank]
+        rows = np.setdiff1d(trained.rows(self.recording.group_size), np.concatenate(parts))
+        batch, leases = await self._read(rows)
+        self._keep(batch, samples_in(batch))
+        for lease in leases:
+            await self.queue.give_back(lease)
 
     async def _read(self, rows: np.ndarray) -> tuple[Batch, list[int]]:
         """The rows in this order, whatever partitions they are of, and the leases under which they were read."""
@@ -219,7 +277,7 @@ class _IterationSamples:
         if self._parts is None:
             return
         if decoder.has_tokens:
-            columns = (batch.ragged(name) for name in ("response", "log_probs", "loss_mask", "versions"))
+            columns = (batch.ragged(name) for name in RESPONSE_COLUMNS)
             self._parts.responses(samples, *columns)
         if recording.run_of is not None:
             of_rows = (samples, batch.dense("engine"), batch.dense("started_at"))
@@ -236,8 +294,8 @@ class _IterationSamples:
                 self._digest.update(np.ascontiguousarray(values).data)
             self._digest.update(np.ascontiguousarray(rewards[first:end]).data)
 
-    def recorded(self) -> Recorded:
-        """Writes what is of the whole iteration."""
+    def recorded(self, kept: Mapping[int, _KeptSample]) -> Recorded:
+        """Writes what is of the whole iteration. kept: of samples that were not trained, by id."""
         told, records = self._trained, self._records
         answer = Recorded(
             len(records),
@@ -253,7 +311,14 @@ class _IterationSamples:
             self._parts.arrivals(arrivals)
             if self._recording.check is not None:
                 self._recording.check(arrivals)
-        self._parts.samples([*(one.record for one in told.untrained), *records])
+        known = {one.sample: kept[one.sample] for one in told.untrained if one.sample in kept}
+        if known:
+            columns = map(Ragged.from_rows, zip(*(one.response for one in known.values()), strict=True))
+            self._parts.dropped(np.array(list(known)), *columns)
+        untrained = [
+            known[one.sample].added_to(one.record) if one.sample in known else one.record for one in told.untrained
+        ]
+        self._parts.samples([*untrained, *records])
         return replace(answer, files=self._parts.sizes, digests=self._parts.digests)
 
     def _metrics(self) -> dict[str, float]:

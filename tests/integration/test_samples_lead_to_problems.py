@@ -12,7 +12,7 @@ import pytest
 from harness.config.compose import job_config
 from harness.metrics.run_files import load_config, load_kept, load_samples
 from harness.report.samples import RunSamples
-from harness.tasks import Problem, make_task
+from harness.tasks import Problem, Sample, make_task
 from tests.support.forked_drivers import Drivers
 from tests.support.real_runs import FIRST_TIMEOUT_S, SEVERAL_TURNS, SMALL
 
@@ -105,6 +105,17 @@ def test_what_was_compared_and_not_trained_has_its_reward(runs: dict[str, Path],
     table = load_samples(runs[name]).to_pandas()
     dropped = table[table.fate == fate]
     assert len(dropped) and dropped.reward.notna().all()
+    config = job_config(load_config(runs[name]))
+    task, of = make_task(config), dropped.set_index("sample_id")
+    said = load_kept(runs[name], "dropped_responses").to_pandas()
+    assert sorted(said.sample_id) == sorted(dropped.sample_id)
+    for sample, tokens in zip(said.sample_id, said.response, strict=True):
+        problem, stopped = task.problem(int(of.row[sample]), 0), of.finish_reason[sample] == "stop"
+        text = task.decode(tokens[:-1] if stopped else tokens)
+        score = task.score(Sample(task.decode(problem.prompt), text, problem.answer, stopped, len(tokens)))
+        assert score.reward == of.reward[sample], "it was given for these tokens"
+    shown = RunSamples(runs[name]).chosen(2, dropped=True)
+    assert all("token" in one.facts["versions"] and one.response for one in shown)
     if name == "filtered":
         assert (dropped.groupby("group_id").reward.nunique() == 1).all(), "which is why"
 

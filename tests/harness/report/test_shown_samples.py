@@ -108,7 +108,7 @@ def test_a_run_of_before_has_samples_without_problems(
 ) -> None:
     other = Path(shutil.copytree(made, tmp_path / "seed=0"))
     for name in KEPT:
-        (other / f"{name}.parquet").unlink()
+        (other / f"{name}.parquet").unlink(missing_ok=True)
     pq.write_table(load_samples(other).drop_columns(["row", "prompt_text", "response_text"]), other / "samples.parquet")
     text = shown(other, capsys, "sample=5")
     assert "of no row that is known" in text and text.count("(not kept)") == 3
