@@ -32,6 +32,7 @@ class VirtualLoop(asyncio.BaseEventLoop):
     """
 
     _scheduled: list[Any]
+    _ready: Any
 
     def __init__(self) -> None:
         super().__init__()
@@ -43,6 +44,13 @@ class VirtualLoop(asyncio.BaseEventLoop):
     def time(self) -> float:
         """Seconds that have passed on it."""
         return self._now
+
+    def passes(self, when: float) -> bool:
+        """Go to this time, if nothing runs before it or then; whether nothing did."""
+        if self._ready or (self._scheduled and self._scheduled[0]._when <= when):
+            return False
+        self._now = when
+        return True
 
     def jump(self) -> None:
         """Go to the next timer. Raises Deadlock where there is none."""
