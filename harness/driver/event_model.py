@@ -9,6 +9,7 @@ What it does not cover (`not_covered`) is left to `simulate`, and the result say
 from __future__ import annotations
 
 import asyncio
+import math
 from bisect import bisect_right
 from collections import deque
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
@@ -145,7 +146,7 @@ class _Engine:
         self._since = self._from = self._owed = 0.0
         self._waiting: deque[int] = deque()
         self._preempted: set[int] = set()
-        self._order: list[int] = []  # of admission, where the cache has limits
+        self._order: list[int] = []  # of admission
         self._admitting, self._stopped, self._cold, self._draining = True, False, False, False
         self._join_at: int | None = None
         self._stop_at: int | None = None
@@ -379,19 +380,26 @@ class _Engine:
             self._waiting.appendleft(sample)
 
     def _admit(self) -> None:
-        job, waiting, count, heap = self.job, self._waiting, self._count, self._heap
-        context, start, left, prompt = job.context, job.start, job.left, job.prompt
-        while waiting and self._may_admit():
-            sample = waiting.popleft()
+        job, waiting, count, heap, preempted = self.job, self._waiting, self._count, self._heap, self._preempted
+        context, start, left, prompt, prefill_s = job.context, job.start, job.left, job.prompt, job.prefill_s
+        running, offset, begins = self._running, self._offset, self._from
+        room = math.inf if self._room is None else self._room
+        most = 0 if self._stopped else min(self._slots, running + len(waiting))
+        while running < most:
+            sample = waiting[0]
             tokens = context[sample]
+            if offset + running * count + tokens + running + 1 > room or not (self._admitting or sample in preempted):
+                break
+            waiting.popleft()
             start[sample] = count
-            self._running += 1
-            self._offset += tokens - count
+            running += 1
+            offset += tokens - count
             heappush(heap, (count + left[sample]) << _BITS | sample)
-            self._from += job.prefill_s if tokens == prompt else self._cost.prefill(tokens)
-            if self._room is not None:
-                self._order.append(sample)
-                self._preempted.discard(sample)
+            begins += prefill_s if tokens == prompt else self._cost.prefill(tokens)
+            self._order.append(sample)
+            if preempted:
+                preempted.discard(sample)
+        self._running, self._offset, self._from = running, offset, begins
 
     # -- going ahead
 
@@ -600,6 +608,7 @@ class _Job:
         self._asked = 0
         self._wakes: list[tuple[float, int, _Engine, int]] = []
         self._timer: asyncio.TimerHandle | None = None
+        self._ticking = False
         self._number = 0
         engines = len(placement.devices["rollout"]) // config.engine.tensor_parallel
         counts = {role: engines if role == "rollout" else 1 for role in placement.devices}
@@ -657,6 +666,11 @@ class _Job:
         """Have the planned moment of an engine happen then."""
         self._number += 1
         heappush(self._wakes, (at, self._number, engine, engine._planned))
+        if not self._ticking:
+            self._set_timer()
+
+    def _set_timer(self) -> None:
+        at = self._wakes[0][0]
         if self._timer is None or at < self._timer.when():
             if self._timer is not None:
                 self._timer.cancel()
@@ -664,7 +678,7 @@ class _Job:
 
     def _tick(self) -> None:
         """Engines one after the other, as long as nobody else has anything to do."""
-        self._timer, wakes, loop = None, self._wakes, self.loop
+        self._timer, self._ticking, wakes, loop = None, True, self._wakes, self.loop
         while wakes:
             at, _, engine, plan = wakes[0]
             if plan != engine._planned:
@@ -674,10 +688,9 @@ class _Job:
                 engine.happen()
             else:
                 break
-        if wakes and (self._timer is None or wakes[0][0] < self._timer.when()):
-            if self._timer is not None:
-                self._timer.cancel()
-            self._timer = loop.call_at(wakes[0][0], self._tick)
+        self._ticking = False
+        if wakes:
+            self._set_timer()
 
     # -- the queue
 
