@@ -17,13 +17,12 @@ from typing import TYPE_CHECKING
 
 import torch
 
-from engines.requests import RunningSample
+from engines.requests import RunningSample, SlotEngine
 from engines.sglang.client import ServerControl, SGLangClient
 from engines.sglang.options import DEFAULTS, Options
 from engines.sglang.requests import SampleRequests, body_of
 from engines.sglang.server import open_server
 from engines.sglang.weights import SGLangWeightSender
-from engines.slot_engine import SlotEngine
 from harness.protocols import Clock, Completion, EngineDied, PauseMode, Request, Sampling
 
 if TYPE_CHECKING:

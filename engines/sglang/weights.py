@@ -19,8 +19,7 @@ from typing import cast
 import torch
 import torch.distributed as dist
 
-from engines.experts import apart
-from engines.loading import ExpectedWeights, next_bucket, only_partly
+from engines.loading import ExpectedWeights, apart, next_bucket, only_partly
 from engines.sglang.client import SGLangClient, both
 from engines.stores import listening_store
 

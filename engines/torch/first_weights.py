@@ -21,7 +21,7 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from engines.experts import Piece, pieces, together
+from engines.loading import Piece, pieces, together
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -47,7 +47,7 @@ from harness.rl.diagnostics import add_diagnostics, diagnostics
 from harness.rl.kl import loss_kl_of
 from harness.rl.learning_rate import learning_rate, peak_rate
 from harness.rl.losses import clip_bounds, policy_loss, token_gradients, unbounded_weights
-from harness.rl.losses.proximal import log_linear
+from harness.rl.losses.ratios import log_linear
 from harness.rl.micro_batches import part_of, passes_over
 from harness.rl.rejection import rejection_of
 from harness.transfer_queue import Ragged

@@ -116,7 +116,7 @@ def check_weights(config: ModelConfig) -> None:
 
 def _misfit(model: PreTrainedModel, stored: Mapping[str, StoredTensor]) -> str | None:
     """The first of these tensors that is none of the model's, or that it lacks, in words; None where all fit."""
-    from engines.experts import file_shapes
+    from engines.loading import file_shapes
 
     known = file_shapes({name: tuple(tensor.shape) for name, tensor in model.state_dict().items()})
     needed = file_shapes({name: tuple(parameter.shape) for name, parameter in model.named_parameters()})

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
-from engines.requests import RunningSample
-from engines.slot_engine import SlotEngine
+from engines.requests import RunningSample, SlotEngine
 from engines.vllm.options import DEFAULTS, Options
 from engines.vllm.process import VLLMProcess
 from engines.vllm.weights import VLLMWeightSender

@@ -15,8 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
-from engines.experts import apart
-from engines.loading import ExpectedWeights, next_bucket, only_partly
+from engines.loading import ExpectedWeights, apart, next_bucket, only_partly
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

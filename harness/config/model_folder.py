@@ -29,7 +29,7 @@ DRAWN = ("qwen2", "qwen3", "llama")
 DRAWN_WITH_EXPERTS = ("qwen3_moe",)
 """Architectures with experts that can be drawn, besides. `ff` is that of one expert; every layer has them."""
 WITH_EXPERTS = ("qwen3_moe", "olmoe")
-"""Architectures with experts that real runs can have: those whose files name them as `engines.experts` does."""
+"""Architectures with experts that real runs can have: those whose files name them as `engines.loading` does."""
 
 _ATTENTION = {"full_attention", "sliding_attention"}
 _ROTARY = {"default", "linear", "yarn", "llama3", "proportional"}

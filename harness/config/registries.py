@@ -18,7 +18,7 @@ _CHARACTERS = "harness.tasks.characters"
 _DATA = "harness.tasks.data:DataTask"
 _LOSSES = "harness.rl.losses"
 _ADVANTAGES = "harness.rl.advantages"
-_BY_BATCH = "harness.rl.batch_advantages"
+_BY_BATCH = "harness.rl.advantages"
 _TRANSPORTS = "harness.config.transports"
 _TEXT = "harness.tasks.rewards.text"
 _MEASURES = (
@@ -76,13 +76,13 @@ CORRECTIONS = {
     "mis": f"{_LOSSES}.importance:masked_importance",
     "topr": f"{_LOSSES}.importance:tapered",
     "cispo": f"{_LOSSES}.importance:cispo",
-    "gspo": f"{_LOSSES}.sequences:gspo",
-    "geo_mean": f"{_LOSSES}.sequences:geo_mean",
-    "vespo": f"{_LOSSES}.sequences:vespo",
-    "sapo": f"{_LOSSES}.trust_regions:sapo",
-    "dro": f"{_LOSSES}.trust_regions:dro",
-    "dppo_tv": f"{_LOSSES}.trust_regions:dppo_tv",
-    "dppo_kl": f"{_LOSSES}.trust_regions:dppo_kl",
+    "gspo": f"{_LOSSES}.importance:gspo",
+    "geo_mean": f"{_LOSSES}.importance:geo_mean",
+    "vespo": f"{_LOSSES}.importance:vespo",
+    "sapo": f"{_LOSSES}.importance:sapo",
+    "dro": f"{_LOSSES}.importance:dro",
+    "dppo_tv": f"{_LOSSES}.importance:dppo_tv",
+    "dppo_kl": f"{_LOSSES}.importance:dppo_kl",
     "opsm": f"{_LOSSES}.clipped:off_policy_sequence_mask",
     "clip_cov": f"{_LOSSES}.whole_batch:clip_cov",
     "kl_cov": f"{_LOSSES}.whole_batch:kl_cov",
@@ -104,8 +104,8 @@ ADVANTAGES = {
     "batch_std": f"{_BY_BATCH}:batch_std",
     "gdpo": f"{_BY_BATCH}:gdpo",
     "remax": f"{_ADVANTAGES}:remax",
-    "gae": "harness.rl.gae:gae",
-    "optimal_token_baseline": "harness.rl.token_baseline:optimal_token_baseline",
+    "gae": "harness.rl.token_advantages:gae",
+    "optimal_token_baseline": "harness.rl.token_advantages:optimal_token_baseline",
 }
 
 AGGREGATIONS = {

@@ -50,7 +50,7 @@ from harness.workers.dataflow import RECORD, JobShape, Numbering, queue_spec
 from harness.workers.recording import Recorded, RecordingSettings, RecordRole, TrainedIteration
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import AdvantageStage, columns_compared
-from harness.workers.training_state import RememberingRole
+from harness.workers.training import RememberingRole
 from harness.workers.turns import PlacedTurns
 from schedules import Schedule
 from schedules.capacity import Capacity

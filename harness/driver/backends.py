@@ -23,9 +23,8 @@ from harness.protocols import Clock
 from harness.runtime.fork_server import ForkServer
 from harness.runtime.runtime import RealClock, RoleName, Runtime, cluster_address
 from harness.runtime.virtual_runtime import VirtualClock, VirtualLoop, VirtualRuntime
-from harness.weight_sync.local import LocalTransport
 from harness.weight_sync.simulated import SimulatedTransport
-from harness.weight_sync.transports import GroupTransport, WeightTransport
+from harness.weight_sync.transports import GroupTransport, LocalTransport, WeightTransport
 from schedules import Schedule
 
 

@@ -16,7 +16,7 @@ from harness.driver.engine_factories import EngineFactory, sampling_of
 from harness.driver.replay import Replay
 from harness.protocols import Clock, RolloutEngine
 from harness.rl.advantages import advantages_of, needs_whole_batch, parts_compared
-from harness.rl.reward_kl import reward_kl_of
+from harness.rl.kl import reward_kl_of
 from harness.rl.shaping import shaping_of
 from harness.rl.token_advantages import token_advantages_of
 from harness.runtime.runtime import RoleName
@@ -29,7 +29,6 @@ from harness.workers.critic import CriticRole
 from harness.workers.dataflow import CRITIC_TRAINING, RECORD, Numbering
 from harness.workers.dealing import DealtQueue, DealtReader, WorldScatter
 from harness.workers.episodes import Episodes
-from harness.workers.filtering import FilterStage
 from harness.workers.held_engine import HeldEngine
 from harness.workers.readers import (
     CompletionReader,
@@ -41,11 +40,11 @@ from harness.workers.readers import (
 )
 from harness.workers.recording import RecordingSettings, RecordRole
 from harness.workers.replaying import RecordedReader
-from harness.workers.reward_pool import reward_scorer
-from harness.workers.rollout import Ports, RolloutRole, RolloutSettings
-from harness.workers.rollout_feed import FeedOrder, Ordered, RecordedOrder, TakingTurns
+from harness.workers.reward_scorers import reward_scorer
+from harness.workers.rollout import FeedOrder, Ordered, Ports, RecordedOrder, RolloutRole, RolloutSettings, TakingTurns
 from harness.workers.stages import (
     AdvantageStage,
+    FilterStage,
     OldLogProbStage,
     ReferenceStage,
     RewardStage,

@@ -25,7 +25,7 @@ import msgspec
 from harness.config import CheckpointConfig
 from harness.driver.checkpoint_files import QUEUE, Cut, FileFacts, Refusal, begun, put_in_place
 from harness.runtime.runtime import Handle, ask_all, retrieved
-from harness.workers.training_state import RememberingRole
+from harness.workers.training import RememberingRole
 
 Work = Callable[[Callable[[], object]], Awaitable[object]]
 """Does what blocks: in a thread, or at once where there can be none."""

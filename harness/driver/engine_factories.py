@@ -35,11 +35,11 @@ from harness.rl.learning_rate import critic_settings
 from harness.tasks import Task, make_task, max_tokens
 from harness.tasks.task import SimulatedTask
 from harness.weight_sync.endpoints import WeightReceiver, WeightSender
-from harness.weight_sync.local import LocalReceiver, LocalSender
 from harness.weight_sync.simulated import SimulatedReceiver, SimulatedSender
-from harness.workers.filtering import DrawnJudge, Judge, RewardJudge
+from harness.weight_sync.transports import LocalReceiver, LocalSender
+from harness.workers.episodes import simulated_environment
 from harness.workers.replaying import RecordedRollout, ReplayedEngine
-from harness.workers.simulated_environment import simulated_environment
+from harness.workers.stages import DrawnJudge, Judge, RewardJudge
 from harness.workers.turns import EngineTurns, Turns, world_turns
 
 if TYPE_CHECKING:

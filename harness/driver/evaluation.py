@@ -30,9 +30,9 @@ from harness.tasks import Problem, Sample, Task, extra_metrics
 from harness.tasks.evaluating import EvaluatedPolicy, found_by
 from harness.transfer_queue import Ragged
 from harness.weight_sync.membership import Fleet
-from harness.workers.computing_role import ComputingRole
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import Judged, RewardStage, completed_sample
+from harness.workers.turns import ComputingRole
 
 T = TypeVar("T")
 

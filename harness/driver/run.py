@@ -55,7 +55,7 @@ from harness.runtime.interrupts import LeaveRequest, run_in
 from harness.runtime.runtime import Handle, WorkerDied, ask_all, cluster_address, parts_of
 from harness.tasks import Task, make_task, tokenizer_of
 from harness.weight_sync.membership import LostEngine
-from harness.workers.training_state import RememberingRole
+from harness.workers.training import RememberingRole
 
 MEMBERSHIP = "membership.json"
 

@@ -18,8 +18,8 @@ from harness.config.placement import Placement, host_roles
 from harness.driver.assemble import Assembly, assemble
 from harness.driver.backends import RunBackend, RunSpec, clock_of, event_loop, open_backend
 from harness.driver.checkpoint_files import QUEUE, Checkpoint, Cut
-from harness.driver.finished_rows import Finished, finished_rows
 from harness.driver.observer import IterationListener
+from harness.driver.prompts import Finished, finished_rows
 from harness.driver.recorder import Recorder
 from harness.driver.restarts import GivenUp, Restarts
 from harness.metrics.arrivals import FORMAT, RunOf
@@ -42,8 +42,7 @@ from harness.runtime.worker_client import RemoteRole
 from harness.tasks import environment_of, extra_metrics, make_task
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.membership import LostEngine
-from harness.workers.recording import RecordingSettings, Work
-from harness.workers.sample_decoders import RunLengthDecoder, SampleDecoder, TokenDecoder
+from harness.workers.recording import RecordingSettings, RunLengthDecoder, SampleDecoder, TokenDecoder, Work
 
 
 def _of_samples(config: JobConfig, real: bool) -> tuple[SampleDecoder, bool]:

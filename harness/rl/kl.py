@@ -1,7 +1,8 @@
 """KL of the policy in training to another, estimated per token from tokens that it sampled itself.
 
 Each takes log_probs, other_log_probs (float32) and mask (bool) of one shape, and returns float32 of that shape, 0 off
-the mask. The estimators are Schulman's ("Approximating KL divergence", 2020).
+the mask. It is part of the loss, or, with a coefficient that is fixed or follows a target, of the reward
+(`algorithm.kl_in=reward`). The estimators are Schulman's ("Approximating KL divergence", 2020).
 """
 
 from __future__ import annotations
@@ -12,7 +13,7 @@ import torch
 
 from harness.config import AlgorithmConfig
 from harness.config.registries import find_function
-from harness.rl.losses.ratios import MAX_LOG_RATIO, log_ratio, policy_ratio
+from harness.rl.losses.ratios import MAX_LOG_RATIO, log_ratio, policy_ratio, sequence_mean, sequence_sum
 
 Estimator = Callable[[torch.Tensor, torch.Tensor, torch.Tensor], torch.Tensor]
 
@@ -78,3 +79,57 @@ def loss_kl_of(algorithm: AlgorithmConfig) -> Callable[..., torch.Tensor] | None
         return kl * policy_ratio(log_probs, behaviour_log_probs, mask) if unbiased else kl
 
     return loss_kl
+
+
+_MOST_ERROR = 0.2
+
+
+class RewardKL:
+    """The cost of the KL to the reference, token by token: beta KL_t, which is taken off the rewards.
+
+    The KL is estimated by `algorithm.kl` from the log-probabilities with which the tokens were sampled, the behaviour
+    policy's: Ziegler et al. (arXiv 1909.08593), equation 2. Without `algorithm.kl_target` beta stays
+    `algorithm.kl_coef`. With one, each call is taken for a batch, and sets beta for the next one: calls have to be made
+    batch by batch, in order.
+    """
+
+    def __init__(self, algorithm: AlgorithmConfig) -> None:
+        self.coefficient = algorithm.kl_coef
+        self._estimate, self._target, self._horizon = (
+            estimator_of(algorithm.kl),
+            algorithm.kl_target,
+            algorithm.kl_horizon,
+        )
+
+    def __call__(
+        self, log_probs: torch.Tensor, reference_log_probs: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor
+    ) -> torch.Tensor:
+        """Log-probs float32 [R] and mask bool [R], one response after the other, of lengths int64 [k]. Returns costs,
+        float32 [R], 0 where the mask is False."""
+        per_token = self._estimate(log_probs, reference_log_probs, mask)
+        costs = self.coefficient * per_token
+        if self._target is not None:
+            mean = float(sequence_mean(per_token.double(), mask, lengths).mean())
+            self.coefficient = adapted(self.coefficient, mean, len(lengths), self._target, self._horizon)
+        return costs
+
+
+def less_costs(rewards: torch.Tensor, costs: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+    """Rewards float64 [groups, n], each without what all of its response's tokens cost, float32 [R] of lengths
+    int64 [groups n]."""
+    return rewards - sequence_sum(costs, lengths).view_as(rewards)
+
+
+def adapted(coefficient: float, kl: float, samples: int, target: float, horizon: int) -> float:
+    """The coefficient after a batch of so many samples, whose mean KL per token was `kl` (nats): larger by
+    samples / horizon times the relative error of the KL, which counts as .2 at most.
+
+    Ziegler et al. (arXiv 1909.08593), section 2.2; the mean of a response's tokens, then of responses, as in verl.
+    """
+    error = min(max(kl / target - 1.0, -_MOST_ERROR), _MOST_ERROR)
+    return coefficient * (1.0 + error * samples / horizon)
+
+
+def reward_kl_of(algorithm: AlgorithmConfig) -> RewardKL | None:
+    """None where no KL is part of the reward."""
+    return RewardKL(algorithm) if algorithm.has_reward_kl else None

@@ -298,6 +298,6 @@ def machine_of_runs() -> Machine:
     us in."""
     if (address := cluster_address()) is None:
         return this_machine()
-    from harness.runtime.ray_nodes import cluster_machine
+    from harness.runtime.ray_cluster import cluster_machine
 
     return cluster_machine(address)

@@ -24,9 +24,8 @@ from harness.logs import log_as_lines
 from harness.rpc.channel import Channel
 from harness.rpc.handshake import Role
 from harness.rpc.listener import Listener
-from harness.rpc.room import Room
 from harness.rpc.sockets import Framed
-from harness.rpc.stream import ServedStream
+from harness.rpc.stream import Room, ServedStream
 from harness.runtime import messages as m
 from harness.runtime.runtime import Built, RoleName, WorkerDied, role_name
 

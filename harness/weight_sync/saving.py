@@ -8,7 +8,7 @@ from pathlib import Path
 
 import torch
 
-from engines.experts import apart, file_names
+from engines.loading import apart, file_names
 from harness.weight_sync.plan import gathered
 
 SHARD_BYTES = 5_000_000_000

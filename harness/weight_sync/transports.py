@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol, TypeVar
 
+import torch
+
 from harness.config.communicators import sending_ranks
 from harness.config.transports import transport_of
-from harness.protocols import EngineDied, Span
+from harness.protocols import EngineDied, Span, TrainEngine
 from harness.runtime.runtime import Handle, WorkerDied, ask_all
 from harness.weight_sync.endpoints import ReceivingWorker, SendingWorker, WeightOffer
-from harness.weight_sync.plan import TransferError, TransferPlan
+from harness.weight_sync.plan import TransferError, TransferPlan, gathered
 from harness.weight_sync.process_group import Rendezvous
 
 Role = TypeVar("Role")
@@ -220,3 +222,43 @@ async def stage(
 async def swap(receivers: Sequence[Receiver], version: int, timeout_s: float | None = None) -> TransferOutcome:
     """Let each receiver load what it has staged."""
     return await ask_each(receivers, lambda role: role.swap(version), f"swap to version {version}", timeout_s=timeout_s)
+
+
+class LocalSender:
+    """The sender of a trainer whose weights are read where they are."""
+
+    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
+        """Do nothing: nothing travels."""
+
+
+class LocalReceiver:
+    """Reads the parameters of the training rank in the same process: by reference where it has them whole, else
+    gathered from all ranks, which have to load at the same time."""
+
+    def __init__(self, trainer: TrainEngine) -> None:
+        self._trainer = trainer
+
+    def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        return ((name, gathered(parameter)) for name, parameter in self._trainer.named_parameters().items())
+
+
+@dataclass(frozen=True)
+class LocalTransport:
+    """The driver's side: both ends were built connected."""
+
+    timeout_s = None
+
+    async def connect(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], plan: TransferPlan) -> None:
+        """Do nothing: they were built connected."""
+
+    async def transfer(
+        self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int
+    ) -> TransferOutcome:
+        """Ask both sides at once; nothing travels: the weights are there since the step."""
+        return await send_and_receive(trainers, receivers, version)
+
+    def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
+        return trainers
+
+    async def abort(self) -> None:
+        """Do nothing: whatever dies takes its worker with it."""

@@ -14,13 +14,19 @@ from harness.rl.diagnostics import add_diagnostics
 from harness.runtime.runtime import open_ended
 from harness.transfer_queue import Batch, Ragged
 from harness.weight_sync.endpoints import SendingWorker
-from harness.workers.computing_role import ComputingRole
 from harness.workers.dataflow import samples_in, texts_of
 from harness.workers.dealing import some_rows
 from harness.workers.readers import Deadlines, MicroBatchReader
-from harness.workers.training import ONE_STEP, TrainedRows, Training, TrainReport, Updates, learnt_tokens
-from harness.workers.training_state import RememberingRole
-from harness.workers.turns import NO_TURNS, Turns
+from harness.workers.training import (
+    ONE_STEP,
+    RememberingRole,
+    TrainedRows,
+    Training,
+    TrainReport,
+    Updates,
+    learnt_tokens,
+)
+from harness.workers.turns import NO_TURNS, ComputingRole, Turns
 
 
 class ActorRole(ComputingRole, RememberingRole, SendingWorker):

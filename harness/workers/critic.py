@@ -17,8 +17,7 @@ from harness.runtime.runtime import open_ended
 from harness.transfer_queue import Batch, Column
 from harness.workers.readers import MicroBatchReader
 from harness.workers.stages import StageRole, prompts_and_responses
-from harness.workers.training import ONE_STEP, Training, TrainReport, Updates, learnt_tokens
-from harness.workers.training_state import RememberingRole
+from harness.workers.training import ONE_STEP, RememberingRole, Training, TrainReport, Updates, learnt_tokens
 
 
 class CriticRole(StageRole, RememberingRole):

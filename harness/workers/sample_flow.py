@@ -4,18 +4,135 @@ ends them."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Sequence
+from collections.abc import Collection, Iterable, Sequence
 
-from harness.protocols import Clock, Completion, PauseMode, Request
+import numpy as np
+
+from harness.protocols import Clock, Completion, PauseMode, Request, Sampling
 from harness.runtime.runtime import Waits
 from harness.tasks import Problem
-from harness.transfer_queue import Batch
-from harness.workers.dataflow import samples_in, texts_of
-from harness.workers.engine_samples import EngineSamples
+from harness.transfer_queue import Batch, TransferQueue
+from harness.workers.dataflow import rollout_columns, samples_in, texts_of
 from harness.workers.episodes import Episodes
 from harness.workers.generating import EngineOnDevice
-from harness.workers.open_rows import OpenRows
 from harness.workers.replaying import ReplayedEngine
+
+
+class OpenRows:
+    """Open rows of the engine of this number. `write` runs as long as there may be some; `finish` hands it what is
+    done."""
+
+    def __init__(self, queue: TransferQueue, engine: int, waits: Waits) -> None:
+        self._queue, self._engine, self._waits = queue, engine, waits
+        self._row_of: dict[int, tuple[str, int]] = {}  # of samples: partition and row
+        self._finished: list[Completion] = []
+        self._changed = asyncio.Event()  # set when there are finished ones
+        self._empty = asyncio.Event()
+
+    def take(self, batch: Batch) -> None:
+        samples = samples_in(batch).tolist()
+        self._row_of |= {
+            sample: (batch.partition, row) for sample, row in zip(samples, batch.rows.tolist(), strict=True)
+        }
+
+    def finish(self, samples: Sequence[Completion]) -> None:
+        """Hand samples over to be written."""
+        self._finished += samples
+        self._changed.set()
+
+    async def all_written(self) -> None:
+        """Wait until no row is open."""
+        while self._row_of:
+            self._empty.clear()
+            with self._waits("empty", "its last samples"):
+                await self._empty.wait()
+
+    async def write(self) -> None:
+        """Consumes completions, produces rows. What finishes while a put is under way goes with the next one."""
+        while True:
+            with self._waits("write", "finished samples"):
+                await self._changed.wait()
+            self._changed.clear()
+            finished, self._finished = self._finished, []
+            by_partition: dict[str, list[Completion]] = {}
+            for completion in finished:
+                partition, _ = self._row_of[completion.sample_id]
+                by_partition.setdefault(partition, []).append(completion)
+            for partition, part in by_partition.items():
+                rows = [self._row_of[completion.sample_id][1] for completion in part]
+                await self._queue.put(partition, rows, rollout_columns(part, self._engine))
+                for completion in part:
+                    del self._row_of[completion.sample_id]
+            if not self._row_of:
+                self._empty.set()
+
+
+class EngineSamples:
+    """Samples that one engine has, that are between two of their turns, or that a pause took back.
+
+    several_turns: whether a sample goes on after a completion, until it `ended`; else its completion is its end.
+    greedy: how the first sample of each group is drawn; None: as the others.
+    """
+
+    def __init__(self, group_size: int, *, several_turns: bool = False, greedy: Sampling | None = None) -> None:
+        self._group_size, self._several_turns, self._greedy = group_size, several_turns, greedy
+        self._in_engine: dict[int, Request] = {}  # or done there, and not `finished` here
+        self.playing: set[int] = set()
+        """Samples of several turns that the engine has had, and that have another turn or may."""
+        self.taking_back = False
+        """A pause is taking back what the engine has: its slots are empty for a moment only."""
+        self._taken_back: list[int] = []
+        self._again: set[int] = set()  # between two turns, to begin again
+
+    def __contains__(self, sample: int) -> bool:
+        return sample in self._in_engine
+
+    def request(self, sample: int, prompt: np.ndarray, partial: Completion | None = None) -> Request:
+        """The request of this sample, as it is drawn. prompt: int64 [n]."""
+        return Request(sample, prompt, partial, self._greedy if sample % self._group_size == 0 else None)
+
+    def submitted(self, requests: Collection[Request]) -> None:
+        """The engine gets these."""
+        self._in_engine |= {request.sample_id: request for request in requests}
+        if self._several_turns:
+            self.playing.update(request.sample_id for request in requests)
+            self._again.difference_update(request.sample_id for request in requests)
+
+    def finished(self, completions: Sequence[Completion]) -> list[Completion]:
+        """Samples that are done, of what came out of the engine; what a pause took back stays here."""
+        done = []
+        for completion in completions:
+            if self.taking_back and completion.finish_reason == "abort":
+                self._taken_back.append(completion.sample_id)
+            else:
+                del self._in_engine[completion.sample_id]
+                done.append(completion)
+        return done
+
+    def ended(self, sample: int) -> None:
+        """Note that this sample of several turns has no other."""
+        self._again.discard(sample)
+        self.playing.remove(sample)
+
+    def counted(self, busy: int) -> int:
+        """Samples that count against the engine's share, where it has `busy` of them."""
+        return len(self.playing) if self._several_turns else busy
+
+    def all_taken_back(self, busy: int) -> bool:
+        """Whether all that the engine gave up is here, where it still has `busy` samples."""
+        return len(self._in_engine) <= len(self._taken_back) + busy
+
+    def given_up(self) -> list[Request]:
+        """Requests of what was taken back, from their prompts and in their order, to be submitted again. Samples that
+        are between two turns begin again with the next one."""
+        given_up, self._taken_back = set(self._taken_back), []
+        self._again = self.playing - self._in_engine.keys()
+        return [self.request(sample, made.prompt) for sample, made in self._in_engine.items() if sample in given_up]
+
+    def begins_again(self, sample: int) -> bool:
+        """Whether a sample between two turns is to begin again instead."""
+        return sample in self._again
+
 
 _AGAIN_S = 5.0  # an engine may have been asked too early, or may have begun a sample anew
 _SAME_TIME_S = 1e-9

@@ -8,28 +8,27 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any
+from typing import Any, Protocol
 
 import numpy as np
 import torch
 
 from harness.config import AlgorithmConfig
-from harness.protocols import FINISH_REASONS, Clock, Completion, LogProbEngine, Scorer, Span
+from harness.protocols import FINISH_REASONS, TRUNCATED, Clock, Completion, LogProbEngine, Scorer, Span
 from harness.rl.advantages import Advantages, compares_lengths, parts_compared
-from harness.rl.reward_kl import RewardKL, less_costs
+from harness.rl.filters import Filter
+from harness.rl.kl import RewardKL, less_costs
 from harness.rl.shaping import Shaping
 from harness.rl.token_advantages import TokenAdvantages, token_advantages_of
 from harness.runtime.runtime import open_ended
 from harness.tasks import Problem, Sample, Task, extra_metrics, extra_values, sample_of
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import ReceivingWorker
-from harness.workers.computing_role import ComputingRole, abandon
-from harness.workers.dataflow import iteration_of, partition_name, text_column, texts_of
+from harness.workers.dataflow import iteration_of, partition_name, rollout_columns, text_column, texts_of
 from harness.workers.dealing import DealtQueue
-from harness.workers.open_rows import rollout_columns
 from harness.workers.readers import RankQueue
 from harness.workers.reward_scorers import FailureLog, RewardScorer, Scored, score_of_failures
-from harness.workers.turns import NO_TURNS, Turns
+from harness.workers.turns import NO_TURNS, ComputingRole, Turns, abandon
 
 
 class StageRole(ComputingRole, ABC):
@@ -413,3 +412,75 @@ def completed_sample(task: Task, problem: Problem, completion: Completion) -> Sa
 def prompts_and_responses(batch: Batch) -> tuple[Ragged, Ragged]:
     """The two columns that scoring reads."""
     return batch.ragged("prompt"), batch.ragged("response")
+
+
+class Judge(Protocol):
+    """Decides which groups are trained."""
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        """Decide which groups to keep, of whole groups: bool [groups]."""
+
+
+class RewardJudge:
+    """Judges by a function of rewards. given: which of `harness.rl.filters.GIVEN` it reads."""
+
+    def __init__(self, keep: Filter, given: tuple[str, ...], group_size: int) -> None:
+        self._keep, self._given, self._group_size = keep, given, group_size
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        made = {"exact_match": _exact_match, "lengths": _lengths, "truncated": _truncated}
+        given = {name: self._grouped(made[name](batch)) for name in self._given}
+        rewards = self._grouped(batch.dense("reward"))
+        kept, scored = np.zeros(len(rewards), np.bool_), ~rewards.isnan()
+        for group in scored.any(dim=1).nonzero().flatten().tolist():
+            there = scored[group]
+            of_group = {name: of[group, there][None] for name, of in given.items()}
+            kept[group] = bool(self._keep(rewards[group, there][None], **of_group))
+        return kept
+
+    def _grouped(self, column: np.ndarray) -> torch.Tensor:
+        return torch.from_numpy(np.ascontiguousarray(column)).view(-1, self._group_size)
+
+
+class DrawnJudge:
+    """Judges where nothing is said and rewarded: each group is refused with this probability, drawn by its number. The
+    same whatever the schedule and the time."""
+
+    def __init__(self, share: float, seed: int, group_size: int) -> None:
+        self._share, self._seed, self._group_size = share, seed, group_size
+
+    def __call__(self, batch: Batch) -> np.ndarray:
+        groups = batch.dense("sample")[:: self._group_size] // self._group_size
+        return np.array([self._draw(group) >= self._share for group in groups.tolist()], np.bool_)
+
+    def _draw(self, group: int) -> float:
+        key = np.array([self._seed ^ _FILTER, group], dtype=np.uint64)
+        return float(np.random.Generator(np.random.Philox(key=key)).random())
+
+
+_FILTER = 0x66696C746572  # keys the generator
+
+
+class FilterStage(StageRole):
+    """Judges groups as soon as they are scored."""
+
+    role = kind = "filter"
+
+    def __init__(self, *, judge: Judge, group_size: int, **stage: Any) -> None:
+        super().__init__(**stage)
+        self.judge, self.group_size = judge, group_size
+
+    async def compute(self, batch: Batch) -> Mapping[str, Column]:
+        return {"passed": np.repeat(self.judge(batch), self.group_size)}
+
+
+def _exact_match(batch: Batch) -> np.ndarray:
+    return batch.dense("exact_match")
+
+
+def _lengths(batch: Batch) -> np.ndarray:
+    return np.array([int(mask.sum()) for mask in batch.ragged("loss_mask").rows()], np.int64)
+
+
+def _truncated(batch: Batch) -> np.ndarray:
+    return np.isin(batch.dense("finish_reason"), TRUNCATED)

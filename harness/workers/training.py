@@ -7,15 +7,18 @@ import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Protocol
+from pathlib import Path
+from typing import Any, Protocol
 
 import numpy as np
 
-from harness.protocols import TRUNCATED, Clock, Scorer, Span
+from harness.protocols import TRUNCATED, Clock, Scorer, Span, WrittenState
 from harness.rl.diagnostics import add_diagnostics
+from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Batch, Ragged
-from harness.workers.computing_role import ComputingRole, abandon
+from harness.weight_sync.saving import save_weights
 from harness.workers.readers import Deadlines, MicroBatchReader
+from harness.workers.turns import ComputingRole, abandon
 
 
 @dataclass
@@ -230,3 +233,34 @@ def learnt_tokens(batch: Batch, mask_truncated: bool) -> Ragged:
     if mask_truncated:
         learnt &= ~np.isin(batch.dense("finish_reason"), TRUNCATED)
     return mask if learnt.all() else Ragged(mask.values & np.repeat(learnt, mask.lengths), mask.lengths)
+
+
+class RememberingRole:
+    """The base of a role with an engine that learns. version: of its parameters."""
+
+    engine: Any  # that `Remembers`
+    clock: Clock
+    rank: int
+    version: int
+    _state: WrittenState | None = None
+
+    async def copy_state(self) -> None:
+        """Copy what training remembers, to be written next. Called between two batches."""
+        self._state = await self.engine.state()
+
+    async def write_state(self, folder: str) -> dict[str, tuple[int, str]]:
+        """Write what was copied into a folder that is there; training goes on meanwhile. By file, bytes and SHA-256."""
+        assert self._state is not None, "copy_state comes first"
+        state, self._state = self._state, None
+        if not isinstance(self.clock, RealClock):
+            return state.write(Path(folder))
+        return await asyncio.to_thread(state.write, Path(folder))
+
+    async def load_state(self, folder: str, version: int) -> None:
+        """Go on from there, where the weights were `version`; every rank calls it."""
+        await self.engine.load(Path(folder))
+        self.version = version
+
+    async def save_weights(self, folder: str) -> None:
+        """All weights into a folder that is there, gathered; every rank calls it, rank 0 writes."""
+        save_weights(Path(folder), self.engine.named_parameters(), write=self.rank == 0)

@@ -34,11 +34,11 @@ from harness.workers.dataflow import PROMPT_COLUMNS, RECORD, RECORDED, REWARD_CO
 from harness.workers.recording import (
     RecordingSettings,
     RecordRole,
+    TokenDecoder,
     TrainedIteration,
     WrittenSoFar,
     _IterationSamples,
 )
-from harness.workers.sample_decoders import TokenDecoder
 from harness.workers.training import TrainedRows, TrainReport
 
 GROUP, MICRO_BATCH, PROMPT = 8, 64, 256

@@ -16,7 +16,7 @@ import torch
 from harness.rl.advantages import advantages_of
 from harness.rl.filters import filter_of
 from harness.rl.losses import policy_loss
-from harness.rl.losses.proximal import log_linear
+from harness.rl.losses.ratios import log_linear
 from harness.rl.rejection import rejection_of
 from harness.rl.shaping import shaping_of
 from tests.support.policy_batches import NUMBERS, RANDOM, Case, algorithm

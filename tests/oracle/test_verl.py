@@ -16,14 +16,12 @@ import torch
 from harness.config import AlgorithmConfig
 from harness.config.registries import AGGREGATIONS, KL_ESTIMATORS, REJECTIONS
 from harness.rl.advantages import advantages_of
-from harness.rl.gae import gae_of
-from harness.rl.kl import estimator_of
+from harness.rl.diagnostics import off_policy_metrics, off_policy_sums
+from harness.rl.kl import RewardKL, estimator_of, less_costs
 from harness.rl.log_probs import head_gradient_squares
 from harness.rl.losses import policy_loss
-from harness.rl.off_policy import off_policy_metrics, off_policy_sums
 from harness.rl.rejection import rejection_of
-from harness.rl.reward_kl import RewardKL, less_costs
-from harness.rl.token_advantages import token_advantages_of
+from harness.rl.token_advantages import gae_of, token_advantages_of
 from harness.rl.value_loss import value_losses, value_sums
 from tests.support.policy_batches import EXTREME, RANDOM, Case, aggregated, algorithm
 

@@ -13,9 +13,8 @@ from typing import Any, Protocol
 
 from harness.rpc.channel import Channel
 from harness.rpc.handshake import Role
-from harness.rpc.room import Room
 from harness.rpc.sockets import Framed, close_all
-from harness.rpc.stream import ServedStream
+from harness.rpc.stream import Room, ServedStream
 from harness.transfer_queue.control.spec import QueueSpec, Status
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.rows.columns import Rows

@@ -10,8 +10,8 @@ from typing import Any, get_args
 from harness.rpc.channel import Channel
 from harness.rpc.handshake import Role, new_token, token_for
 from harness.rpc.listener import Listener
-from harness.rpc.room import Room
 from harness.rpc.sockets import MESSAGE_LIMIT, Address, forget_address, listen, new_address, takes_descriptors
+from harness.rpc.stream import Room
 from harness.transfer_queue.control.spec import QueueSpec
 from harness.transfer_queue.remote.messages import Cleared, Welcome
 from harness.transfer_queue.remote.requests import Requests

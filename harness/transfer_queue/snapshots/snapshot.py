@@ -7,18 +7,22 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 
 from harness.transfer_queue.control.controller import Controller
+from harness.transfer_queue.control.partition import Partition
 from harness.transfer_queue.control.spec import QueueSpec
-from harness.transfer_queue.rows.frames import Frame, pack, unpack
+from harness.transfer_queue.rows.columns import Column, Rows
+from harness.transfer_queue.rows.frames import BatchAssignment, Frame, pack, unpack
 from harness.transfer_queue.service.service import QueueService, loop_time
 from harness.transfer_queue.snapshots.files import (
+    SNAPSHOT,
     DamagedSnapshot,
     FileHeader,
     Folder,
@@ -28,7 +32,7 @@ from harness.transfer_queue.snapshots.files import (
     encode,
     read_records,
 )
-from harness.transfer_queue.storage.inline import inline_buffers
+from harness.transfer_queue.storage.inline import LocalStorage, inline_buffers
 from harness.transfer_queue.storage.protocol import PayloadStore, Storage
 
 _BATCH_BYTES = 4 << 20  # so much is in memory twice
@@ -187,3 +191,51 @@ def load(
     still_open = {lease.number for lease in controller.open_leases()}
     unconfirmed = {lease: partition for lease, partition in state["unconfirmed"] if lease in still_open}
     return QueueService(spec, store, now, controller, unconfirmed)
+
+
+@dataclass(frozen=True)
+class SavedRows:
+    """Rows int64 [k] of one partition, in its order, and their columns."""
+
+    partition: str
+    rows: Rows
+    columns: Mapping[str, Column]
+
+
+def saved_rows(folder: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[SavedRows]:
+    """Rows of each partition that had all of these columns when the queue was saved. ValueError if none was saved here;
+    DamagedFile, which is one, for what was not written like this."""
+    files = Folder(folder)
+    number = files.current() if files.path.is_dir() else None
+    if number is None:
+        raise ValueError(f"no queue was saved in {folder}")
+    path = files.snapshot(number)
+    spec = _spec_of(path)
+    storage, controller = LocalStorage(), Controller(spec)
+    state, frames = read_snapshot(path, spec, storage)
+    controller.restore(state["controller"], frames)
+    for name in frames:
+        partition = controller.partition(name)
+        positions = _with_all(partition, columns)
+        if positions.size:
+            located = partition.locate(positions, columns)
+            rows = partition.rows[positions]
+            yield SavedRows(name, rows, storage.read(BatchAssignment(0, name, rows, *located), spec.columns))
+
+
+def _spec_of(path: os.PathLike[str]) -> QueueSpec:
+    """The spec that the file says."""
+    try:
+        first = next(read_records(path)).message  # type: ignore[arg-type]
+        header = msgspec.msgpack.decode(first, type=FileHeader)
+        if header.kind != SNAPSHOT:
+            raise DamagedSnapshot(f"{path} is a {header.kind}, not a {SNAPSHOT}")
+        return msgspec.convert(header.spec, QueueSpec)
+    except (StopIteration, msgspec.MsgspecError) as error:
+        raise DamagedSnapshot(f"{path} does not begin as the snapshot of a queue") from error
+
+
+def _with_all(partition: Partition, columns: Sequence[str]) -> Rows:
+    lacking = partition.lacking(np.arange(partition.rows.size), columns)
+    positions: Rows = np.flatnonzero(~lacking)
+    return positions

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import random
 
-from engines.torch.parking import Parking
+from engines.torch.rollout import Parking
 
 
 class Named:

@@ -15,8 +15,7 @@ from harness.driver.build import WorkerSpec, build_in_stages, build_roles
 from harness.protocols import Request
 from harness.runtime.runtime import RoleName
 from harness.workers.held_engine import HeldEngine
-from harness.workers.recording import RecordingSettings
-from harness.workers.sample_decoders import TokenDecoder
+from harness.workers.recording import RecordingSettings, TokenDecoder
 from harness.workers.turns import NO_TURNS
 from tests.support.role_setting import CPU, TASK, CountingQueue, HandEngine, TickingClock
 

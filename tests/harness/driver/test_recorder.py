@@ -38,8 +38,7 @@ from harness.tasks import Problem
 from harness.transfer_queue import Batch, Ragged
 from harness.workers.dataflow import text_column
 from harness.workers.dealing import joined, some_rows
-from harness.workers.recording import RecordingSettings, RecordRole, Work
-from harness.workers.sample_decoders import RunLengthDecoder, TokenDecoder
+from harness.workers.recording import RecordingSettings, RecordRole, RunLengthDecoder, TokenDecoder, Work
 from harness.workers.training import Pass, TrainedRows, TrainReport
 from tests.support.fsdp_samples import SMALL
 

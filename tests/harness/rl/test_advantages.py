@@ -7,8 +7,17 @@ import torch
 from harness.config import AlgorithmConfig
 from harness.config.compose import compose_job
 from harness.config.registries import ADVANTAGES, find
-from harness.rl.advantages import advantages_of, group_advantages, max_rl, opo, remax, rloo
-from harness.rl.batch_advantages import gpg, reinforce_plus_plus, reinforce_plus_plus_baseline
+from harness.rl.advantages import (
+    advantages_of,
+    gpg,
+    group_advantages,
+    max_rl,
+    opo,
+    reinforce_plus_plus,
+    reinforce_plus_plus_baseline,
+    remax,
+    rloo,
+)
 
 OF_GROUPS = [
     name

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from harness.config import AlgorithmConfig, ConfigError
-from harness.rl.gae import gae, gae_of
+from harness.rl.token_advantages import gae, gae_of
 from harness.rl.value_loss import value_losses, value_metrics, value_sums
 
 LENGTHS = torch.tensor([3, 4, 1])

@@ -7,8 +7,7 @@ import torch
 
 from harness.config import AlgorithmConfig, ConfigError
 from harness.config.compose import compose_job
-from harness.rl.token_advantages import token_advantages_of
-from harness.rl.token_baseline import optimal_token_baseline
+from harness.rl.token_advantages import optimal_token_baseline, token_advantages_of
 
 LENGTHS = torch.tensor([2, 4, 1, 1])
 SQUARES = torch.tensor([1.0, 3.0, 0.5, 9.0, 1.5, 1.0, 0.3, 0.1])

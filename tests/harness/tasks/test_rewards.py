@@ -21,7 +21,7 @@ from harness.tasks.rewards.code import code
 from harness.tasks.rewards.mathematics import math
 from harness.tasks.rewards.reading import normalised
 from harness.tasks.rewards.text import exact, form, length, numeric, regex
-from harness.workers.reward_pool import RewardLimits, RewardPool
+from harness.workers.reward_scorers import RewardLimits, RewardPool
 from tests.support.text_folder import text_tokenizer
 
 RIGHT, WRONG = Score(1.0, True), Score(0.0, False)

@@ -16,7 +16,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.rpc import listener, room, stream
+from harness.rpc import listener, stream
 from harness.rpc.handshake import ANSWER, STEP
 from harness.rpc.sockets import CHUNK, HEADER, MESSAGE_LIMIT, Framer, forget_address, new_address
 from harness.transfer_queue import GetRequest
@@ -440,8 +440,8 @@ async def test_large_messages_that_are_not_whole_share_so_much_memory(
     monkeypatch: pytest.MonkeyPatch, comes: bool
 ) -> None:
     """One that does not come makes room for the next."""
-    monkeypatch.setattr(room, "ROOM", LARGE)
-    monkeypatch.setattr(room, "PATIENCE_S", 3600.0)
+    monkeypatch.setattr(stream, "ROOM", LARGE)
+    monkeypatch.setattr(stream, "PATIENCE_S", 3600.0)
     body = b"\xc1" * LARGE
     async with serving(InlineBackend()) as (server, queue), AsyncExitStack() as stack:
         first, *others = [await stack.enter_async_context(Stranger.at(server)) for _ in range(4)]
@@ -530,7 +530,7 @@ def test_a_folder_of_sockets_that_goes_as_it_is_looked_at_is_no_error() -> None:
     with tempfile.TemporaryDirectory(dir="/tmp") as shared:
         namespace = os.stat("/proc/self/ns/pid").st_ino
         Path(shared, f"cadence-{namespace}-1-0-gone").symlink_to("nowhere")
-        code = "from harness.rpc.socket_folder import new_path; print(new_path())"
+        code = "from harness.rpc.sockets import new_path; print(new_path())"
         environment = os.environ | {"TMPDIR": shared}
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
         assert done.returncode == 0 and done.stdout.startswith(shared), done.stderr

@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 
-from harness.workers.computing_role import ComputingRole
-from harness.workers.turns import DeviceTurns
+from harness.workers.turns import ComputingRole, DeviceTurns
 
 
 class Role(ComputingRole):

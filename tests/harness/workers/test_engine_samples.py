@@ -1,7 +1,7 @@
 import numpy as np
 
 from harness.protocols import Completion, Request, Sampling
-from harness.workers.engine_samples import EngineSamples
+from harness.workers.sample_flow import EngineSamples
 
 GROUP = 2
 PROMPT = np.array([7, 8])

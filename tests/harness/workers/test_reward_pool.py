@@ -22,8 +22,7 @@ from harness.config.readers import scoring_processes
 from harness.tasks import Sample, Score, make_task, score_of
 from harness.tasks.characters import Reverse
 from harness.tasks.reward import Rewarded
-from harness.workers.reward_pool import RewardLimits, RewardPool
-from harness.workers.reward_scorers import FailureLog, HostScorer, Scored
+from harness.workers.reward_scorers import FailureLog, HostScorer, RewardLimits, RewardPool, Scored
 from tests.support.rewards import HOSTILE
 
 SAMPLES = 24

@@ -19,7 +19,7 @@ from harness.config import AlgorithmConfig
 from harness.metrics.timeline import KINDS
 from harness.protocols import TrainBatch, TrainEngine
 from harness.rl.advantages import advantages_of, group_advantages, needs_whole_batch
-from harness.rl.reward_kl import reward_kl_of
+from harness.rl.kl import reward_kl_of
 from harness.rl.token_advantages import token_advantages_of
 from harness.runtime.virtual_runtime import run_virtual
 from harness.tasks import Sample, Score, Task, sample_of, score_of
