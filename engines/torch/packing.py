@@ -7,7 +7,7 @@ neighbours are padded.
 Packed, all samples stand one after the other in one row; positions start again with each. All that works token by token
 sees one long row. Attention keeps to the samples: on a GPU in half precision by torch's
 kernel for sequences of different lengths, elsewhere sample by sample. (One call under a block-diagonal mask costs the
-square of all tokens together: on a CPU 10 to 20 times as much; tests/benchmarks/bench_layouts.py.) Heads of keys and
+square of all tokens together: on a CPU 10 to 20 times as much.) Heads of keys and
 values that queries share are not repeated, but in float32 on a GPU.
 """
 

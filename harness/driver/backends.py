@@ -129,9 +129,9 @@ def _runtime(run: RunSpec):  # type: ignore[no-untyped-def]  # loading Ray takes
     cluster, placement, gpu = run.config.cluster, run.plan.placement, run.plan.gpu
     start_s, call_s = cluster.wait_timeout_s, cluster.call_timeout_s
     if (address := cluster_address()) is not None:
-        from harness.runtime.ray_cluster import RayCluster
+        from harness.runtime.ray_cluster import ClusterSettings, RayCluster
 
-        return RayCluster(
+        settings = ClusterSettings(
             address,
             placement,
             gpu=gpu,
@@ -144,6 +144,7 @@ def _runtime(run: RunSpec):  # type: ignore[no-untyped-def]  # loading Ray takes
             reads=[] if run.plan.backend != "real" or run.model.checkpoint is None else [Path(run.model.checkpoint)],
             writes=partial(_writes_results, run),
         )
+        return RayCluster(settings)
     from harness.runtime.local_runtime import LocalRuntime
 
     return LocalRuntime(

@@ -13,6 +13,7 @@ import signal
 import socket
 import sys
 import threading
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
@@ -157,73 +158,69 @@ _STOP_S = 5.0  # that workers have to close their roles
 _BROUGHT_S = 120.0  # that the output of a worker may take to come from its node, where a process starts for it
 
 
-class RayCluster:
-    """The cluster at `address`, by Ray. Use as a context manager: leaving it ends every process that it started.
+@dataclass(frozen=True)
+class ClusterSettings:
+    """A run on the cluster at `address`.
 
     silence_s: that the driver's host may say nothing; then workers on others end. per_engine: devices of an engine,
     which are on one node, as are `together` neighbours in training. logs: a folder, in that of results, for the output
     of each worker in a file of its name, brought there from nodes that do not see it; Ray keeps it by default. reads:
     what workers read of other folders; writes: whether a role writes into that of results.
-
-    More than twelve attributes: half of them are these settings, which every later start of a worker needs again.
     """
 
-    def __init__(
-        self,
-        address: str,
-        placement: Placement,
-        *,
-        gpu: bool,
-        start_timeout_s: float,
-        call_timeout_s: float | None,
-        silence_s: float = 600.0,
-        per_engine: int = 1,
-        together: int = 1,
-        logs: Path | None = None,
-        reads: Sequence[Path] = (),
-        writes: Callable[[RoleName], bool] = lambda role: False,
-    ) -> None:
-        self.address, self.placement, self.gpu, self.logs = address, placement, gpu, logs
-        self.start_timeout_s, self.silence_s = start_timeout_s, silence_s
+    address: str
+    placement: Placement
+    gpu: bool
+    start_timeout_s: float
+    call_timeout_s: float | None
+    silence_s: float = 600.0
+    per_engine: int = 1
+    together: int = 1
+    logs: Path | None = None
+    reads: Sequence[Path] = ()
+    writes: Callable[[RoleName], bool] = lambda role: False
+
+
+class RayCluster:
+    """The cluster, by Ray. Use as a context manager: leaving it ends every process that it started."""
+
+    def __init__(self, settings: ClusterSettings) -> None:
+        self.settings = settings
         self.host = ""  # known once it is entered
-        self._per_engine, self._together, self._reads, self._writes = per_engine, together, reads, writes
         self._proof = f".seen-{secrets.token_hex(8)}"
         self._bundles: list[tuple[int, ...]] = []
         self._here = ""  # this node, by Ray's name
         self._group: PlacementGroup | None = None
         self._stack = ExitStack()
-        self._workers = ConnectedWorkers(start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s, here=False)
-        self._processes: dict[str, _RayProcess] = {}
-        self._ever: list[_RayProcess] = []
+        self._workers = ConnectedWorkers(
+            start_timeout_s=settings.start_timeout_s, call_timeout_s=settings.call_timeout_s, here=False
+        )
+        self._processes = defaultdict[str, list[_RayProcess]](list)  # of each worker, the last one at work
         self._starts: dict[str, tuple[Sequence[int], Sequence[RoleName], Build]] = {}
 
     def __enter__(self) -> RayCluster:
-        if self.logs is not None:
-            self.logs.mkdir(parents=True, exist_ok=True)
+        settings, placement = self.settings, self.settings.placement
         try:
-            if self.logs is not None:
-                proof = self.logs / self._proof
+            if settings.logs is not None:
+                settings.logs.mkdir(parents=True, exist_ok=True)
+                proof = settings.logs / self._proof
                 proof.touch()
                 self._stack.callback(proof.unlink)
-            self._stack.enter_context(connected(self.address, server_environment()))
+            self._stack.enter_context(connected(settings.address, server_environment()))
             self._stack.callback(self._stop_workers)
             there = nodes()
             self._here, self.host = there[0].name, there[0].address
-            self._bundles = bundles(
-                self.placement,
-                [node.devices(self.gpu) for node in there],
-                per_engine=self._per_engine,
-                together=self._together,
-            )
-            kinds = ("CPU", "GPU") if self.gpu else ("CPU",)
-            wanted = [dict.fromkeys(kinds, float(len(devices))) for devices in self._bundles]
+            devices = [node.devices(settings.gpu) for node in there]
+            self._bundles = bundles(placement, devices, per_engine=settings.per_engine, together=settings.together)
+            kinds = ("CPU", "GPU") if settings.gpu else ("CPU",)
+            wanted = [dict.fromkeys(kinds, float(len(bundle))) for bundle in self._bundles]
             self._group = placement_group(wanted, strategy="PACK")
-            if not self._group.wait(self.start_timeout_s):
+            if not self._group.wait(settings.start_timeout_s):
                 raise ConfigError(
-                    f"Ray could not place {self.placement.total} devices within {self.start_timeout_s:g} s "
+                    f"Ray could not place {placement.total} devices within {settings.start_timeout_s:g} s "
                     f"(cluster.wait_timeout_s): wanted {', '.join(str(len(its)) for its in self._bundles)}, each on "
                     "one node, and free or taken by others there are "
-                    f"{', '.join(f'{node.devices(self.gpu)} on {node.address}' for node in there)}"
+                    f"{', '.join(f'{node.devices(settings.gpu)} on {node.address}' for node in there)}"
                 )
         except BaseException:
             self._stack.close()
@@ -236,18 +233,18 @@ class RayCluster:
     def host_of(self, handle: Handle[Any]) -> str:
         """The host of a role, as `Runtime` says."""
         assert isinstance(handle, RemoteRole), "it is of this runtime"
-        return self._processes[handle.connection.worker].host
+        return self._processes[handle.connection.worker][-1].host
 
     def start_queue(self, spec: QueueSpec, saves: Path | None = None, storage: Storage | None = None) -> TransferQueue:
         """The queue of this run, in an actor on this node, which ends with the run: no other node takes it along."""
         started = QueueActor.start(
             spec,
             None if storage is None else storage(),
-            timeout_s=self.start_timeout_s,
-            call_timeout_s=self._workers.call_timeout_s or 60.0,
+            timeout_s=self.settings.start_timeout_s,
+            call_timeout_s=self.settings.call_timeout_s or 60.0,
             node=self._here,
             saves=None if saves is None else str(saves),
-            run="" if self.logs is None else run_in(self.logs),
+            run="" if self.settings.logs is None else run_in(self.settings.logs),
         )
         self._stack.callback(started.stop)
         self._queue = started
@@ -274,15 +271,14 @@ class RayCluster:
         token = new_token()
         devices, roles, build = self._starts[name]
         output = results = None
-        if self.logs is not None:
-            logs = self.logs.absolute()
+        if self.settings.logs is not None:
+            logs = self.settings.logs.absolute()
             output = Output(logs / f"{name}.log", logs / self._proof, f"cadence-{secrets.token_hex(8)}.log")
-            results = logs.parent if any(map(self._writes, roles)) else None
+            results = logs.parent if any(map(self.settings.writes, roles)) else None
         actor = self._start_actor(devices, name, token, output)
-        serving = actor.serve.remote(list(roles), pickle.dumps(build), Path.cwd(), self._reads, results)
+        serving = actor.serve.remote(list(roles), pickle.dumps(build), Path.cwd(), self.settings.reads, results)
         process = _RayProcess(name, actor.listening.remote(), serving, actor, output)
-        self._processes[name] = process
-        self._ever.append(process)
+        self._processes[name].append(process)
         return process, token
 
     async def stop_clocks(self) -> float:
@@ -296,7 +292,7 @@ class RayCluster:
     def _start_actor(self, devices: Sequence[int], name: str, token: bytes, output: Output | None) -> Any:
         """One without a device is on this node, as the queue is."""
         options: dict[str, Any] = {"num_cpus": float(len(devices))}
-        if self.gpu and devices:
+        if self.settings.gpu and devices:
             options["num_gpus"] = float(len(devices))
         if devices:
             bundle = next(number for number, its in enumerate(self._bundles) if devices[0] in its)
@@ -304,15 +300,16 @@ class RayCluster:
         else:
             strategy = on_node(self._here)
         actor = ray.remote(WorkerActor).options(**options, scheduling_strategy=strategy, max_concurrency=3)
-        return actor.remote(name, token, self.start_timeout_s, self.silence_s, output)
+        return actor.remote(name, token, self.settings.start_timeout_s, self.settings.silence_s, output)
 
     def _stop_workers(self) -> None:
         self._workers.stopped()
-        for process in self._ever:
+        processes = [process for of_worker in self._processes.values() for process in of_worker]
+        for process in processes:
             process.actor.stop.remote()
-        if serving := [process.serving for process in self._ever]:
+        if serving := [process.serving for process in processes]:
             ray.wait(serving, num_returns=len(serving), timeout=_STOP_S)
-        for thread in [process.bring_output() for process in self._ever]:
+        for thread in [process.bring_output() for process in processes]:
             if thread is not None:
                 thread.join()
 

@@ -17,7 +17,7 @@ import pytest
 from ray.cluster_utils import Cluster
 
 from harness.config.placement import Placement
-from harness.runtime.ray_cluster import RayCluster
+from harness.runtime.ray_cluster import ClusterSettings, RayCluster
 from harness.runtime.runtime import WorkerDied
 from harness.transfer_queue import ColumnSpec, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.remote.client import RemoteQueue
@@ -47,7 +47,7 @@ async def test_workers_of_a_cluster_answer_die_and_end(address: str) -> None:
     two = {("echo", 0): EchoRole, ("echo", 1): EchoRole}
     placement = Placement({"rollout": (0, 1), "actor": (2,)})
     limits = {"start_timeout_s": 120, "call_timeout_s": 60}
-    with RayCluster(address, placement, gpu=False, per_engine=2, **limits) as cluster:
+    with RayCluster(ClusterSettings(address, placement, gpu=False, per_engine=2, **limits)) as cluster:
         first, second = cluster.start_worker("device[0,1]", (0, 1), two, build_echoes)
         (other,) = cluster.start_worker("device[2]", (2,), {("echo", 2): EchoRole}, build_echoes)
         (broken,) = cluster.start_worker("host", (), {("echo", 3): EchoRole}, fail_to_build)
@@ -79,7 +79,8 @@ async def test_payloads_of_a_run_travel_in_the_channel_of_its_queue(address: str
     spec = QueueSpec({"tokens": ColumnSpec("int64", ragged=True)}, {"train": TaskSpec(("tokens",))})
     tokens = Ragged.from_rows([np.arange(10_000_000)])
     limits = {"start_timeout_s": 120, "call_timeout_s": 60}
-    with RayCluster(address, Placement({"rollout": (0,), "actor": (1,)}), gpu=False, **limits) as cluster:
+    placement = Placement({"rollout": (0,), "actor": (1,)})
+    with RayCluster(ClusterSettings(address, placement, gpu=False, **limits)) as cluster:
         queue = cluster.start_queue(spec)
         await queue.create_partition("train_0", [0])
         await queue.put("train_0", [0], {"tokens": tokens})
