@@ -24,8 +24,7 @@ from harness.tasks import environment_of, extra_metrics
 from harness.transfer_queue import TransferQueue
 from harness.transfer_queue.control.policies import balanced, contiguous
 from harness.weight_sync.simulated import PacedRole
-from harness.workers.actor import ActorRole
-from harness.workers.critic import CriticRole
+from harness.workers.actor import ActorRole, CriticRole
 from harness.workers.dataflow import CRITIC_TRAINING, RECORD, Numbering
 from harness.workers.dealing import DealtQueue, DealtReader, WorldScatter
 from harness.workers.episodes import Episodes

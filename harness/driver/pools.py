@@ -15,8 +15,7 @@ from harness.driver.restarts import WorkerRestarts
 from harness.protocols import Span
 from harness.runtime.runtime import Handle, ask_all, death_in
 from harness.weight_sync.membership import Fleet
-from harness.workers.actor import ActorRole
-from harness.workers.critic import CriticRole
+from harness.workers.actor import ActorRole, CriticRole
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import StageRole
 from harness.workers.training import TrainReport

@@ -15,7 +15,7 @@ from harness.config.registries import SCHEDULES
 from harness.planner.candidates import STALENESS, Candidate
 from harness.planner.explore import Effort, Exploration, TrialResult, explore
 from harness.planner.search import front
-from harness.runtime.parallel import parallel_as_completed
+from harness.rpc.children import parallel_as_completed
 
 SEED = 0
 

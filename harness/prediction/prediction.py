@@ -14,7 +14,7 @@ from harness.metrics.timeline import Interval, Timeline, clip, length
 from harness.prediction.fit import WARMUP, WorkloadFit, around_s, drawn, engine_cost, engines_of, fit, host_s
 from harness.prediction.phases import UPDATE, Given, PhaseScaling, scalings, training_phases
 from harness.prediction.table import Row, TableSettings, factors_of, read_table, read_table_settings
-from harness.runtime.parallel import parallel_map
+from harness.rpc.children import parallel_map
 
 END = 2
 """Iterations at the end, while no more is generated."""

@@ -1,4 +1,5 @@
-"""Processes that end with their parent, or with who they work for, however that ends; and with what they started."""
+"""Processes that end with their parent, or with who they work for, however that ends; and with what they started. Calls
+in parallel in such ones."""
 
 from __future__ import annotations
 
@@ -10,9 +11,10 @@ import signal
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
-from typing import Protocol
+from typing import Protocol, TypeVar
 
 _PR_SET_PDEATHSIG = 1
 _LOOKED_EVERY_S = 1.0
@@ -70,3 +72,57 @@ def kill_group(leader: int) -> None:
     """Kill what is in the process group of this process; nothing where all of it has gone, or it never made one."""
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
+
+
+_Argument = TypeVar("_Argument")
+_Result = TypeVar("_Result")
+
+
+def parallel_as_completed(
+    work: Callable[[_Argument], _Result],
+    arguments: Sequence[_Argument],
+    *,
+    processes: int,
+    timeout_s: float,
+    what: str,
+) -> Iterator[tuple[int, _Result]]:
+    """(index of the argument, its result) as results come; the first arguments are started first.
+
+    With one process, or one argument, all is done in this process. Raises what `work` raises, and TimeoutError, naming
+    `what` was waited for, where all of it takes longer than timeout_s.
+    """
+    if processes < 2 or len(arguments) < 2:
+        yield from ((number, work(argument)) for number, argument in enumerate(arguments))
+        return
+    before = set(multiprocessing.active_children())
+    context = multiprocessing.get_context("spawn")  # the parent has threads: it must not be forked
+    pool = ProcessPoolExecutor(min(processes, len(arguments)), context, _begin)
+    try:
+        calls = {pool.submit(work, argument): number for number, argument in enumerate(arguments)}
+        for done in as_completed(calls, timeout=timeout_s):
+            yield calls[done], done.result()
+    except TimeoutError:
+        raise TimeoutError(f"waited {timeout_s:g} s for {what}") from None
+    finally:
+        pool.shutdown(wait=False, cancel_futures=True)
+        for child in set(multiprocessing.active_children()) - before:
+            child.terminate()
+
+
+def parallel_map(
+    work: Callable[[_Argument], _Result],
+    arguments: Sequence[_Argument],
+    *,
+    processes: int,
+    timeout_s: float,
+    what: str,
+) -> list[_Result]:
+    """The results of all arguments, in their order. Raises as `parallel_as_completed` does."""
+    found = dict(parallel_as_completed(work, arguments, processes=processes, timeout_s=timeout_s, what=what))
+    return [found[number] for number in range(len(arguments))]
+
+
+def _begin() -> None:
+    """Ends at once where the command is interrupted, and where its process is gone."""
+    signal.signal(signal.SIGINT, signal.SIG_DFL)
+    end_with_parent()

@@ -16,7 +16,7 @@ from pathlib import Path
 
 from harness.acceptance.chaos.simulated import Chaos, play_in_a_folder
 from harness.metrics.atomic_files import write_text
-from harness.runtime.parallel import parallel_as_completed
+from harness.rpc.children import parallel_as_completed
 
 _GRACE_S = 120.0
 """Seconds that a seed may take beyond the limit: then what waits for it says so."""

@@ -21,7 +21,7 @@ from harness.config.compose import compose_job
 from harness.config.fields import Count, NotNegative, Positive
 from harness.prediction.fit import drawn, engine_cost
 from harness.prediction.prediction import by_token_alone, one_device_each
-from harness.runtime.parallel import parallel_map
+from harness.rpc.children import parallel_map
 from harness.studies.papers.experiment import Context, PaperExperiment
 from harness.studies.papers.modes import Mode, batches_of, job_of, of_role, steps
 from harness.studies.papers.result import Result, ResultLine, Table

@@ -10,7 +10,7 @@ from harness.config import AlgorithmConfig
 from harness.protocols import ValueBatch
 from harness.rl.token_advantages import token_advantages_of
 from harness.transfer_queue import Ragged
-from harness.workers.critic import CriticRole
+from harness.workers.actor import CriticRole
 from harness.workers.dataflow import CRITIC_TRAINING, text_column
 from harness.workers.readers import FifoReader
 from harness.workers.stages import AdvantageStage, columns_compared

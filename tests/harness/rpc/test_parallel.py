@@ -11,7 +11,7 @@ import time
 import psutil
 import pytest
 
-from harness.runtime.parallel import parallel_as_completed, parallel_map
+from harness.rpc.children import parallel_as_completed, parallel_map
 
 
 def twice(number: int) -> tuple[int, int]:
@@ -39,7 +39,7 @@ def test_a_failure_is_raised_here() -> None:
 
 ASKS = """
 import time
-from harness.runtime.parallel import parallel_as_completed
+from harness.rpc.children import parallel_as_completed
 if __name__ == "__main__":
     list(parallel_as_completed(time.sleep, [600.0, 600.0], processes=2, timeout_s=900, what="sleepers"))
 """
