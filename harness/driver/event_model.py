@@ -12,7 +12,7 @@ import asyncio
 import math
 from bisect import bisect_right
 from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -51,7 +51,9 @@ _MASK = (1 << _BITS) - 1
 class FastSteps:
     """The iterations of a job, float64 [iterations] each: seconds from one version to the next; of these, those in
     which an engine generated, a mean over engines; those for which the trainer waited for samples; mean lag of the
-    samples trained, and the worst of their tokens. dropped: samples, as stale or refused. not_covered: why the
+    samples trained, and the worst of their tokens; those that the slowest group took, from its engine to its end; those
+    in which devices that take or give weights do nothing else; by device role those in which its devices work, for
+    whatever role. dropped: samples, as stale or refused. not_covered: why the
     schedule's file itself was simulated; "" where the event model was enough."""
 
     seconds: NDArray[np.float64]
@@ -59,6 +61,9 @@ class FastSteps:
     wait_s: NDArray[np.float64]
     lag_mean: NDArray[np.float64]
     lag_worst: NDArray[np.float64]
+    longest_s: NDArray[np.float64]
+    exposed_s: NDArray[np.float64]
+    busy_s: Mapping[str, NDArray[np.float64]]
     dropped: int = 0
     not_covered: str = ""
 
@@ -93,9 +98,10 @@ def fast_steps(config: JobConfig, seed: int) -> FastSteps:
 def simulated_steps(config: JobConfig, seed: int) -> FastSteps:
     """The same of `simulate`."""
     every: list[Mapping[str, float]] = []
-    timeline = simulate(
+    recorder = simulate(
         config, seed, lambda session: session.recorder.listeners.append(IterationListener(every.append))
-    ).timeline
+    )
+    timeline = recorder.timeline
     spans = [(span.start, span.end) for span in timeline.spans if span.kind == "generate"]
     engines = sum(role == "rollout" for role, _ in timeline.placement)
     windows = [timeline.window(iteration) for iteration in timeline.iteration_ends]
@@ -103,13 +109,23 @@ def simulated_steps(config: JobConfig, seed: int) -> FastSteps:
     def each(name: str) -> NDArray[np.float64]:
         return np.array([metrics[name] for metrics in every])
 
+    longest = np.zeros(len(every))
+    for sample in recorder.samples():
+        if sample.trained_iteration is not None and sample.finished_at and sample.started_at is not None:
+            took = sample.finished_at - sample.started_at
+            longest[sample.trained_iteration] = max(longest[sample.trained_iteration], took)
+    seconds = each("time/iteration_s")
+
     dropped = sum(value for name, value in every[-1].items() if name.startswith("ledger/dropped"))
     return FastSteps(
-        each("time/iteration_s"),
+        seconds,
         np.array([sum(end - start for start, end in clip(spans, window)) / engines for window in windows]),
         each("time/wait_for_samples_s"),
         each("staleness/mean"),
         each("staleness/max"),
+        longest,
+        each("time/weight_sync_exposed_s"),
+        {role: seconds * (1 - each(f"idle/{role}")) for role in ("rollout", "actor")},
         int(dropped),
     )
 
@@ -630,6 +646,9 @@ class _Job:
         self.ends: list[float] = []
         self.generating_s = 0.0  # of all engines, but for what is under way
         self.generated_s: list[float] = []  # as each iteration ended
+        self.worked: dict[str, float] = {}  # seconds, of roles, of loading and of sending
+        self.worked_s: list[dict[str, float]] = []  # as each iteration ended
+        self.took = np.zeros(self.groups)  # seconds of each group in its engine
 
     @property
     def stages(self) -> list[_Rewards | _Scoring]:
@@ -658,7 +677,35 @@ class _Job:
             np.array(self.trainer.waited),
             lags - self.versions.reshape(self.iterations, -1).mean(axis=1),
             lags - self.oldest.reshape(self.iterations, -1).min(axis=1),
+            self.took.reshape(self.iterations, -1).max(axis=1),
+            self._exposed(),
+            {role: self._busy(devices) for role, devices in self.placement.devices.items()},
         )
+
+    def _busy(self, devices: tuple[int, ...]) -> NDArray[np.float64]:
+        """Seconds of work on a role's devices in each iteration."""
+        does = [role for role, its in self.placement.devices.items() if its == devices]
+        does += ["send"] * ("actor" in does) + ["load"] * ("rollout" in does)
+        seconds: NDArray[np.float64] = np.diff(
+            [sum(at.get(what, 0.0) for what in does) for at in self.worked_s], prepend=0.0
+        )
+        if "rollout" in does:
+            seconds = seconds + np.diff(self.generated_s, prepend=0.0) / len(self.engines)
+        return seconds
+
+    def _exposed(self) -> NDArray[np.float64]:
+        """Seconds of transfers, a mean over devices that take part."""
+        devices = self.placement.devices
+        sent = np.diff([[at.get(what, 0.0) for what in ("load", "send")] for at in self.worked_s], axis=0, prepend=0.0)
+        sizes = np.array([len(devices["rollout"]), len(devices["actor"])])
+        shared = devices["rollout"] == devices["actor"]
+        exposed: NDArray[np.float64] = sent.sum(axis=1) if shared else sent @ sizes / sizes.sum()
+        return exposed
+
+    def work(self, role: str, seconds: float) -> Awaitable[None]:
+        """Have seconds of work pass, on the devices of a role."""
+        self.worked[role] = self.worked.get(role, 0.0) + seconds
+        return asyncio.sleep(seconds)
 
     # -- time
 
@@ -710,6 +757,7 @@ class _Job:
         if end <= first:
             return range(0)
         self._next[batch] = end
+        self.took[first:end] = -self.now
         return range(first, end)
 
     def wait(self, engine: _Engine) -> None:
@@ -760,6 +808,8 @@ class _Job:
 
     def completed(self, groups: Sequence[int]) -> None:
         """Note that these groups are generated."""
+        for group in groups:
+            self.took[group] += self.now
         self.generated.add(groups)
         self.rewards.add(groups)
 
@@ -941,7 +991,7 @@ class _Scoring:
         for begin, end in job.micro_batches(self.name, iteration):
             await job.generated.reached(end, self._place)
             async with self.turns.turn(f"{self.name}[0].work"), self._free():
-                await asyncio.sleep(job.score_s(self.name, begin, end))
+                await job.work(self.name, job.score_s(self.name, begin, end))
             self.done.add(range(begin, end))
             await asyncio.sleep(0)  # who waits for these asks for the device first
 
@@ -976,10 +1026,10 @@ class _Trainer:
                 parts.append((begin, end))
                 if freezes:
                     async with self._turn():
-                        await asyncio.sleep(job.score_s("actor", begin, end))
+                        await job.work("actor", job.score_s("actor", begin, end))
             async with self._turn():
                 seconds = sum(job.train_s(begin, end) for begin, end in parts)
-                await asyncio.sleep(algorithm.epochs * seconds + steps * job.cost.train_step_s)
+                await job.work("actor", algorithm.epochs * seconds + steps * job.cost.train_step_s)
             return
         mini, since = algorithm.mini_batch_groups, 0
         parts = []
@@ -1014,11 +1064,11 @@ class _Trainer:
 
     async def _compute(self, begin: int, end: int) -> None:
         async with self._turn():
-            await asyncio.sleep(self._job.train_s(begin, end))
+            await self._job.work("actor", self._job.train_s(begin, end))
 
     async def _step(self) -> None:
         async with self._turn():
-            await asyncio.sleep(self._job.cost.train_step_s)
+            await self._job.work("actor", self._job.cost.train_step_s)
 
     def _turn(self) -> AbstractAsyncContextManager[None]:
         return self.turns.turn("actor[0].train")
@@ -1090,7 +1140,7 @@ class _Weights:
         job = self._job
         await self._ready()
         async with job.trainer.turns.turn("actor[0].send"):
-            await asyncio.sleep(job.times.send_s)
+            await job.work("send", job.times.send_s)
         self._left_at = job.now + job.times.stage_s
 
     async def _ready(self) -> None:
@@ -1102,6 +1152,8 @@ class _Weights:
         if job.schedule.colocated:
             return await gather(*(self._load_in_turn(engine, version) for engine in engines))
         if engines:
+            share = len(engines) / len(job.engines)
+            job.worked["load"] = job.worked.get("load", 0.0) + share * job.times.load_s
             await asyncio.sleep(job.times.load_s)
         for engine in engines:
             engine.load(version, keep_cache=job.config.engine.keep_cache)
@@ -1109,6 +1161,7 @@ class _Weights:
     async def _load_in_turn(self, engine: _Engine, version: int) -> None:
         job = self._job
         async with job.turns_of("rollout", engine.number).turn(f"rollout[{engine.number}].load"):
+            job.worked["load"] = job.worked.get("load", 0.0) + job.times.load_s / len(job.engines)
             await asyncio.sleep(job.times.load_s)
             engine.load(version, keep_cache=True)
 
@@ -1117,4 +1170,5 @@ class _Weights:
         job, now = self._job, self._job.now
         under_way = sum(now - since for engine in job.engines if (since := engine.busy_since) is not None)
         job.ends.append(now)
+        job.worked_s.append(dict(job.worked))
         job.generated_s.append(job.generating_s + under_way)

@@ -11,7 +11,7 @@ DEVICES = 16
 """Devices of a simulated job that names none: two nodes of eight, the fewest on which models of 32 billion parameters
 train beside their rollout on devices of 80 GB."""
 
-SAMPLES, TRIALS = 25_000, 6
+SAMPLES, TRIALS = 200_000, 12
 """The effort of a plan that nobody asked for by itself."""
 
 _MAX_STALENESS = "schedule.max_staleness"  # decides what is learnt: a plan of one schedule leaves it

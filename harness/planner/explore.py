@@ -1,13 +1,11 @@
 """All ways to use the devices under one schedule: enumerate, drop what does not fit, bound, and try the likeliest: the
-schedule's own file on the virtual clock, for a few iterations."""
+fast event model, for a few iterations."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
-
-import numpy as np
 
 from harness.checks.defaults import plan_fitted
 from harness.checks.layout import device_roles
@@ -16,11 +14,10 @@ from harness.config.compose import make_schedule
 from harness.config.machine import described
 from harness.config.placement import resolve_split
 from harness.cost_model.job_cost import check_memory, simulated_cost
+from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.transfer import sender_links
 from harness.driver.build import fair_share
-from harness.driver.observer import IterationListener
-from harness.driver.recorder import Recorder
-from harness.driver.session import simulate
+from harness.driver.event_model import fast_steps
 from harness.planner.candidates import Candidate, grid
 from harness.planner.period import hindered, period
 from harness.planner.search import Prospect, SearchResult, search
@@ -32,6 +29,8 @@ from schedules.half_step import HalfStep
 from schedules.k_step_off import KStepOff
 
 _STREAMING = (FullyAsync, HalfStep)  # engines go from one batch to the next without running empty
+
+USUAL_TENSOR = (1, 2, 4)
 
 _LEAST_SAMPLES = 1024  # measured over as many iterations as have so many
 
@@ -79,7 +78,8 @@ class Window:
 @dataclass(frozen=True)
 class Exploration:
     """The result of searching one schedule with its options. unfit: candidates that memory cannot hold. refused: those
-    that a real run would not begin, where BACKEND=real asks for one, and why the last of them."""
+    that a real run would not begin, and why the last of them. only_simulated: why a real run would begin none of all,
+    so that these are of a simulation only; "" where some would."""
 
     config: JobConfig
     candidates: int
@@ -87,6 +87,7 @@ class Exploration:
     found: SearchResult[Candidate, TrialResult] | None
     refused: int = 0
     refusal: str = ""
+    only_simulated: str = ""
 
     @property
     def name(self) -> str:
@@ -103,10 +104,15 @@ def explore(config: JobConfig, fixed: Collection[str], seed: int, effort: Effort
     schedule, roles = make_schedule(config), device_roles(config)
     batch_samples = config.algorithm.batch_samples
     trial_window = window(schedule, batch_samples)
-    candidates = grid(config, schedule, bool(scoring_roles(roles)), fixed)
-    door = _Door(config, schedule, fixed) if config.backend == "real" else None
     lengths = LengthSamples.of(config, seed, trial_window.iterations)
-    prospects = list(_prospects(config, schedule, candidates, lengths, door))
+    door = _Door(config, schedule, fixed)
+    candidates, prospects = _fitting(replace(config, backend="real"), schedule, fixed, lengths, door)
+    refused, refusal = door.refused, door.refusal
+    only_simulated = ""
+    if not prospects and config.backend != "real":  # what nobody can run yet may still be asked for
+        only_simulated = refusal
+        refused, refusal = 0, ""
+        candidates, prospects = _fitting(config, schedule, fixed, lengths, None)
     bounds = {prospect.candidate: prospect.bound for prospect in prospects}
 
     def run(candidate: Candidate) -> TrialResult:
@@ -114,13 +120,36 @@ def explore(config: JobConfig, fixed: Collection[str], seed: int, effort: Effort
 
     budget = max(1, min(effort.trials, effort.samples // (batch_samples * trial_window.iterations)))
     found = search(prospects, run, budget) if prospects else None
-    refused, refusal = (door.refused, door.refusal) if door else (0, "")
     unfit = len(candidates) - len(prospects) - refused
-    return Exploration(config, len(candidates), unfit, found, refused, refusal)
+    return Exploration(config, len(candidates), unfit, found, refused, refusal, only_simulated)
+
+
+def _fitting(
+    config: JobConfig, schedule: Schedule, fixed: Collection[str], lengths: LengthSamples, door: _Door | None
+) -> tuple[list[Candidate], list[Prospect[Candidate]]]:
+    """Every candidate, and those that can be."""
+    candidates = grid(config, schedule, bool(scoring_roles(device_roles(config))), fixed)
+    return candidates, _usual_first(list(_prospects(config, schedule, candidates, lengths, door)))
+
+
+def _usual_first(prospects: Sequence[Prospect[Candidate]]) -> list[Prospect[Candidate]]:
+    """The same, of which those that users would try are run first: training on half of the devices, or as near to that
+    as there is, layers shared by 1, 2, 4 and not cut, and nothing apart for scoring."""
+    usual = [
+        prospect
+        for prospect in prospects
+        if prospect.candidate.pipeline_parallel == 1 and not prospect.candidate.scoring
+    ]
+    first = set()
+    for tensor in USUAL_TENSOR:
+        its = [prospect for prospect in usual if prospect.candidate.tensor_parallel == tensor]
+        if its:
+            first.add(min(its, key=lambda p: (abs(p.candidate.actor - p.candidate.devices / 2), p.likely)).candidate)
+    return [replace(prospect, first=prospect.candidate in first) for prospect in prospects]
 
 
 class _Door:
-    """The checks of `make bench BACKEND=real` on the machine that is planned for. fixed: settings that the user chose,
+    """The checks of `make bench BACKEND=real` on the devices that are planned for. fixed: settings that the user chose,
     which stay."""
 
     def __init__(self, config: JobConfig, schedule: Schedule, fixed: Collection[str]) -> None:
@@ -130,7 +159,12 @@ class _Door:
 
     def opens(self, job: JobConfig, candidate: Candidate, roles: tuple[str, ...]) -> bool:
         try:
-            plan_fitted(job, self._schedule, self._fixed | candidate.settings(roles).keys(), self._machine)
+            plan_fitted(
+                replace(job, backend="real"),
+                self._schedule,
+                self._fixed | candidate.settings(roles).keys(),
+                self._machine,
+            )
         except ConfigError as error:
             self.refused, self.refusal = self.refused + 1, str(error)
             return False
@@ -208,41 +242,26 @@ def window(schedule: Schedule, batch_samples: int) -> Window:
 
 
 def trial(config: JobConfig, window: Window, seed: int, *, bound: float) -> TrialResult:
-    """Simulate `config`. Where what was made before the window lets it pass in less than `bound`, the bound is taken:
-    in the long run nothing is made before."""
-    every: list[Mapping[str, float]] = []
+    """Pass through `config` with the event model. Where what was made before the window lets it pass in less than
+    `bound`, the bound is taken: in the long run nothing is made before."""
     config = replace(config, iterations=window.iterations, warmup_iterations=window.warmup)
-    recorder = simulate(
-        config, seed, started=lambda session: session.recorder.listeners.append(IterationListener(every.append))
-    )
-    timeline, end = recorder.timeline, window.warmup + window.measured
-    span = (timeline.iteration_ends[window.warmup - 1], timeline.iteration_ends[end - 1])
-    iteration_s = (span[1] - span[0]) / window.measured
-    seconds = max(bound, iteration_s)
-    measured = every[window.warmup : end]
-    tokens = _mean(measured, "throughput/tokens_per_s", weight="time/iteration_s") * iteration_s
+    found, end = fast_steps(config, seed), window.warmup + window.measured
+    measured = slice(window.warmup, end)
+    iteration_s = float(found.seconds[measured].mean())
+    seconds, n = max(bound, iteration_s), config.algorithm.batch_samples
+    drawn = ResponseLengths.of_job(config, seed).batches(window.warmup, window.measured, n)
+    tokens = float(drawn.mean() + config.cost.prompt_tokens) * n
+    busy = {role: float(its[measured].mean()) / iteration_s for role, its in found.busy_s.items()}
     return TrialResult(
         seconds=seconds,
         bound=bound,
         samples_per_s=config.algorithm.trained_samples / seconds,
         tokens_per_s_per_device=tokens / seconds / config.cluster.devices,
-        lag_mean=_mean(measured, "staleness/mean"),
-        lag_worst=max(metrics["staleness/max"] for metrics in measured),
-        rollout_idle=timeline.idle("rollout", span),
-        training_idle=timeline.idle("actor", span),
-        exposed_s=_mean(measured, "time/weight_sync_exposed_s"),
-        longest_s=_longest_s(recorder, range(window.warmup, end)),
-        fraction_of_bound=timeline.fraction_of_bound(span),
+        lag_mean=float(found.lag_mean[measured].mean()),
+        lag_worst=float(found.lag_worst[measured].max()),
+        rollout_idle=1 - busy["rollout"],
+        training_idle=1 - busy["actor"],
+        exposed_s=float(found.exposed_s[measured].mean()),
+        longest_s=float(found.longest_s[measured].max()),
+        fraction_of_bound=max(busy.values()),
     )
-
-
-def _longest_s(recorder: Recorder, iterations: range) -> float:
-    """Seconds from a response's first slot to its last token, at most."""
-    trained = [sample for sample in recorder.samples() if sample.trained_iteration in iterations]
-    return max(s.finished_at - s.started_at for s in trained if s.finished_at and s.started_at is not None)
-
-
-def _mean(measured: list[Mapping[str, float]], name: str, weight: str | None = None) -> float:
-    """Mean over iterations, each counted as often as `weight` says."""
-    weights = None if weight is None else [metrics[weight] for metrics in measured]
-    return float(np.average([metrics[name] for metrics in measured], weights=weights))

@@ -10,8 +10,9 @@ from functools import cached_property
 from harness.checks.layout import device_roles
 from harness.config import ConfigError, CostConfig, JobConfig
 from harness.config.changes import VARIABLES
-from harness.config.compose import compose_job
+from harness.config.compose import EXPERIMENTS, compose_job, read_settings
 from harness.config.registries import SCHEDULES
+from harness.driver.event_model import difference
 from harness.planner.candidates import STALENESS, Candidate
 from harness.planner.explore import Effort, Exploration, TrialResult, explore
 from harness.planner.search import front
@@ -26,16 +27,10 @@ UNCERTAINTY = 0.08
 """A share of throughput that the simulator cannot tell apart: by so much it missed a published step at most, with costs
 fitted to the same table (docs/predictions.md). A data sheet's costs are no better."""
 
-DEFAULTS = {
-    "model": "qwen7b",
-    "cluster.devices": "16",
-    "algorithm.batch_groups": "512",
-    "algorithm.group_size": "16",
-}
-"""Settings of a plan where nothing else is said: a batch as published runs have it (verl's fully asynchronous
-recipe)."""
+DEFAULTS: dict[str, str] = read_settings(EXPERIMENTS / "published.yaml")
+"""Settings of a plan where nothing else is said."""
 
-EFFORT = Effort(samples=85_000, trials=12)
+EFFORT = Effort(samples=600_000, trials=12)
 
 ITERATIONS = 20
 """Iterations of the run that is proposed: enough to be in a steady state for most of it."""
@@ -140,6 +135,12 @@ class Plan:
 def rate(choice: Choice) -> float:
     """Samples per second."""
     return choice.outcome.samples_per_s
+
+
+def own_difference(choice: Choice) -> float:
+    """How far the event model is from the schedule's own file over the first two iterations of a choice."""
+    job = choice.candidate.apply(choice.config, device_roles(choice.config))
+    return difference(replace(job, iterations=2), SEED)
 
 
 def no_progress(done: int, of: int, name: str) -> None:

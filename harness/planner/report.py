@@ -44,7 +44,7 @@ def print_plan(plan: Plan, settings: list[str], console: Console) -> None:
     console.print(title, style="bold yellow", highlight=False, soft_wrap=True)
     console.print(
         f"{batch} an iteration, as bench and compare have it only where ARGS= says so; lags in iterations; splits in "
-        "devices; every figure is of the schedule's own file on the virtual clock",
+        "devices; every figure is of the schedule's own file, driven by the event model (docs/planner.md)",
         highlight=False,
         soft_wrap=True,
     )
@@ -87,6 +87,8 @@ def searched(plan: Plan) -> list[str]:
         if found is None:
             lines.append(f"{name}: {why_none(exploration)}")
             continue
+        if exploration.only_simulated:
+            lines.append(f"{name}: in simulation only, for a real run refuses all: {exploration.only_simulated}")
         refused = f"{exploration.refused:,} a real run would refuse, " if exploration.refused else ""
         room = f"not proved: bounds leave room for {found.gap:.0%} less time"
         lines.append(

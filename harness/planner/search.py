@@ -22,11 +22,12 @@ E = TypeVar("E", bound=Outcome)
 @dataclass(frozen=True)
 class Prospect(Generic[C]):
     """A candidate that was not run yet. bound: seconds of an iteration that it will not fall below; likely: that it
-    will probably take."""
+    will probably take; first: it is run before all others, if its bound allows."""
 
     candidate: C
     bound: float
     likely: float
+    first: bool = False
 
 
 @dataclass(frozen=True)
@@ -56,7 +57,7 @@ def search(prospects: Sequence[Prospect[C]], run: Callable[[C], E], budget: int)
         raise ValueError(f"{len(prospects)} candidates and a budget of {budget} runs: nothing to search")
     tried: list[tuple[C, E]] = []
     best, skipped = float("inf"), []
-    for prospect in sorted(prospects, key=lambda p: (p.likely, p.bound)):
+    for prospect in sorted(prospects, key=lambda p: (not p.first, p.likely, p.bound)):
         if len(tried) < budget and prospect.bound < best:
             tried.append((prospect.candidate, run(prospect.candidate)))
             best = min(best, tried[-1][1].seconds)
