@@ -76,6 +76,9 @@ _OF_A_JOB = (
 )
 _JOB = (_SCHEDULE, *_OF_A_JOB)
 _COSTS = _plain("name", "of the costs", "NAME")
+_LOG = Option(
+    "log", "log", "of a run, of whatever software; several files of one run may be given", "FILE", several=True
+)
 _SCHEDULES = _plain("schedules", "all, or names with commas", "NAMES")
 
 GROUPS: dict[str, dict[str, Command]] = {
@@ -139,7 +142,9 @@ GROUPS: dict[str, dict[str, Command]] = {
         "mlflow-sync": Command("bring MLflow up to date from the files", (_EXPERIMENT,)),
     },
     "simulate and plan": {
-        "plan": Command("the fastest split and layout of every schedule, simulated", _JOB, free=True, one_thread=True),
+        "plan": Command(
+            "the fastest split and layout of every schedule, simulated", (_LOG, *_JOB), free=True, one_thread=True
+        ),
         "predict": Command(
             "a published table's asynchronous rows from its synchronous ones",
             (

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.cli.arguments import own_arguments
 from harness.cli.steps import StepsBar
 from harness.config import JobConfig
 from harness.metrics.atomic_files import write_text
@@ -19,8 +20,18 @@ from harness.planner.report import as_json, draw_plan, print_plan
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Search splits and layouts of every schedule, or of one, for the fastest; print them, and write plan.json and
-    plan.png into results/plan/<job>/."""
+    plan.png into results/plan/<job>/. log: of a run, whose job is planned, at
+    the costs of a plan."""
     started = time.monotonic()
+    own, arguments = own_arguments(arguments, "log")
+    if own["log"]:
+        from harness.prediction.logs.read import read_log
+
+        kept = [one for one in arguments if one.partition("=")[0] == "schedule"]
+        rest = [one for one in arguments if one not in kept]
+        read = read_log([Path(log) for log in own["log"]], rest)
+        console.print("\n".join([f"{read.evidence.source}: {read.row}", *read.notes]), style="dim", highlight=False)
+        arguments = [*kept, *read.settings]
     jobs, settings = plan_jobs(arguments)
     fixed = fixed_by(settings) - DEFAULTS.keys()
     with StepsBar("planning", console) as steps:

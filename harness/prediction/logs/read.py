@@ -6,7 +6,7 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any, cast
@@ -48,6 +48,20 @@ ASKED = {
 }
 """Settings that a log may leave unsaid, and an example of each."""
 
+SETTINGS = {
+    "model": "model",
+    "device": "device",
+    "algorithm.batch_groups": "batch_groups",
+    "algorithm.group_size": "group_size",
+    "cost.prompt_tokens": "prompt_mean",
+    "cost.lengths.mean": "response_mean",
+    "cost.lengths.cap": "cap",
+    "engine.tensor_parallel": "tensor_parallel",
+    "algorithm.recompute_log_probs": "recompute_log_probs",
+    "algorithm.reference": "reference",
+}
+"""Fields of a workload that settings of a job say, by their names."""
+
 
 @dataclass(frozen=True)
 class ReadLog:
@@ -64,6 +78,15 @@ class ReadLog:
         """The configuration that was run."""
         return self.evidence.rows[0]
 
+    @property
+    def settings(self) -> list[str]:
+        """The job on the same devices, as settings that a plan takes, then those that were given besides. The split of
+        engines is not among them: it is what a plan finds."""
+        said = {name: getattr(self.evidence.workload, field) for name, field in SETTINGS.items()}
+        said |= {"engine.tensor_parallel": None, "cluster.devices": self.row.devices}
+        values = {name: round(v) if isinstance(v, float) else v for name, v in said.items() if v is not None}
+        return [f"{name}={str(value).lower()}" for name, value in values.items()] + list(self.arguments)
+
 
 def read_log(paths: Sequence[Path], arguments: Sequence[str] = ()) -> ReadLog:
     """Read the files of one run; arguments: settings of a job, which win over what the log says. Raises ConfigError,
@@ -76,9 +99,18 @@ def read_log(paths: Sequence[Path], arguments: Sequence[str] = ()) -> ReadLog:
     given = {name: value for name, _, value in (one.partition("=") for one in arguments)}
     said = _Said(source, framework, log, given)
     row, workload = _row(source, framework, steps, said, notes)
-    own = [setting for setting, _ in ASKED.values()]
+    over = {field: _value(given[name]) for name, field in SETTINGS.items() if given.get(name)}
+    own = {*SETTINGS, *(setting for setting, _ in ASKED.values())}
     others = tuple(one for one in arguments if one.partition("=")[0] not in own)
-    return ReadLog(framework, Evidence(source, workload, (row,), ()), others, tuple(notes))
+    return ReadLog(framework, Evidence(source, replace(workload, **over), (row,), ()), others, tuple(notes))
+
+
+def _value(text: str) -> Any:
+    """A setting's value: true or false, a number, a whole one as such, or text."""
+    number = as_number(text)
+    if number is None:
+        return {"true": True, "false": False}.get(text.lower(), text)
+    return int(number) if number == int(number) else number
 
 
 def _framework(source: str, log: Log) -> Framework:

@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.config import ConfigError
+from harness.planner.plan import plan_jobs
 from harness.prediction.evidence import StepRow, Workload
 from harness.prediction.logs.read import PHASES, ReadLog, read_log
 
@@ -72,6 +73,14 @@ def test_what_a_log_says_of_the_job_is_known() -> None:
         read_log([WRITTEN / "verl.log"], ["device=h200", "algorithm.batch_groups=128"]).evidence.workload.device
         == "h200"
     )
+
+
+def test_the_job_of_a_log_is_what_a_plan_takes() -> None:
+    read = read_log([WRITTEN / "verl.log"], ["cost.lengths.mean=2000", "cost.decode_share=0.4"])
+    jobs, settings = plan_jobs(["schedule=one_step_off", *read.settings])
+    assert (jobs[0].model.name, jobs[0].device.name, jobs[0].cluster.devices) == ("qwen7b", "h100", 16)
+    assert (jobs[0].algorithm.batch_groups, jobs[0].algorithm.group_size, jobs[0].algorithm.reference) == (64, 8, True)
+    assert {"cost.lengths.mean=2000", "cost.lengths.cap=8192", "cost.decode_share=0.4"} <= set(settings)
 
 
 def test_what_it_does_not_say_is_asked_for_in_one_line() -> None:
