@@ -49,11 +49,7 @@ def test_engines_weight_sync_and_rl_run_where_ray_hydra_and_mlflow_are_not() -> 
 
 
 def test_metrics_reports_and_comparisons_load_without_torch_ray_or_vllm() -> None:
-    together = [
-        name
-        for folder in ("metrics", "report", "comparison", "comparison/statistics")
-        for name in modules(f"harness/{folder}")
-    ]
+    together = [name for folder in ("metrics", "report", "comparison") for name in modules(f"harness/{folder}")]
     assert brought_along(", ".join(together), HEAVY) == []
 
 

@@ -11,9 +11,8 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.campaigns.cells import CellRequest, ResolvedCell, SkippedCell, device_budget, distinct_cells, resolve_cells
-from harness.campaigns.execution import Runs, StartRun, run_cells
+from harness.campaigns.execution import Runs, StartRun, machine_warnings, print_failures, print_preview, run_cells
 from harness.campaigns.gate import gate_job, passed_before, run_gate
-from harness.campaigns.preview import machine_warnings, print_failures, print_preview
 from harness.comparison.console import print_comparison
 from harness.comparison.experiment import (
     Campaign,

@@ -1,1 +1,1 @@
-"""The commands that the user types: a file for each, with a function `run`; heavy imports wait until it is called."""
+"""The commands that the user types: in a file each, or a few to a file; heavy imports wait for the call."""

@@ -36,12 +36,14 @@ class Option:
 @dataclass(frozen=True)
 class Command:
     """The help and the options of a command. free: it takes settings of a job besides, or names. one_thread: its
-    processes have a core each, and torch one thread in each."""
+    processes have a core each, and torch one thread in each. file: of this folder, that has it as a function of its
+    name; by default that of its name, with `run`."""
 
     help: str
     options: tuple[Option, ...] = ()
     free: bool = False
     one_thread: bool = False
+    file: str | None = None
 
 
 def _plain(setting: str, help: str, value: str) -> Option:
@@ -84,8 +86,10 @@ _SCHEDULES = _plain("schedules", "all, or names with commas", "NAMES")
 GROUPS: dict[str, dict[str, Command]] = {
     "run": {
         "bench": Command("run a job", (*_JOB, _DRY), free=True),
-        "compare": Command("schedules side by side on the same devices", (_SCHEDULES, *_OF_A_JOB, _DRY), free=True),
-        "sweep": Command("the same along settings with several values", (*_JOB, _DRY), free=True),
+        "compare": Command(
+            "schedules side by side on the same devices", (_SCHEDULES, *_OF_A_JOB, _DRY), free=True, file="compare"
+        ),
+        "sweep": Command("the same along settings with several values", (*_JOB, _DRY), free=True, file="compare"),
         "matrix": Command(
             "staleness x off-policy correction x schedule",
             (
@@ -96,6 +100,7 @@ GROUPS: dict[str, dict[str, Command]] = {
                 _DRY,
             ),
             free=True,
+            file="compare",
         ),
         "paper": Command(
             "a published experiment beside what the same schedules do here",
@@ -117,7 +122,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         ),
     },
     "look at what came out": {
-        "report": Command("one page of what an experiment found", (_EXPERIMENT,)),
+        "report": Command("one page of what an experiment found", (_EXPERIMENT,), file="look"),
         "show": Command(
             "samples of a run: prompt, response, reward, and what became of them",
             (
@@ -129,6 +134,7 @@ GROUPS: dict[str, dict[str, Command]] = {
                 _plain("dropped", "so many that were not trained", "N"),
                 Option("held-out", "held_out", "responses to held-out problems, of a version, or last", "VERSION"),
             ),
+            file="look",
         ),
         "diff": Command(
             "what changed from one experiment, or commit, to another, and how surely",
@@ -137,9 +143,10 @@ GROUPS: dict[str, dict[str, Command]] = {
                 _plain("after", "another", "NAME"),
             ),
             free=True,
+            file="look",
         ),
-        "ui": Command("MLflow on what was written", (_plain("port", "on loopback", "N"),)),
-        "mlflow-sync": Command("bring MLflow up to date from the files", (_EXPERIMENT,)),
+        "ui": Command("MLflow on what was written", (_plain("port", "on loopback", "N"),), file="look"),
+        "mlflow-sync": Command("bring MLflow up to date from the files", (_EXPERIMENT,), file="look"),
     },
     "simulate and plan": {
         "plan": Command(
@@ -162,11 +169,13 @@ GROUPS: dict[str, dict[str, Command]] = {
                 *_JOB,
             ),
             free=True,
+            file="costs",
         ),
         "profile": Command(
             "costs from times of the engines on this machine's device",
             (_COSTS, _plain("profile", "times that were measured before", "JSON"), *_JOB),
             free=True,
+            file="costs",
         ),
         "table": Command(
             "every schedule, simulated or planned, into a page of docs/",
@@ -199,6 +208,7 @@ GROUPS: dict[str, dict[str, Command]] = {
                 _plain("real", "faults of real runs", "N"),
             ),
             one_thread=True,
+            file="acceptance",
         ),
         "gate-gpu": Command(
             "everything that only a machine shows, part by part: kernels, groups, transports, whole jobs",
@@ -208,11 +218,12 @@ GROUPS: dict[str, dict[str, Command]] = {
                 _FORCE,
                 _plain("minutes", "that each part may take", "N"),
             ),
+            file="acceptance",
         ),
     },
 }
 COMMANDS = {name: command for group in GROUPS.values() for name, command in group.items()}
-"""Every command: function `run` of the module of its name in this folder, which is loaded when it is called."""
+"""Every command; its file is loaded when it is called."""
 
 _VARIABLE = re.compile(r"([A-Z_]+)=(.*)", re.DOTALL)
 _NO = ("", "0", "false", "no")

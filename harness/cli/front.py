@@ -1,4 +1,4 @@
-"""Settings from words, as argparse reads them; `cadence --help`, `--version` and `--print-completion`: what there is
+"""Settings from words, as argparse reads them; `cadence --help`, `--version`, `--print-completion`: what there is
 before a command."""
 
 from __future__ import annotations

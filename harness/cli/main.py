@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.cli.commands import check_command
+from harness.cli.commands import COMMANDS, check_command
 from harness.cli.console import PlainTextConsole
 from harness.cli.front import front, settings_of
 from harness.config import ConfigError
@@ -87,5 +87,6 @@ def answered(work: Callable[[], int], errors: Console) -> int:
 
 def command(name: str) -> Command:
     """The function that runs a command."""
-    run: Command = import_module(f"harness.cli.{name.replace('-', '_')}").run
-    return run
+    function, file = name.replace("-", "_"), COMMANDS[name].file
+    found: Command = getattr(import_module(f"harness.cli.{file or function}"), function if file else "run")
+    return found

@@ -12,7 +12,7 @@ from harness.cli.arguments import is_asked_for, last_values, own_arguments
 from harness.config import ConfigError
 
 if TYPE_CHECKING:
-    from harness.studies.speedrun.record import Record
+    from harness.studies.speedrun import Record
 
 
 _TRACKS_OWN = ("seeds", "experiment")
@@ -31,8 +31,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 
 def _verify(folder: Path, console: Console) -> int:
-    from harness.studies.speedrun.record import check_record, digest_of, read_record, signer
-    from harness.studies.speedrun.track import read_track
+    from harness.studies.speedrun import check_record, digest_of, read_record, read_track, signer
 
     record = check_record(folder, read_track(read_record(folder).track))
     by = signer(folder)
@@ -51,16 +50,23 @@ def _verify(folder: Path, console: Console) -> int:
 
 def _race(given: dict[str, str], settings: list[str], results: Path, console: Console) -> int:
     from harness.campaigns.cells import CellRequest, resolve_cell
-    from harness.campaigns.execution import Runs, run_cells
-    from harness.campaigns.preview import print_failures
+    from harness.campaigns.execution import Runs, print_failures, run_cells
     from harness.cli.forked_runs import ForkedRuns
     from harness.comparison.runs import read_run
     from harness.config.compose import compose_job, plain
     from harness.metrics.manifest import git_state
     from harness.runtime.runtime import machine_of_runs
-    from harness.studies.speedrun.book import FOLDER, write_book
-    from harness.studies.speedrun.record import record_of, refuse_key, refuse_unnamed_code, sign, write_record
-    from harness.studies.speedrun.track import DEFAULT, read_track
+    from harness.studies.speedrun import (
+        DEFAULT,
+        FOLDER,
+        read_track,
+        record_of,
+        refuse_key,
+        refuse_unnamed_code,
+        sign,
+        write_book,
+        write_record,
+    )
 
     track, dry = read_track(given.get("track", DEFAULT)), is_asked_for("dry", given)
     for setting in settings:

@@ -8,8 +8,7 @@ import numpy as np
 
 from harness.comparison.measures import SPEED, CellMeasure, Measure, column, seconds, trained, warmup
 from harness.comparison.runs import Cell, Run
-from harness.comparison.statistics.estimates import outliers, t_critical
-from harness.comparison.statistics.series import drift, has_steady_part
+from harness.comparison.statistics import drift, has_steady_part, outliers, t_critical
 from harness.metrics.definitions import Found, found_faults
 
 _ENOUGH_SEEDS = 5

@@ -9,8 +9,7 @@ import numpy as np
 from scipy import stats
 
 from harness.comparison.measures import Measure
-from harness.comparison.statistics.differences import holm
-from harness.comparison.statistics.estimates import CONFIDENCE, Interval, Values, outliers, share_interval
+from harness.comparison.statistics import CONFIDENCE, Interval, Values, holm, outliers, share_interval
 from harness.metrics.formatting import listed, number, plural
 
 _NAMED = 3  # cells in a sentence

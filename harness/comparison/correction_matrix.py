@@ -13,7 +13,7 @@ import pandas as pd
 from harness.comparison.comparison import Comparison
 from harness.comparison.measures import CellMeasure, Measure
 from harness.comparison.runs import Cell
-from harness.comparison.statistics.differences import Difference, corrected, paired_difference
+from harness.comparison.statistics import Difference, corrected, paired_difference
 from harness.config import ConfigError
 from harness.metrics.atomic_files import write_text
 from harness.metrics.formatting import latex_table, number, plural
@@ -195,11 +195,11 @@ def _table(
     """Heads and rows: a row per schedule, or where many corrections stand beside few schedules, per correction. name:
     how that of a schedule, or of a row, is written."""
     if matrix.upright:
-        heads = ["correction", *(f"{name.format(row)}, {_LAG} {lags(matrix, row)}" for row in matrix.rows)]
+        heads = ["correction", *(f"{name.format(row)}, {_LAG} {lags_of(matrix, row)}" for row in matrix.rows)]
         columns = matrix.columns
         return heads, [[name.format(c), *(cell(matrix.entries.get((row, c))) for row in matrix.rows)] for c in columns]
     return ["schedule", _LAG, *matrix.columns], [
-        [name.format(row), lags(matrix, row), *(cell(matrix.entries.get((row, c))) for c in matrix.columns)]
+        [name.format(row), lags_of(matrix, row), *(cell(matrix.entries.get((row, c))) for c in matrix.columns)]
         for row in matrix.rows
     ]
 
@@ -232,7 +232,7 @@ def _apart(pairs: Sequence[CorrectionPair]) -> str:
     return "; ".join(f"{better} above {', '.join(worse)}" for better, worse in below.items()) or "none"
 
 
-def lags(matrix: CorrectionMatrix, row: str) -> str:
+def lags_of(matrix: CorrectionMatrix, row: str) -> str:
     """Mean lags of a row's cells, from the smallest to the largest."""
     found = sorted(entry.lag for (entry_row, _), entry in matrix.entries.items() if entry_row == row)
     low, high = number(found[0], 2), number(found[-1], 2)

@@ -25,8 +25,7 @@ from harness.comparison.measures import (
     trained,
 )
 from harness.comparison.runs import Cell, Run
-from harness.comparison.statistics.estimates import performance_profile, t_bounds
-from harness.comparison.statistics.series import running_mean
+from harness.comparison.statistics import performance_profile, running_mean, t_bounds
 
 Axis = Literal["samples", "tokens", "seconds"]
 """Axes of curves: samples trained, their prompt and response tokens, the run's clock."""

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from harness.comparison.comparison import Comparison
 from harness.comparison.measures import SPEED, CellMeasure, Measure
-from harness.comparison.statistics.estimates import Interval
+from harness.comparison.statistics import Interval
 from harness.metrics.formatting import decimals, number, signed
 
 _SHARES = ("idle/", "eval/", "reward/exact_match", "ledger/", "throughput/fraction_of_bound")

@@ -10,17 +10,21 @@ from typing import Literal
 import numpy as np
 
 from harness.comparison.runs import Cell, Run
-from harness.comparison.statistics.differences import (
+from harness.comparison.statistics import (
     Difference,
+    Interval,
     PerSeed,
     corrected,
+    crossing,
     group_difference,
     group_ratio,
+    iqm_interval,
+    mean_interval,
     paired_difference,
     paired_ratio,
+    probability_of_improvement,
+    steady_rate,
 )
-from harness.comparison.statistics.estimates import Interval, iqm_interval, mean_interval, probability_of_improvement
-from harness.comparison.statistics.series import crossing, steady_rate
 from harness.config.placement import HOST_ROLES
 from harness.metrics.definitions import Better, definition
 from harness.metrics.samples import CUSTOM

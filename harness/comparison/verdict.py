@@ -8,7 +8,7 @@ from harness.comparison.conservation import Conservation
 from harness.comparison.equivalence import Gate
 from harness.comparison.measures import EXACT_MATCH, SPEED, CellMeasure, Measure, outcome_of, ratio_of
 from harness.comparison.runs import Cell
-from harness.comparison.statistics.differences import Difference, corrected
+from harness.comparison.statistics import Difference, corrected
 from harness.metrics.formatting import number, plural
 from harness.metrics.manifest import HOW_TIMED
 

@@ -15,7 +15,7 @@ import msgspec
 from harness.driver.checkpoint_files import AdmittedGroup, Checkpoint, RecorderState
 from harness.driver.evaluation import Evaluated
 from harness.driver.observer import EndedIteration, EngineEvent, RunListener
-from harness.metrics.iteration import iteration_metrics, throughput_metrics
+from harness.metrics.definitions import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import ENGINE_EVENTS, DropReason, Ledger
 from harness.metrics.parts import DriverParts, SampleParts
 from harness.metrics.run_files import RunDirectory

@@ -251,9 +251,9 @@ class Session:
         if not self.run.config.cluster.serve_membership or not isinstance(self.clock, RealClock):
             yield
             return
-        from harness.metrics.prometheus import run_text
         from harness.rpc.http_server import serving
         from harness.service.fleet_app import fleet_app
+        from harness.service.metrics import run_text
 
         token, newest = secrets.token_urlsafe(32), dict[str, float]()
         self.recorder.listeners.append(IterationListener(newest.update))

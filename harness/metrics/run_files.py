@@ -22,9 +22,8 @@ from harness.config.files import read_json, read_text, read_yaml
 from harness.config.inputs import digests, inputs_of, refuse_changed
 from harness.config.job import in_words_of_now
 from harness.metrics.atomic_files import GrowingFile, Lock, write_text
-from harness.metrics.definitions import Found, found_faults
+from harness.metrics.definitions import AXES, Found, check_names, found_faults
 from harness.metrics.done import DONE, INCOMPLETE, MODEL, is_done, write_done
-from harness.metrics.iteration import AXES, check_names
 from harness.metrics.ledger import Ledger
 from harness.metrics.parts import (
     PARTS,

@@ -32,10 +32,9 @@ from fastapi import FastAPI, Query, Request
 from fastapi.responses import FileResponse, Response
 from starlette.requests import ClientDisconnect
 
-from harness.metrics.prometheus import CONTENT_TYPE
 from harness.rpc.http_server import authenticated_app
 from harness.service.job import Conflict, ServedJob, Unknown
-from harness.service.metrics import prometheus_text
+from harness.service.metrics import CONTENT_TYPE, prometheus_text
 from harness.service.requests import AdmitRequest, JobRequest, ReceiveRequest, Seconds, Version, VersionReport
 from harness.service.tensors import decode, encode
 from harness.transfer_queue.control.controller import QueueClosed

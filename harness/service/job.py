@@ -19,7 +19,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.service.requests import GENERATE, TRAIN, JobRequest, ReceiveRequest
-from harness.service.weight_files import WeightFiles
+from harness.service.tensors import WeightFiles
 from harness.transfer_queue.control.spec import GetRequest
 from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.rows.columns import Batch, Column, Rows

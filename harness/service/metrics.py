@@ -1,13 +1,15 @@
-"""A job as Prometheus reads it."""
+"""Metrics as Prometheus reads them: of a run its newest iteration and each of its roles; of a served job."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from typing import Any
 
+from prometheus_client import CollectorRegistry, generate_latest
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, HistogramMetricFamily, Metric
+from prometheus_client.exposition import CONTENT_TYPE_PLAIN_0_0_4 as CONTENT_TYPE
 from prometheus_client.registry import Collector
 
-from harness.metrics.prometheus import exposition
 from harness.service.job import ServedJob
 from harness.service.requests import TRAINER
 
@@ -41,3 +43,42 @@ class _OfJob(Collector):
             buckets.append((str(float(lag)), below))
         lags.add_metric([], [*buckets, ("+Inf", sum(job.lags.values()))], total)
         yield lags
+
+
+__all__ = ["CONTENT_TYPE", "exposition", "run_text"]
+
+
+def run_text(health: Mapping[str, Any], metrics: Mapping[str, float]) -> bytes:
+    """health: as `/health` has it; metrics: of the newest iteration, by their names in metrics.jsonl."""
+    return exposition(_OfRun(health, metrics))
+
+
+def exposition(collector: Collector) -> bytes:
+    """Metrics that the collector gives now, as text."""
+    registry = CollectorRegistry(auto_describe=False)
+    registry.register(collector)
+    return generate_latest(registry)
+
+
+class _OfRun(Collector):
+    def __init__(self, health: Mapping[str, Any], metrics: Mapping[str, float]) -> None:
+        self._health, self._metrics = health, metrics
+
+    def collect(self) -> Iterator[Metric]:
+        roles = self._health["roles"]
+        yield GaugeMetricFamily("cadence_run_seconds", "The run's clock.", self._health["seconds"])
+        versions = GaugeMetricFamily("cadence_version", "Version of the weights that a role has.", labels=["role"])
+        versions.add_metric(["trainer"], self._health["version"])
+        up = GaugeMetricFamily("cadence_role_up", "1 unless it ended.", labels=["role"])
+        heard = GaugeMetricFamily("cadence_role_heard_seconds_ago", "Since its last answer.", labels=["role"])
+        for role in roles:
+            up.add_metric([role["name"]], not role["state"].startswith("ended"))
+            if role["heard_s_ago"] is not None:
+                heard.add_metric([role["name"]], role["heard_s_ago"])
+            if role["version"] is not None:
+                versions.add_metric([role["name"]], role["version"])
+        yield from (versions, up, heard)
+        newest = GaugeMetricFamily("cadence_metric", "Of the newest iteration, as in metrics.jsonl.", labels=["name"])
+        for name, value in self._metrics.items():
+            newest.add_metric([name], value)
+        yield newest

@@ -9,8 +9,7 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
-from harness.tasks.data_source import Row
-from harness.tasks.data_values import text_of
+from harness.tasks.data_source import Row, text_of
 from harness.tasks.tokenizer import Tokenizer
 
 

@@ -29,8 +29,7 @@ from matplotlib.ticker import StrMethodFormatter
 from rich.console import Console
 
 from harness.campaigns.cells import CellRequest, resolve_cell
-from harness.campaigns.execution import Runs, run_cells
-from harness.campaigns.preview import print_failures
+from harness.campaigns.execution import Runs, print_failures, run_cells
 from harness.cli.forked_runs import ForkedRuns
 from harness.cli.main import RESULTS
 from harness.config import JobConfig

@@ -16,8 +16,7 @@ import numpy as np
 from scipy import stats
 
 from harness.comparison.collapse import collapsed, odd_ones
-from harness.comparison.statistics.differences import holm
-from harness.comparison.statistics.estimates import iqm_interval, pair_share_bounds, t_bounds
+from harness.comparison.statistics import holm, iqm_interval, pair_share_bounds, t_bounds
 
 SEEDS = (2, 3, 4, 5, 10)
 DRAWS = 1_000

@@ -88,7 +88,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
 def test_a_server_that_is_killed_during_a_run_loses_nothing(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    from harness.cli import mlflow_sync
+    from harness.cli.look import mlflow_sync
 
     results, console = tmp_path / "results", Console(width=200)
     finished_run(results, RunIdentity("whole", "cell", 0, "fully_async", "tiny", "torch", "real"))
@@ -101,17 +101,17 @@ def test_a_server_that_is_killed_during_a_run_loses_nothing(
     )
     assert "127.0.0.1" in (path / INCOMPLETE).read_text()
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1.*; start the server, or set MLFLOW_TRACKING_URI"):
-        mlflow_sync.run([], results, console)
+        mlflow_sync([], results, console)
 
     server.start()
     (broken,) = mirrored(results, "broken").values()
     assert broken["status"] == "RUNNING" and set(broken["points"]["reward/mean"]) == {0, 1, 2}
-    mlflow_sync.run([], results, console)
+    mlflow_sync([], results, console)
     expected = mirrored(results, "whole")
     assert mirrored(results, "broken") == expected and not (path / INCOMPLETE).exists()
     files = "config.yaml manifest.json metrics.jsonl summary.json system.jsonl".split()
     assert expected["cell seed=0"]["artifacts"] == files
-    mlflow_sync.run([], results, console)
+    mlflow_sync([], results, console)
     assert mirrored(results, "broken") == expected
     printed = capsys.readouterr().out.splitlines()
     assert [line for line in printed if "brought up to date" in line] == [

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from harness.cli import speedrun
 from harness.config.compose import compose_job, plain
-from harness.studies.speedrun.record import read_record
+from harness.studies.speedrun import read_record
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
@@ -27,10 +27,8 @@ def test_three_fresh_runs_make_a_record_that_holds(
     track = {"target": 0.52, "seeds": 3, "settings": list(SETTINGS), "free": list(FREE), "job": job}
     (tmp_path / "tracks").mkdir()
     (tmp_path / "tracks" / "small_v1.yaml").write_text(json.dumps(track))  # which is YAML, too
-    monkeypatch.setattr("harness.studies.speedrun.track.TRACKS", tmp_path / "tracks")
-    monkeypatch.setattr(
-        "harness.studies.speedrun.record.refuse_unnamed_code", lambda git: None
-    )  # of who tests a change
+    monkeypatch.setattr("harness.studies.speedrun.TRACKS", tmp_path / "tracks")
+    monkeypatch.setattr("harness.studies.speedrun.refuse_unnamed_code", lambda git: None)  # of who tests a change
     results, console = tmp_path / "results", Console(width=300)
     asked = ["track=small_v1", "schedule=one_step_off", "cluster.threads_per_device=1"]
     assert speedrun.run([*asked, "dry=true"], results, console) == 0 and not (results / "records").exists()

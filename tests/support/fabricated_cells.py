@@ -15,8 +15,8 @@ import pyarrow.parquet as pq
 from harness.comparison.runs import Cell, read_run
 from harness.config import Backend
 from harness.config.compose import compose_job, plain
+from harness.metrics.definitions import iteration_metrics, throughput_metrics
 from harness.metrics.done import write_done
-from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import Ledger
 from harness.metrics.manifest import RunIdentity, build_manifest
 from harness.metrics.run_files import KEPT, RunDirectory, load_samples

@@ -20,9 +20,7 @@ from typing import Literal
 
 import psutil
 
-from harness.acceptance.chaos.afterwards import finished_with
-from harness.acceptance.chaos.damage import Damaged, damage, whole_checkpoints
-from harness.acceptance.chaos.faults import DAMAGES, Damage
+from harness.acceptance.chaos.faults import DAMAGES, Damage, Damaged, damage, finished_with, whole_checkpoints
 from harness.campaigns.process import RunProcess
 from harness.comparison.conservation import check_conservation
 from harness.comparison.runs import read_run

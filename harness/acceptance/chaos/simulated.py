@@ -19,9 +19,16 @@ from typing import Any
 import pyarrow.compute as pc
 from rich.console import Console
 
-from harness.acceptance.chaos.afterwards import finished_with
-from harness.acceptance.chaos.damage import damage, damaged_checkpoints, version_of, whole_checkpoints
-from harness.acceptance.chaos.faults import AttemptFaults, Fault, draw_faults
+from harness.acceptance.chaos.faults import (
+    AttemptFaults,
+    Fault,
+    damage,
+    damaged_checkpoints,
+    draw_faults,
+    finished_with,
+    version_of,
+    whole_checkpoints,
+)
 from harness.acceptance.chaos.jobs import random_job
 from harness.acceptance.chaos.processes import DRIVER, FaultyRuntime, Process
 from harness.checks.job import plan_job

@@ -1,19 +1,36 @@
-"""The whole gate: which device, which folder, which parts; and what came of it, on a console and as a page."""
+"""The whole gate: which device, which folder, which parts, each in a process of its own and within its limit; and what
+came of it, on a console and as a page.
+
+A part that hangs or crashes is named as such, with the end of what it printed, and the next one goes on. Results are
+kept: a second call goes on with what is missing.
+"""
 
 from __future__ import annotations
 
 import re
+import signal
 import subprocess
 import sys
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-from harness.acceptance.gpu_gate.parts import PARTS
-from harness.acceptance.gpu_gate.results import PartResult, lines, passed, summary, write_report
-from harness.acceptance.gpu_gate.runner import chosen, run_gate
+import psutil
+
+from harness.acceptance.gpu_gate.results import (
+    PartResult,
+    lines,
+    passed,
+    read_result,
+    result_path,
+    summary,
+    write_report,
+    write_result,
+)
 from harness.config import ConfigError
+from harness.rpc.children import kill_group
 
 FOLDER = "gate-gpu"
 
@@ -76,3 +93,127 @@ def _gpu_name() -> str:
     if done.returncode != 0:
         raise ConfigError(f"torch cannot be loaded: {done.stderr.strip().splitlines()[-1:]}")
     return done.stdout.strip()
+
+
+MODULE = "harness.acceptance.gpu_gate.part"
+_LAST_LINES = 3
+
+
+@dataclass(frozen=True)
+class GatePart:
+    """A part of the gate. module: has `run`; limit_s: its longest, on a GPU machine or on two cores."""
+
+    name: str
+    title: str
+    module: str
+    limit_s: float
+
+
+_HERE = "harness.acceptance.gpu_gate.parts"
+
+PARTS = (
+    GatePart("device", "versions, and what the device reaches bare", f"{_HERE}.device", 120),
+    GatePart("worlds", "process groups of what is there", f"{_HERE}.worlds", 240),
+    GatePart("kernels", "sampling, log-probabilities, attention and losses against float64", f"{_HERE}.kernels", 240),
+    GatePart("training", "training steps, and their memory", f"{_HERE}.training", 480),
+    GatePart("rollout", "the embedded engine against the CPU, and its speed", f"{_HERE}.rollout", 300),
+    GatePart("weights", "every way that weights travel, and its bandwidth", f"{_HERE}.weights", 300),
+    GatePart("engines", "the other engines, where they are installed", f"{_HERE}.engines", 590),
+    GatePart("jobs", "whole jobs under every schedule that fits", f"{_HERE}.jobs", 590),
+    GatePart("profile", "times of this device, and costs fitted to them", f"{_HERE}.profile", 590),
+)
+
+
+def chosen(parts: Sequence[GatePart], names: Sequence[str]) -> list[GatePart]:
+    """The named parts, in the order of the gate; all, where none is named. Raises ConfigError for one there is not."""
+    known = [part.name for part in parts]
+    for name in names:
+        if name not in known:
+            raise ConfigError(f"the gate has no part {name}; choose from {', '.join(known)}")
+    return [part for part in parts if not names or part.name in names]
+
+
+def run_gate(
+    parts: Sequence[GatePart],
+    kind: str,
+    folder: Path,
+    *,
+    force: bool = False,
+    seconds: float | None = None,
+    say: Callable[[str], None] = lambda line: None,
+) -> Iterator[PartResult]:
+    """Run parts and yield each part's result, new or kept. force: ask anew what there is. seconds: begin no part that
+    could take longer than what is left of them; such parts yield nothing."""
+    folder.mkdir(parents=True, exist_ok=True)
+    began = time.monotonic()
+    for part in parts:
+        kept = None if force else read_result(folder, part.name)
+        if kept is not None and kept.status not in ("running", "left out"):
+            yield kept
+            continue
+        if seconds is not None and part.limit_s > seconds - (time.monotonic() - began):
+            say(f"{part.name} could take {part.limit_s:.0f} s, more than is left: the same command goes on with it")
+            continue
+        say(f"{part.name}: {part.title} (at most {part.limit_s:.0f} s)")
+        yield _run(part, kind, folder)
+
+
+def _run(part: GatePart, kind: str, folder: Path) -> PartResult:
+    log, start = folder / f"{part.name}.log", time.monotonic()
+    result_path(folder, part.name).unlink(missing_ok=True)
+    command = [sys.executable, "-m", MODULE, part.name, part.module, kind, str(folder)]
+    with log.open("wb") as output:
+        process = subprocess.Popen(
+            command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
+        )
+        below: dict[int, psutil.Process] = {}
+        try:
+            code = _wait(process, part.limit_s, below)
+        finally:
+            _end(process, below)
+    seconds = time.monotonic() - start
+    found = read_result(folder, part.name) or PartResult(part.name)
+    if code is None:
+        found = found.ended("timed out", seconds, f"it was ended after {part.limit_s:.0f} s; {_last_words(log)}")
+    elif code != 0 or found.status == "running":
+        found = found.ended("crashed", seconds, f"{_how(code)}; {_last_words(log)}")
+    else:
+        found = replace(found, seconds=round(seconds, 1))
+    write_result(folder, found)
+    return found
+
+
+def _wait(process: subprocess.Popen[bytes], limit_s: float, below: dict[int, psutil.Process]) -> int | None:
+    """Exit code of a process, None where it runs longer than `limit_s`. below: gets all processes that it starts, of
+    which some may leave its session."""
+    deadline = time.monotonic() + limit_s
+    while time.monotonic() < deadline:
+        try:
+            return process.wait(0.2)
+        except subprocess.TimeoutExpired:
+            try:
+                below |= {child.pid: child for child in psutil.Process(process.pid).children(recursive=True)}
+            except psutil.NoSuchProcess:
+                continue
+    return None
+
+
+def _end(process: subprocess.Popen[bytes], below: dict[int, psutil.Process]) -> None:
+    """Kill it and what it left behind."""
+    if process.poll() is None:
+        kill_group(process.pid)
+        process.wait()
+    for child in below.values():
+        try:
+            child.kill()  # psutil knows a process by its start, too: a number that was given anew is let be
+        except psutil.NoSuchProcess:
+            continue
+
+
+def _how(code: int) -> str:
+    return f"ended by {signal.Signals(-code).name}" if code < 0 else f"ended with exit code {code} and no result"
+
+
+def _last_words(log: Path) -> str:
+    lines = [line.strip() for line in log.read_text(encoding="utf-8", errors="replace").splitlines() if line.strip()]
+    return f"{log}: {' | '.join(lines[-_LAST_LINES:])}" if lines else f"{log} is empty"

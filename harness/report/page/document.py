@@ -19,7 +19,6 @@ from harness.comparison.correction_matrix import has_matrix, matrix_of
 from harness.metrics.atomic_files import write_text
 from harness.report.page.charts import device_cards, profile_cards, staleness_cards
 from harness.report.page.data import curves_data, timelines_data
-from harness.report.page.exports import measures_csv, table_tex
 from harness.report.page.markdown import markdown
 from harness.report.page.pictures import draw_comparison
 from harness.report.page.tables import (
@@ -29,7 +28,9 @@ from harness.report.page.tables import (
     headline_table,
     matrix_table,
     measure_tables,
+    measures_csv,
     samples_html,
+    table_tex,
 )
 from harness.report.page.text import (
     CURVES,

@@ -11,8 +11,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from harness.campaigns.cells import CellRequest, ResolvedCell, resolve_cells
-from harness.campaigns.execution import Runs, run_cells
-from harness.campaigns.preview import print_failures
+from harness.campaigns.execution import Runs, print_failures, run_cells
 from harness.config import STRICT, ConfigError
 from harness.config.fields import Count, Fraction
 from harness.metrics.run_files import load_metrics

@@ -16,7 +16,7 @@ from rich.console import Console
 from harness.acceptance.chaos.campaign import ChaosCampaign, page, run_campaign
 from harness.acceptance.chaos.processes import FaultyQueue, Process
 from harness.acceptance.chaos.simulated import Chaos, play
-from harness.cli.chaos import run
+from harness.cli.acceptance import chaos
 from harness.config.registries import SCHEDULES
 from harness.runtime.runtime import WorkerDied
 from harness.runtime.virtual_runtime import run_virtual
@@ -53,7 +53,7 @@ def test_a_machine_too_busy_to_end_what_was_begun_is_said_beside_what_did_end(
 
     monkeypatch.setattr("harness.acceptance.chaos.campaign.run_campaign", half)
     said = io.StringIO()
-    assert run(["first=7", "seeds=2"], tmp_path, Console(file=said, width=200)) == 1
+    assert chaos(["first=7", "seeds=2"], tmp_path, Console(file=said, width=200)) == 1
     assert "waited 5520 s for simulated chaos: a run that had begun did not end" in said.getvalue()
     assert "1 simulated runs" in (tmp_path / "chaos/simulated.md").read_text()
 

@@ -13,9 +13,8 @@ from harness.campaigns import pipeline
 from harness.campaigns.cells import CellRequest, resolve_cell, resolve_cells, schedule_cells, swept_cells
 from harness.campaigns.execution import RunOutcomes, Runs
 from harness.campaigns.pipeline import ComparisonRequest
-from harness.cli import compare, sweep
-from harness.cli.compare import compare_request
-from harness.cli.sweep import sweep_request
+from harness.cli import compare
+from harness.cli.compare import compare_request, sweep, sweep_request
 from harness.comparison.experiment import read_campaign
 from harness.config import ConfigError
 from harness.config.compose import cell_name, compose_job
@@ -156,8 +155,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     def run_cells(runs: Runs, *_: object) -> RunOutcomes:
         return RunOutcomes(tuple((cell.label, seed) for cell, seed in runs.all), ())
 
-    for command in (compare, sweep):
-        monkeypatch.setattr(command, "machine_of_runs", lambda: LAPTOP)
+    monkeypatch.setattr(compare, "machine_of_runs", lambda: LAPTOP)
     monkeypatch.setattr(pipeline, "run_gate", lambda *_: None)
     monkeypatch.setattr(pipeline, "run_cells", run_cells)
     monkeypatch.setattr(pipeline, "conclude", lambda *_: True)
@@ -167,7 +165,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_dry_says_what_would_run_and_writes_nothing(tmp_path: Path) -> None:
     said = io.StringIO()
     arguments = ["schedules=one_step_off,half_step", "seeds=2", "iterations=6", "dry=true"]
-    assert compare.run(arguments, tmp_path / "results", Console(file=said, width=200)) == 0
+    assert compare.compare(arguments, tmp_path / "results", Console(file=said, width=200)) == 0
     assert not (tmp_path / "results").exists()
     shown = said.getvalue()
     assert "rollout 1, training 1" in shown and "0 1" in shown
@@ -179,7 +177,7 @@ def test_dry_says_what_would_run_and_writes_nothing(tmp_path: Path) -> None:
 def test_a_folder_with_another_comparison_in_it_is_refused(tmp_path: Path) -> None:
     def run(*arguments: str) -> int:
         given = ["schedules=one_step_off,k_step_off", "experiment=mine", "cluster.devices=2", *arguments]
-        return compare.run(given, tmp_path, Console(file=io.StringIO()))
+        return compare.compare(given, tmp_path, Console(file=io.StringIO()))
 
     assert run() == 0 and run("seeds=5", "schedules=half_step,one_step_off,k_step_off") == 0
     campaign = read_campaign(tmp_path / "mine")
@@ -189,16 +187,16 @@ def test_a_folder_with_another_comparison_in_it_is_refused(tmp_path: Path) -> No
         run("iterations=3")
     with pytest.raises(ConfigError, match="holds a comparison along schedule, this one is along schedule.k; "):
         swept = ["schedule=k_step_off", "schedule.k=1,2", "experiment=mine", "cluster.devices=2"]
-        sweep.run(swept, tmp_path, Console(file=io.StringIO()))
+        sweep(swept, tmp_path, Console(file=io.StringIO()))
 
 
 @pytest.mark.usefixtures("nothing_runs")
 def test_a_sweep_whose_cells_may_not_be_compared_is_refused_before_it_runs(tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match="samples=15360 in the first, 7680 in the second"):
-        sweep.run(["algorithm.batch_groups=16,8"], tmp_path, Console(file=io.StringIO()))
+        sweep(["algorithm.batch_groups=16,8"], tmp_path, Console(file=io.StringIO()))
     assert not list(tmp_path.iterdir())
     with pytest.raises(ConfigError, match="nothing to sweep; give a setting several values"):
-        sweep.run(["iterations=3"], tmp_path, Console(file=io.StringIO()))
+        sweep(["iterations=3"], tmp_path, Console(file=io.StringIO()))
 
 
 def test_what_is_free_in_a_cell_stands_in_its_layout() -> None:

@@ -20,7 +20,7 @@ from harness.comparison.console import print_comparison
 from harness.comparison.equivalence import Gate, GatePair
 from harness.comparison.measures import LAG, SPEED, MetricDefinition, summary_of
 from harness.comparison.runs import Cell, Run, read_run
-from harness.comparison.statistics.estimates import Interval
+from harness.comparison.statistics import Interval
 from harness.config import ConfigError
 from harness.metrics.timeline import Place
 from harness.report.page.document import document

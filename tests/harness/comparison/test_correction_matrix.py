@@ -9,9 +9,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.campaigns.cells import resolve_cells
-from harness.campaigns.corrections import correction_axes, read_bundles
-from harness.cli.matrix import matrix_request
+from harness.campaigns.cells import correction_axes, read_bundles, resolve_cells
+from harness.cli.compare import matrix_request
 from harness.comparison.comparison import compare
 from harness.comparison.correction_matrix import (
     as_csv,
@@ -26,7 +25,7 @@ from harness.comparison.runs import Cell
 from harness.config import ConfigError
 from harness.config.compose import compose_job, plain
 from harness.config.machine import Machine
-from harness.report.correction_matrix import draw_matrix
+from harness.report.page.pictures import draw_matrix
 from tests.support.fabricated_cells import Made, make_cell
 
 AXES = ("schedule", *correction_axes())

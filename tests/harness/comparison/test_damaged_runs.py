@@ -21,8 +21,8 @@ import pytest
 import yaml
 from rich.console import Console
 
-from harness.cli import diff, report
 from harness.cli.console import PlainTextConsole
+from harness.cli.look import diff, report
 from harness.cli.main import answered
 from harness.comparison.experiment import Campaign, ListedCell, read_campaign, write_campaign
 from harness.config import ConfigError
@@ -63,7 +63,7 @@ def reported(results: Path) -> tuple[int, str]:
     """Exit code, and what was said of what went wrong."""
     said = io.StringIO()
     code = answered(
-        lambda: report.run(["experiment=made_up"], results, Console(file=io.StringIO())),
+        lambda: report(["experiment=made_up"], results, Console(file=io.StringIO())),
         Console(file=said, width=1000),
     )
     return code, said.getvalue().strip()
@@ -209,11 +209,11 @@ def test_no_text_of_a_folder_tells_the_terminal_anything(
     (copy / "odd" / "campaign.json").write_text(json.dumps({harm: harm}))
     console, errors = PlainTextConsole(), PlainTextConsole(stderr=True)
     for command in (
-        lambda: report.run(["experiment=made_up"], copy, console),
-        lambda: report.run(["experiment=labelled"], copy, console),
-        lambda: report.run(["experiment=odd"], copy, console),
-        lambda: diff.run(["made_up", str(earlier / "made_up")], copy, console),
-        lambda: diff.run([harm, "made_up"], copy, console),
+        lambda: report(["experiment=made_up"], copy, console),
+        lambda: report(["experiment=labelled"], copy, console),
+        lambda: report(["experiment=odd"], copy, console),
+        lambda: diff(["made_up", str(earlier / "made_up")], copy, console),
+        lambda: diff([harm, "made_up"], copy, console),
     ):
         answered(command, errors)
     said = "".join(capfd.readouterr())

@@ -10,26 +10,28 @@ import numpy as np
 import pytest
 from scipy import optimize, stats
 
-from harness.comparison.statistics.differences import (
-    corrected,
-    group_difference,
-    group_ratio,
-    holm,
-    paired_difference,
-    paired_ratio,
-)
-from harness.comparison.statistics.estimates import (
+from harness.comparison.statistics import (
     OUTLIER_Z,
     Interval,
+    corrected,
+    crossing,
+    drift,
+    group_difference,
+    group_ratio,
+    has_steady_part,
+    holm,
     iqm_interval,
     mean_interval,
     outliers,
     pair_share_bounds,
+    paired_difference,
+    paired_ratio,
     performance_profile,
     probability_of_improvement,
+    running_mean,
+    steady_rate,
     t_bounds,
 )
-from harness.comparison.statistics.series import crossing, drift, has_steady_part, running_mean, steady_rate
 
 VALUES = {0: 0.886, 1: 0.904, 2: 0.871, 3: 0.893, 4: 0.880}
 BASELINE = {0: 0.879, 1: 0.887, 2: 0.876, 3: 0.870, 4: 0.869}

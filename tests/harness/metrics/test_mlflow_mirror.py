@@ -205,7 +205,7 @@ def test_a_server_that_was_never_there_ends_no_run(tmp_path: Path, monkeypatch: 
 
 
 def test_nobody_is_told_the_password_of_the_tracking_server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    from harness.cli import mlflow_sync, ui
+    from harness.cli.look import mlflow_sync, ui
 
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://ada:hunter2@127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
@@ -215,8 +215,8 @@ def test_nobody_is_told_the_password_of_the_tracking_server(tmp_path: Path, monk
     nowhere = RunDirectory(tmp_path, "bench", "another", 0)
     Mirror(nowhere, tmp_path, identity, CONFIG, manifest_of(identity), console)
     with pytest.raises(ConfigError) as refused:
-        mlflow_sync.run([], tmp_path, console)
-    assert ui.run([], tmp_path, console) == 0
+        mlflow_sync([], tmp_path, console)
+    assert ui([], tmp_path, console) == 0
     for told in (incomplete.read_text(), str(refused.value), *said.getvalue().splitlines()):
         assert "hunter2" not in told and "http://ada:***@127.0.0.1:9" in told
 
@@ -333,18 +333,18 @@ def test_two_first_runs_at_once_share_the_experiment_and_print_nothing(tmp_path:
 
 
 def test_runs_that_are_nowhere_are_refused(store: Path) -> None:
-    from harness.cli import mlflow_sync
+    from harness.cli.look import mlflow_sync
 
     with pytest.raises(ConfigError, match="nowhere is not there; run `make bench` first$"):
-        mlflow_sync.run(["experiment=nowhere"], store, Console())
+        mlflow_sync(["experiment=nowhere"], store, Console())
 
 
 def test_catching_up_can_be_for_one_experiment(store: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
-    from harness.cli import mlflow_sync
+    from harness.cli.look import mlflow_sync
 
     for experiment in (name, f"{name}-other"):
         finished_run(store, identity_in(experiment), mirror=False)
-    mlflow_sync.run([f"experiment={name}"], store, Console(width=200))
+    mlflow_sync([f"experiment={name}"], store, Console(width=200))
     line, last = capsys.readouterr().out.splitlines()
     assert line.endswith(f"{name}/fully_async/seed=0 made: {ITERATIONS * 4 + 3} metrics, 5 files")
     assert last.startswith("1 finished runs, 1 brought up to date in sqlite:///")
@@ -353,7 +353,7 @@ def test_catching_up_can_be_for_one_experiment(store: Path, name: str, capsys: p
 def test_ui_prints_a_link_to_runs_and_charts_of_each_experiment_the_newest_first(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from harness.cli import ui
+    from harness.cli.look import ui
 
     for experiment, started_at in (("newer", "2026-01-02T00:00:00+00:00"), ("older", "2026-01-01T00:00:00+00:00")):
         with track(tmp_path, experiment, started_at=started_at) as tracker:
@@ -362,7 +362,7 @@ def test_ui_prints_a_link_to_runs_and_charts_of_each_experiment_the_newest_first
     monkeypatch.setattr(os, "execv", lambda program, command: served.append(command))
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
-    ui.run([f"port={port}"], tmp_path, Console(width=200))
+    ui([f"port={port}"], tmp_path, Console(width=200))
     page = f"http://127.0.0.1:{port}/#/experiments"
     ids = {name: tracker._store.client.get_experiment_by_name(name).experiment_id for name in ("newer", "older")}
     assert capsys.readouterr().out.splitlines()[1:] == [

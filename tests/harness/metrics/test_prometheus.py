@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from prometheus_client.parser import text_string_to_metric_families
 
-from harness.metrics.prometheus import run_text
+from harness.service.metrics import run_text
 
 ROLES = [
     {"name": "rollout[0]", "state": "computes", "heard_s_ago": 0.5, "version": 3},

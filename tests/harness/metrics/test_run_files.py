@@ -15,8 +15,7 @@ from omegaconf import OmegaConf
 
 from harness.metrics import manifest as manifest_module
 from harness.metrics.atomic_files import Lock, replacing, write_text
-from harness.metrics.definitions import METRIC_NAMES
-from harness.metrics.iteration import check_names, iteration_metrics, throughput_metrics
+from harness.metrics.definitions import METRIC_NAMES, check_names, iteration_metrics, throughput_metrics
 from harness.metrics.ledger import Ledger, LedgerError
 from harness.metrics.manifest import RunIdentity, build_manifest, git_state, identity_of
 from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics

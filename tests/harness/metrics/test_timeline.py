@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.metrics.iteration import check_names
+from harness.metrics.definitions import check_names
 from harness.metrics.schemas import Restart, TraceFile
 from harness.metrics.timeline import (
     KINDS,

@@ -21,7 +21,7 @@ from harness.comparison.console import print_comparison
 from harness.comparison.experiment import comparison_in, folder_of
 from harness.comparison.measure_text import against, bounds, headlines, scale_of
 from harness.comparison.runs import Cell
-from harness.comparison.statistics.estimates import Interval
+from harness.comparison.statistics import Interval
 from harness.config import ConfigError
 from harness.config.registries import SCHEDULES
 from harness.metrics.formatting import decimals, markdown_table, number, percent, signed

@@ -16,8 +16,8 @@ from matplotlib.text import Text
 from rich.console import Console
 
 from harness.config import Backend
+from harness.metrics.definitions import iteration_metrics, throughput_metrics
 from harness.metrics.done import write_done
-from harness.metrics.iteration import iteration_metrics, throughput_metrics
 from harness.metrics.ledger import Ledger
 from harness.metrics.manifest import RunIdentity, build_manifest
 from harness.metrics.run_files import RunDirectory, load_samples, load_timeline

@@ -16,8 +16,7 @@ from harness.comparison.comparison import Comparison, compare
 from harness.comparison.measures import SPEED
 from harness.comparison.runs import Cell
 from harness.report.page.document import document, write_report
-from harness.report.page.labels import Box, places
-from harness.report.page.verdict_chart import NARROW, WIDE, chart_of
+from harness.report.page.verdict_chart import NARROW, WIDE, Box, chart_of, places
 from tests.support.fabricated_cells import Made, make_cell
 
 STEPS = {"colocate_sync": 1.0, "separated_sync": 1.4, "one_step_off": 0.502, "delayed_update": 0.5}

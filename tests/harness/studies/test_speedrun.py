@@ -18,18 +18,24 @@ from harness.comparison.runs import Run, read_run
 from harness.config import ConfigError
 from harness.config.compose import compose_job, plain
 from harness.metrics.run_files import load_config
-from harness.studies.speedrun.book import PAGE, page, record_folders, write_book
-from harness.studies.speedrun.record import (
+from harness.studies.speedrun import (
+    PAGE,
+    TRACKS,
     Record,
+    Track,
     check_record,
     digest_of,
+    page,
     read_record,
+    read_track,
+    record_folders,
     record_of,
     sign,
     signer,
+    track_names,
+    write_book,
     write_record,
 )
-from harness.studies.speedrun.track import TRACKS, Track, read_track, track_names
 from tests.support.fabricated_cells import Made, make_run
 from tests.support.played_runs import MANIFEST
 from tests.support.project import ROOT

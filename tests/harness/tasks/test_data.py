@@ -25,7 +25,7 @@ from harness.config.compose import compose_job
 from harness.tasks import Sample, load_tokenizer, make_task, sample_of, score_of
 from harness.tasks.data import DataTask
 from harness.tasks.data_prompts import Columns
-from harness.tasks.data_values import text_of
+from harness.tasks.data_source import text_of
 from harness.tasks.rewards.reading import normalised
 from harness.tasks.tokenizer import Tokenizer
 from tests.support.text_folder import text_tokenizer

@@ -9,8 +9,8 @@ from pathlib import Path
 import psutil
 import pytest
 
+from harness.acceptance.gpu_gate.gate import GatePart, chosen, run_gate
 from harness.acceptance.gpu_gate.results import REPORT, PartResult, passed, read_result, summary, write_report
-from harness.acceptance.gpu_gate.runner import GatePart, chosen, run_gate
 from harness.config import ConfigError
 
 HEAD = "import os, sys, time\nfrom harness.acceptance.gpu_gate.results import Check, LeftOut\n\ndef run(setting):\n"

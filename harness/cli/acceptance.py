@@ -1,4 +1,4 @@
-"""`make chaos`: random faults over runs of every schedule, and afterwards what is promised of them."""
+"""`make chaos`, `make gate-gpu`: random faults over runs and what is promised of them; what only a machine shows."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from harness.config import ConfigError
 DEFAULTS = {"first": 0, "seeds": 800, "limit": 1800, "real": 0}
 
 
-def run(arguments: Sequence[str], results: Path, console: Console) -> int:
+def chaos(arguments: Sequence[str], results: Path, console: Console) -> int:
     """seeds: simulated runs, from seed `first` on; limit: seconds after which none is begun; real: faults on real
     runs, numbered from `first` on. Writes results/chaos/. 1 where a promise was broken."""
     chosen, folder = _chosen(arguments), results / "chaos"
@@ -71,3 +71,12 @@ def _real(chosen: dict[str, int], folder: Path, console: Console) -> int:
     for path in paths if felt else ():
         console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
     return 1 if any(one.problems for one in felt) else 0
+
+
+def gate_gpu(arguments: Sequence[str], results: Path, console: Console) -> int:
+    """Run the parts that are missing; exit code 0 where every part that ran passed."""
+    from harness.acceptance.gpu_gate import gate
+
+    given, _ = own_arguments(arguments, "device", "parts", "force", "minutes")
+    asked = gate.request({name: values[-1] for name, values in given.items() if values})
+    return gate.run(asked, results, lambda line: console.print(line, highlight=False, soft_wrap=True, markup=False))

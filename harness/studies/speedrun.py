@@ -1,28 +1,36 @@
-"""A record: what the runs of a track came to, with digests of all that it rests on; written, signed, and checked."""
+"""The record book: how many seconds each schedule takes to get a frozen job to a held-out reward (docs/speedrun.md). A
+track is the job that is frozen; a record what the runs of one came to, with digests of all that it rests on, written,
+signed and checked; the book a page of all records."""
 
 from __future__ import annotations
 
 import hashlib
 import json
 import math
+import random
 import shutil
 import subprocess
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass as plain_dataclass
 from datetime import datetime
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import msgspec
+from pydantic import Field, TypeAdapter, ValidationError
+from pydantic.dataclasses import dataclass
 
 from harness.comparison.conservation import check_conservation
+from harness.comparison.fairness import first_difference
 from harness.comparison.runs import Run
-from harness.comparison.statistics.estimates import Interval, mean_interval
-from harness.config import ConfigError
-from harness.config.job import flatten
+from harness.comparison.statistics import Interval, mean_interval
+from harness.config import STRICT, ConfigError, first_line
+from harness.config.compose import EXPERIMENTS, read_settings
+from harness.config.job import flatten, in_words_of_now
 from harness.metrics.atomic_files import write_text
+from harness.metrics.formatting import markdown_table, number, percent
 from harness.metrics.run_files import EVALUATIONS, config_as_written, load_evaluations
 from harness.metrics.schemas import reading
-from harness.studies.speedrun.track import Track
 
 RECORD = "record.json"
 SIGNATURE = f"{RECORD}.sig"
@@ -315,3 +323,168 @@ def log_lines(
         yield line("run_stop", None, run.seconds, "INTERVAL_END", status="success")
 
     return "\n".join(lines()) + "\n"
+
+
+TRACKS = EXPERIMENTS / "speedrun"
+DEFAULT = "tiny_reverse_v1"
+
+_OF_A_RUN = ("experiment", "seeds", "force", "save_weights", "restarts", "texts", "cost", "device")
+"""Settings that decide nothing of what is measured."""
+
+_SEED_LIMIT = 10**6
+
+
+@dataclass(frozen=True, config=STRICT)
+class _File:
+    """The file of a track. settings: that ask for the job; free: settings, or groups of them, that a run may choose;
+    job: all others of its config.yaml."""
+
+    target: Annotated[float, Field(gt=0, le=1)]
+    seeds: Annotated[int, Field(ge=3)]
+    settings: list[str]
+    free: list[str]
+    job: dict[str, Any]
+
+
+@plain_dataclass(frozen=True)
+class Track:
+    """A track. target: exact match of samples of the held-out problems, drawn as in training. digest: SHA-256 of its
+    file."""
+
+    name: str
+    digest: str
+    target: float
+    seeds: int
+    settings: tuple[str, ...]
+    free: tuple[str, ...]
+    job: Mapping[str, Any]
+
+    def refuse_changed(self, config: Mapping[str, Any]) -> None:
+        """Refuse a run whose settings differ from the track's. config: config.yaml, or `plain(config)`. Raises
+        ConfigError, naming the setting, where a record may not have it so."""
+        if config["cluster"]["oversubscribe"]:
+            raise ConfigError("cluster.oversubscribe=true: devices that share cores have no seconds to count")
+        job, mine = self.frozen_of(self.job), self.frozen_of(in_words_of_now(config))
+        found = first_difference(dict.fromkeys(mine) | job, dict.fromkeys(job) | mine)
+        if found is not None:
+            name, frozen, here = found
+            raise ConfigError(
+                f"{name}={here}, and track={self.name} has {frozen}; a record may choose {', '.join(self.free)}"
+            )
+
+    def frozen_of(self, config: Mapping[str, Any]) -> dict[str, Any]:
+        """Settings, by their paths, that a record may not choose."""
+        free = (*self.free, *_OF_A_RUN)
+        return {
+            name: value
+            for name, value in flatten(config).items()
+            if not any(name == one or name.startswith(f"{one}.") for one in free)
+        }
+
+    def seeds_of(self, config: Mapping[str, Any], commit: str) -> tuple[int, ...]:
+        """The seeds of a run of these settings with the code of this commit: nobody chooses them, and whoever has the
+        record can draw them again."""
+        chosen = {name: value for name, value in flatten(config).items() if name.partition(".")[0] not in _OF_A_RUN}
+        told = json.dumps([self.digest, commit, chosen], sort_keys=True)
+        return tuple(random.Random(told).sample(range(_SEED_LIMIT), self.seeds))
+
+
+def track_names() -> list[str]:
+    """Names of all tracks."""
+    return sorted(path.stem for path in TRACKS.glob("*.yaml"))
+
+
+def read_track(name: str) -> Track:
+    """Raises ConfigError for a name that none has, listing those there are, and for a file that cannot be read."""
+    path = TRACKS / f"{name}.yaml"
+    if name not in track_names():
+        raise ConfigError(f"track={name} is unknown; choose one of {', '.join(track_names())}")
+    return track_of(path)
+
+
+def track_of(path: Path) -> Track:
+    """The track of a file. Raises ConfigError, naming it and the setting, for one that cannot be read."""
+    try:
+        read = TypeAdapter(_File).validate_python(read_settings(path))
+    except ValidationError as error:
+        raise ConfigError(f"{path}: {first_line(error)}") from error
+    if not flatten(read.job).get("eval.k"):
+        raise ConfigError(f"{path}: eval.k must be at least 1: the target is of samples")
+    digest = hashlib.sha256(path.read_bytes()).hexdigest()
+    return Track(
+        path.stem, digest, read.target, read.seeds, tuple(read.settings), tuple(read.free), in_words_of_now(read.job)
+    )
+
+
+FOLDER, PAGE = "records", "records.md"
+"""Folder and page of records below the results."""
+
+_HEADS = (
+    *("schedule", "hardware", "devices", "seconds (95 %)", "device-seconds", "version", "others' load"),
+    *("day", "commit", "record"),
+)
+
+
+def write_book(results: Path) -> Path:
+    """records.md, of all records below `results`/records; returns its path."""
+    path = results / PAGE
+    write_text(path, page({folder: read_record(folder) for folder in record_folders(results)}, results))
+    return path
+
+
+def record_folders(results: Path) -> list[Path]:
+    """Folders of all records in the results."""
+    return sorted(path.parent for path in (results / FOLDER).glob(f"*/*/{RECORD}"))
+
+
+def page(records: Mapping[Path, Record], results: Path) -> str:
+    """The whole page; records by their folders, below `results`."""
+    parts = [
+        "# Records",
+        "Written by `cadence speedrun` from the records beside it: measured, never simulated. How a record is made, "
+        "checked and submitted: [docs/speedrun.md](../docs/speedrun.md).",
+    ]
+    for track in sorted({record.track for record in records.values()}):
+        here = {folder: record for folder, record in records.items() if record.track == track}
+        target = next(iter(here.values())).target
+        rows = [_row(folder, here[folder], results) for folder in sorted(here, key=lambda f: _order(here[f]))]
+        parts += [
+            f"## {track}",
+            f"Seconds on a run's clock until {target:g} of the samples of held-out problems match exactly, mean of "
+            "fresh seeds. *Others' load*: the largest share of the processors that other processes had during a run.",
+            markdown_table(_HEADS, rows),
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def hardware_text(hardware: Mapping[str, Any]) -> str:
+    """`8 x NVIDIA H100`, or `2 cores, AMD EPYC`."""
+    gpus = hardware["gpus"]
+    return f"{len(gpus)} x {gpus[0]}" if gpus else f"{hardware['cores']} cores, {hardware['cpu']}"
+
+
+def _order(record: Record) -> tuple[str, float]:
+    return hardware_text(record.hardware), record.seconds.value
+
+
+def _row(folder: Path, record: Record, results: Path) -> list[str]:
+    where, signed = folder.relative_to(results).as_posix(), (folder / SIGNATURE).exists()
+    seconds = record.seconds
+    devices = Interval(*(record.devices * value for value in (seconds.value, seconds.low, seconds.high)))
+    return [
+        record.schedule,
+        hardware_text(record.hardware),
+        f"{record.devices}",
+        f"{number(seconds.value)} ({number(seconds.low)} to {number(seconds.high)})",
+        number(devices.value),
+        _range(run.version for run in record.runs),
+        percent(max(run.others for run in record.runs)),
+        min(run.started_at for run in record.runs)[:10],
+        record.commit[:7],
+        f"{where}, {digest_of(record)[:8]}{', signed' if signed else ''}",
+    ]
+
+
+def _range(versions: Iterable[int]) -> str:
+    found = sorted(versions)
+    return f"{found[0]}" if found[0] == found[-1] else f"{found[0]} to {found[-1]}"

@@ -1,1 +1,0 @@
-"""Statistics of repeated runs: pure functions on arrays, without files and without pictures."""
