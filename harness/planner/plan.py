@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
 from harness.checks.layout import device_roles
-from harness.config import ConfigError, CostConfig, JobConfig
+from harness.config import ConfigError, CostConfig, JobConfig, RooflineConfig
 from harness.config.changes import VARIABLES
 from harness.config.compose import EXPERIMENTS, compose_job, read_settings
 from harness.config.registries import SCHEDULES
@@ -23,9 +23,12 @@ SEED = 0
 WORTH = 0.01
 """A share of throughput that is not worth any lag."""
 
-UNCERTAINTY = 0.08
-"""A share of throughput that the simulator cannot tell apart: by so much it missed a published step at most, with costs
-fitted to the same table (docs/predictions.md). A data sheet's costs are no better."""
+TIE = 0.1
+"""A share of throughput that no plan tells apart: nothing of the system was measured, and shares of peaks that systems
+reach are further from each other than this."""
+
+AS_ALONE = "cost.colocated_train_factor"
+"""The setting of what sharing devices costs training, which one system published: in plans it is 1."""
 
 DEFAULTS: dict[str, str] = read_settings(EXPERIMENTS / "published.yaml")
 """Settings of a plan where nothing else is said."""
@@ -108,7 +111,7 @@ class Plan:
     @cached_property
     def ties(self) -> list[Choice]:
         """The fastest, and what the simulator cannot tell from it, fastest first."""
-        enough = rate(self.choices[0]) * (1 - UNCERTAINTY)
+        enough = rate(self.choices[0]) * (1 - TIE)
         return [choice for choice in self.fastest_of_each if rate(choice) >= enough]
 
     @cached_property
@@ -240,7 +243,15 @@ def plan_jobs(arguments: Sequence[str]) -> tuple[list[JobConfig], list[str]]:
     """The job under every schedule that is to be planned, and its settings."""
     schedules, settings = plan_settings(arguments)
     jobs = [compose_job([f"schedule={name}", *settings]) for name in schedules]
-    return jobs, settings
+    names = {setting.partition("=")[0] for setting in settings}
+    return [shared_as_alone(job, names) for job in jobs], settings
+
+
+def shared_as_alone(job: JobConfig, given: Collection[str]) -> JobConfig:
+    """The job with training on shared devices no slower than on its own, unless the user says how much it is."""
+    if AS_ALONE in given or not isinstance(job.cost, RooflineConfig):
+        return job
+    return replace(job, cost=replace(job.cost, colocated_train_factor=1.0))
 
 
 def origin(config: JobConfig) -> str:
@@ -264,6 +275,8 @@ def bench_command(choice: Choice, settings: Sequence[str], iterations: int = ITE
     given = dict(setting.split("=", 1) for setting in settings)
     given |= {"schedule": choice.schedule, "cluster.devices": str(choice.config.cluster.devices)}
     given.setdefault("iterations", str(iterations))
+    if choice.candidate.shared and isinstance(choice.config.cost, RooflineConfig):
+        given.setdefault(AS_ALONE, as_argument(choice.config.cost.colocated_train_factor))
     options = {f"schedule.{name}": value for name, value in choice.config.schedule.options.items()}
     searched = {name: value for name, value in options.items() if name == "schedule.max_staleness"}
     given |= {name: as_argument(value) for name, value in (searched | layout(choice)).items()}

@@ -17,7 +17,7 @@ from harness.checks.layout import device_roles
 from harness.config.compose import plain
 from harness.metrics.formatting import percent
 from harness.planner.plan import (
-    UNCERTAINTY,
+    TIE,
     WORTH,
     Choice,
     Plan,
@@ -68,12 +68,9 @@ def verdict(plan: Plan) -> str:
     text = f"Simulated: on {devices}, with {batch}, {fastest.name} trains most samples per second"
     if ties:
         less = [f"{tie.name} ({percent(rate(tie) / rate(fastest) - 1, 1)})" for tie in ties]
-        text += (
-            f"; ties with it: {', '.join(less)}, as published steps were predicted within {percent(UNCERTAINTY)} only "
-            "(docs/predictions.md)"
-        )
+        text += f"; ties with it, as nothing was measured (docs/planner.md): {', '.join(less)}"
     elif len(plan.fastest_of_each) > 1:
-        text += f", by more than the {percent(UNCERTAINTY)} within which published steps were predicted"
+        text += f", by more than the {percent(TIE)} within which a plan calls a tie"
     if plan.best.name != fastest.name:
         text += f". Proposed: {plan.best.name}, which lags least of those within {percent(WORTH)} of it"
     return text + "."
