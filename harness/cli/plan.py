@@ -30,7 +30,8 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         kept = [one for one in arguments if one.partition("=")[0] == "schedule"]
         rest = [one for one in arguments if one not in kept]
         read = read_log([Path(log) for log in own["log"]], rest)
-        console.print("\n".join([f"{read.evidence.source}: {read.row}", *read.notes]), style="dim", highlight=False)
+        told = f"its step took {read.row.step_s:.3g} s; costs of the plan are not fitted to it, but the data sheet's"
+        console.print("\n".join([f"{read.evidence.source}: {read.row}", *read.notes, told]), highlight=False)
         arguments = [*kept, *read.settings]
     jobs, settings = plan_jobs(arguments)
     fixed = fixed_by(settings) - DEFAULTS.keys()
