@@ -33,7 +33,7 @@ AS_ALONE = "cost.colocated_train_factor"
 DEFAULTS: dict[str, str] = read_settings(EXPERIMENTS / "published.yaml")
 """Settings of a plan where nothing else is said."""
 
-EFFORT = Effort(samples=600_000, trials=12)
+EFFORT = Effort(samples=450_000, trials=12)
 
 ITERATIONS = 20
 """Iterations of the run that is proposed: enough to be in a steady state for most of it."""
