@@ -12,7 +12,7 @@ from harness.calibration.fitting import not_negative
 from harness.config import ConfigError
 from harness.prediction.table import Row, TableSettings, nearest
 
-UPDATE = "update_actor_s"
+UPDATE, OLD = "update_actor_s", "old_log_prob_s"
 
 Given = Literal["sync", "train"]
 """Rows that a prediction reads: synchronous ones only, or the training phases of the others too."""
@@ -54,18 +54,31 @@ def scalings(rows: Sequence[Row], scoring_fixed_s: float) -> dict[str, PhaseScal
 
 
 def training_phases(
-    row: Row, others: Sequence[Row], sync: Mapping[str, PhaseScaling], settings: TableSettings, given: Given
+    row: Row,
+    others: Sequence[Row],
+    sync: Mapping[str, PhaseScaling],
+    settings: TableSettings,
+    given: Given,
+    *,
+    scores: bool,
+    shared: bool,
 ) -> dict[str, float]:
     """Seconds of each phase of an asynchronous row.
 
     given="train": its own where it gives them; update_actor where it does not, from the row of the same schedule and
     engine that has it and is nearest in devices, less what more devices do not shorten: with k optimizer steps of f
     seconds each, U' = k f + (U - k f) n / n'. What remains, and with given="sync" everything, comes from the
-    synchronous rows: update_actor takes `settings.dedicated` of the device time that it takes on shared devices.
+    synchronous rows: update_actor takes `settings.dedicated` of the device time that it takes on shared devices, where
+    those rows' devices are `shared`.
 
-    A phase that no row of the schedule and engine gives, update_actor aside, is one that the schedule does without: it
-    trains on the log-probs of the engines.
+    An empty cell never means that nothing is done: what synchronous rows score is scored in every row, but old
+    log-probs where the job is not to (`scores`). Raises ConfigError where no row says how long training takes.
     """
+    if UPDATE not in sync:
+        raise ConfigError(
+            f"no synchronous row says how long training takes, and it is never for nothing: fill in {UPDATE} before "
+            f"line {row.number}, {row}, is predicted"
+        )
     alike = [other for other in others if other.mode == row.mode and other.engine == row.engine]
     phases = {}
     for name, scaling in sync.items():
@@ -75,8 +88,8 @@ def training_phases(
         elif given == "train" and name == UPDATE and having:
             phases[name] = _from_nearest(row, having, settings)
         elif name == UPDATE:
-            phases[name] = scaling.on(row.train_gpus) * settings.dedicated
-        elif having:
+            phases[name] = scaling.on(row.train_gpus) * (settings.dedicated if shared else 1.0)
+        elif scores or name != OLD:
             phases[name] = scaling.on(row.train_gpus)
     return phases
 

@@ -141,8 +141,10 @@ def _case(
 ) -> Case:
     """A row, calibrated on the rows of its engine, or, where it has none, of the first engine."""
     fitted, sync = by_engine.get(row.engine) or next(iter(by_engine.values()))
-    phases = training_phases(row, others, sync, settings, given)
-    return Case(row, fitted, settings.job(row, arguments), phases, settings)
+    config = settings.job(row, arguments)
+    scores, shared = config.algorithm.recompute_log_probs, fitted.rows[0].colocated
+    phases = training_phases(row, others, sync, settings, given, scores=scores, shared=shared)
+    return Case(row, fitted, config, phases, settings)
 
 
 def predict(case: Case) -> Prediction:

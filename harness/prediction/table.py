@@ -6,6 +6,7 @@ import csv
 import dataclasses
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import field
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,9 @@ PHASES = ("old_log_prob_s", "ref_log_prob_s", "update_actor_s")
 """Work of a training pool on a batch; everything else in a step is generation, waiting, or work on the host."""
 
 DEFAULTS = EXPERIMENTS / "papers" / "defaults.yaml"
+
+ROUNDED = 0.02
+"""Share of a step by which its phases may exceed it: figures are means, and rounded."""
 
 _COUNTS = ("total_gpus", "rollout_gpus", "train_gpus")
 
@@ -85,8 +89,8 @@ def read_table(path: Path) -> list[Row]:
     Columns: mode (a schedule), engine (any text; rows are compared with those of the same), total_gpus, rollout_gpus,
     train_gpus, and seconds per step: step_s, gen_s, wait_prev_gen_s, generate_sequences_s, old_log_prob_s,
     ref_log_prob_s, update_actor_s; and options of schedules by their names, such as max_staleness, which rows of
-    schedules that have them may set. Others are not read. Any cell but mode and the counts may be empty. Raises
-    ConfigError for the first cell that cannot be read, naming its line.
+    schedules that have them may set. Others are refused, unless the table's settings list them as `unread`. Any cell
+    but mode and the counts may be empty. Raises ConfigError for the first cell that cannot be read, naming its line.
     """
     if not path.is_file():
         raise ConfigError(
@@ -100,10 +104,34 @@ def read_table(path: Path) -> list[Row]:
     reader = csv.DictReader([lines[i - 1] for i in numbers], skipinitialspace=True)
     if reader.fieldnames is None or "mode" not in reader.fieldnames:
         raise ConfigError(f"{path}: there is no column `mode`; its first line names the columns")
+    _check_columns(path, reader.fieldnames)
     rows = [_row(path, number, cells) for number, cells in zip(numbers[1:], reader, strict=True)]
     if not rows:
         raise ConfigError(f"{path} has no rows")
     return rows
+
+
+def _check_columns(path: Path, names: Sequence[str]) -> None:
+    options = {option.name for name in SCHEDULES for option in dataclasses.fields(find("schedule", name))}
+    known = ["mode", "engine", *_COUNTS, *_SECONDS, *sorted(options)]
+    for name in [name for name in names if name not in (*known, *read_table_settings(path).unread)]:
+        near = get_close_matches(name.rpartition("/")[2], known, 1, 0.0)[0]
+        raise ConfigError(
+            f"{path}: column `{name}` is unknown; the nearest is `{near}`: name it so if it is that, or list it under "
+            f"`unread:` in {path.with_suffix('.yaml')} if nothing of a step is in it"
+        )
+
+
+def _check_sum(where: str, row: Row) -> Row:
+    """Raise ConfigError where phases that follow each other take longer than the step."""
+    parts = {"gen_s": row.gen_s or 0.0, **row.phases}
+    if row.step_s is not None and row.colocated and sum(parts.values()) > (1 + ROUNDED) * row.step_s:
+        listed = " + ".join(f"{name} {seconds:g}" for name, seconds in parts.items())
+        raise ConfigError(
+            f"{where}: {listed} exceed step_s={row.step_s:g}, and follow each other; leave out what another one "
+            "contains, or correct the step"
+        )
+    return row
 
 
 def _row(path: Path, number: int, cells: Mapping[str, str | None]) -> Row:
@@ -115,7 +143,7 @@ def _row(path: Path, number: int, cells: Mapping[str, str | None]) -> Row:
     rollout, train = _pools(where, mode, *(found[name] for name in _COUNTS))
     wait = found["wait_prev_gen_s"]
     options = [option.name for option in dataclasses.fields(find("schedule", mode))]
-    return Row(
+    row = Row(
         number=number,
         mode=mode,
         engine=(cells.get("engine") or "").strip(),
@@ -127,6 +155,7 @@ def _row(path: Path, number: int, cells: Mapping[str, str | None]) -> Row:
         phases={name: seconds for name in PHASES if (seconds := found[name]) is not None},
         options={name: text for name in options if (text := (cells.get(name) or "").strip())},
     )
+    return _check_sum(where, row)
 
 
 def _number(where: str, name: str, cell: str | None) -> float | None:
@@ -176,6 +205,7 @@ class TableSettings:
     settings: list[str] = field(default_factory=list)
     engines: dict[str, list[str]] = field(default_factory=dict)
     modes: dict[str, list[str]] = field(default_factory=dict)
+    unread: list[str] = field(default_factory=list)
 
     def job(self, row: Row, arguments: Sequence[str]) -> JobConfig:
         """The job of a row, its devices and costs aside. Raises ConfigError, naming the setting."""

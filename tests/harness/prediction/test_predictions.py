@@ -204,9 +204,10 @@ def test_a_prediction_reads_the_training_phases_that_it_may_read(tmp_path: Path)
     settings, scaling = read_table_settings(path), scalings([sync], 0.0)
 
     def phases(row, given):  # type: ignore[no-untyped-def]
-        return training_phases(row, [small, large, other], scaling, settings, given)
+        others = [small, large, other]
+        return training_phases(row, others, scaling, settings, given, scores=row is other, shared=True)
 
-    assert phases(large, "train") == {UPDATE: 157.0}, "its own; and no row of its schedule has old_log_prob"
+    assert phases(large, "train") == {UPDATE: 157.0}, "its own; and its job trains on the log-probs of the engines"
     fixed = settings.optimizer_steps * settings.optimizer_step_s
     assert phases(small, "train") == {UPDATE: pytest.approx(fixed + (157 - fixed) * 2)}, (
         "of the other, with its devices"
@@ -214,6 +215,29 @@ def test_a_prediction_reads_the_training_phases_that_it_may_read(tmp_path: Path)
     assert phases(large, "sync") == {UPDATE: pytest.approx(320 * settings.dedicated)}, "the same device time, less"
     assert phases(other, "train")["old_log_prob_s"] == 90.0
     assert phases(other, "sync")["old_log_prob_s"] == pytest.approx(200.0), "half of the devices take twice as long"
+
+
+@pytest.mark.parametrize("cells", ["", "1"])
+def test_what_is_scored_follows_from_the_job_whatever_a_predicted_row_has_in_its_cells(
+    tmp_path: Path, cells: str
+) -> None:
+    sync, row = read_table(table(tmp_path, "colocate_sync,,32,,,790,357,100,320,", f"one_step_off,,,16,16,,,{cells},,"))
+    settings, scaling = read_table_settings(tmp_path / "some.csv"), scalings([sync], 0.0)
+    found = training_phases(row, [row], scaling, settings, "sync", scores=True, shared=False)
+    assert found == {"old_log_prob_s": pytest.approx(200.0), UPDATE: pytest.approx(640.0)}
+    with pytest.raises(ConfigError, match="no synchronous row says how long training takes"):
+        training_phases(row, [row], {}, settings, "sync", scores=True, shared=True)
+
+
+def test_a_column_that_is_not_known_and_phases_beyond_the_step_are_refused(tmp_path: Path) -> None:
+    path = table(tmp_path, "colocate_sync,,32,,,400,357,100,320,")
+    with pytest.raises(ConfigError, match=r"some.csv:3: gen_s 357 \+ old_log_prob_s 100 .* exceed step_s=400"):
+        read_table(path)
+    path.write_text("mode,total_gpus,timing_s/update_actor\ncolocate_sync,8,9\n")
+    with pytest.raises(ConfigError, match="column `timing_s/update_actor` is unknown; the nearest is `update_actor_s`"):
+        read_table(path)
+    path.with_suffix(".yaml").write_text("unread: [timing_s/update_actor]\n")
+    assert read_table(path)[0].phases == {}
 
 
 def test_settings_of_a_table_come_over_the_defaults_and_a_wrong_one_is_named(tmp_path: Path) -> None:
