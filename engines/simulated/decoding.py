@@ -3,13 +3,17 @@
 All running samples advance by one token per decode step, so one counter of steps serves them all: a sample that starts
 at count k with r tokens to go finishes at count k + r, and between two events nothing but time and the counter moves.
 `harness.cost_model.cost` says how long a step lasts. New samples join, and the engine stops, between two steps
-only. The prompts of those that join are prefilled first, and all samples wait for that: it counts as the first part of
-the next step.
+only. The prompts of those that join are prefilled in the next step, at whose end they have their first token: before
+what the others do, who wait (SGLang), or beside it, as far as a step has tokens left (vLLM 0.32,
+v1/core/sched/scheduler.py: running samples come first, and the prompt that ends the tokens goes on in the next step).
 
 The KV cache may have limited room. Then samples are admitted and preempted as by vLLM (Kwon et al., "Efficient memory
 management for large language model serving with PagedAttention", arXiv 2309.06180, section 4.5, recomputation): a
 sample is admitted as soon as its context fits, whatever it will need later; when the contexts outgrow the room, those
 that were admitted last lose their cache and wait before all others, until their context fits and is prefilled again.
+SGLang 0.5 retracts those with the fewest new tokens, which are mostly the same.
+
+Where prefixes are cached, running samples of a group share its prompt: one fills it, and it takes room once.
 """
 
 from __future__ import annotations
@@ -30,7 +34,8 @@ class SimulatedSample:
     `closed` of them, stay as they are.
 
     cached: tokens of its prompt and of what it had when it got its slot, at least 1; remaining: tokens it will sample
-    from there; kept: of `cached`, those whose keys and values are still there from its last turn.
+    from there; kept: of `cached`, those whose keys and values are there before it gets a slot, from its last turn or
+    from a prefill that goes on; shared: of `cached`, the prompt of its group, equally many for all of it.
     """
 
     sample_id: int
@@ -42,7 +47,9 @@ class SimulatedSample:
     closed: int = 0
     kept: int = 0
     limit: int | None = None  # tokens of its turn that it may have, where its request says so
-    preempted: bool = False  # it lost its slot, and waits for another
+    begun: bool = False  # it waits for a slot again, or for the rest of its prefill
+    group: int = 0
+    shared: int = 0
     cut: bool = False  # it ends before its time
 
     def add_run(self, version: int, tokens: int) -> None:
@@ -79,18 +86,20 @@ class Versions:
 
 
 class RunningSamples:
-    """The samples that hold a slot. room: tokens that the cache holds, None for no limit. `count` is the engine's
-    decode steps so far.
+    """The samples that hold a slot. room: tokens that the cache holds, None for no limit; sharing: samples of a group
+    hold its prompt together. `count` is the engine's decode steps so far.
 
     A step makes every context longer by a token, and all of them must fit. It may begin only if they will.
     """
 
-    def __init__(self, room: int | None) -> None:
-        self._room = room
+    def __init__(self, room: int | None, *, sharing: bool = False) -> None:
+        self._room, self._sharing = room, sharing
         self._admitted = 0  # so many samples, ever; numbers them
         self._samples: dict[int, SimulatedSample] = {}  # in the order in which they were admitted
         self._finishes: list[tuple[int, int]] = []  # heap: the count, and the number; with those that were preempted
         self._offset = 0  # sum over samples of cached - start
+        self._groups: dict[int, int] = {}  # samples of each
+        self._saved = 0  # tokens that are held once, and counted for more than one sample
 
     def __len__(self) -> int:
         return len(self._samples)
@@ -107,15 +116,24 @@ class RunningSamples:
         """Step count at which the first sample finishes, or the cache is full if that is sooner. There must be
         samples."""
         finish = self._finishes[0][0]
-        return finish if self._room is None else min(finish, (self._room - self._offset) // len(self._samples))
+        if self._room is None:
+            return finish
+        return min(finish, (self._room + self._saved - self._offset) // len(self._samples))
 
-    def fits(self, tokens: int, count: int) -> bool:
-        """Whether there is room for another context of so many tokens, and for the next step."""
-        return self._room is None or self.cached(count) + tokens + len(self._samples) + 1 <= self._room
+    def prefix(self, sample: SimulatedSample) -> int:
+        """Tokens of a sample's context that are in the cache for another one."""
+        return sample.shared if self._sharing and sample.group in self._groups else 0
+
+    def fits(self, sample: SimulatedSample, count: int) -> bool:
+        """Whether there is room for the context of another sample, and for the next step."""
+        if self._room is None:
+            return True
+        held = self.cached(count) - self._saved + sample.cached - self.prefix(sample)
+        return held + len(self._samples) + 1 <= self._room
 
     def overflows(self, count: int) -> bool:
         """Whether there is too little room for the next step."""
-        return self._room is not None and self.cached(count) + len(self._samples) > self._room
+        return self._room is not None and self.cached(count) - self._saved + len(self._samples) > self._room
 
     def add(self, sample: SimulatedSample, count: int) -> None:
         """Admit a sample after `count` steps."""
@@ -123,6 +141,9 @@ class RunningSamples:
         self._admitted += 1
         self._samples[self._admitted] = sample
         self._offset += sample.cached - count
+        if self._sharing:
+            self._saved += self.prefix(sample)
+            self._groups[sample.group] = self._groups.get(sample.group, 0) + 1
         heappush(self._finishes, (count + sample.remaining, self._admitted))
 
     def cut(self, sample_ids: Collection[int], count: int) -> None:
@@ -152,19 +173,41 @@ class RunningSamples:
         """Forget all samples."""
         self._samples.clear()
         self._finishes.clear()
-        self._offset = 0
+        self._groups.clear()
+        self._offset = self._saved = 0
 
     def _leave(self, sample: SimulatedSample) -> None:
         self._offset -= sample.cached - sample.start
+        if self._sharing:
+            self._groups[sample.group] -= 1
+            if not self._groups[sample.group]:
+                del self._groups[sample.group]
+            self._saved -= self.prefix(sample)
         while self._finishes and self._finishes[0][1] not in self._samples:
             heappop(self._finishes)
+
+
+@dataclass(slots=True)
+class Prefill:
+    """What the step after this count prefills: tokens, seconds of these by themselves, and those by which it gets
+    longer; left: tokens that it may have besides."""
+
+    count: int = -1
+    left: float = 0.0
+    tokens: int = 0
+    seconds: float = 0.0
+    joined_s: float = 0.0
+
+    def add(self, tokens: int, seconds: float) -> None:
+        """Prefill so many more."""
+        self.tokens, self.left, self.seconds = self.tokens + tokens, self.left - tokens, self.seconds + seconds
 
 
 class Decoding:
     """The decoding of one engine. Times are seconds on the caller's clock. Every call first moves on to its time; none
     goes back.
 
-    Seventeen attributes: nine are the state at the last event, from which the next one follows.
+    Eighteen attributes: ten are the state at the last event, from which the next one follows.
     """
 
     def __init__(self, cost: DecodeCost, *, slots: int, version: int = 0) -> None:
@@ -173,15 +216,16 @@ class Decoding:
         self.stopped = False
         self.finished: list[tuple[SimulatedSample, float]] = []
         """Samples that are done, with the time; the caller takes them out."""
-        self.waiting: deque[SimulatedSample] = deque()  # those that were preempted come first
+        self.waiting: deque[SimulatedSample] = deque()  # those that have begun come first
         self.preemptions = 0
-        self.recomputed_tokens = 0  # prefilled again after a preemption
+        self.recomputed_tokens = 0  # lost by preemptions
         self._cost = cost
-        self._running = RunningSamples(cost.kv_tokens)
+        self._running = RunningSamples(cost.kv_tokens, sharing=cost.prefix_caching)
         self._count = 0  # decode steps done at `_since`
         self._since = 0.0  # the time of the last event
         self._decoding_from = 0.0  # when prefill ends and the next decode step begins
         self._owed_s = 0.0  # of a stopped engine: prefill to do when it goes on
+        self._prefill = Prefill()
         self._cold = False  # the cache is lost
         self._join_at: int | None = None  # the count at which it looks at what waits, and at its cache
         self._stop_at: int | None = None
@@ -195,7 +239,7 @@ class Decoding:
     @property
     def drained(self) -> bool:
         """Whether nothing that has begun is unfinished."""
-        return not self._running and not (self.waiting and self.waiting[0].preempted)
+        return not self._running and not (self.waiting and self.waiting[0].begun)
 
     def steps(self, now: float) -> int:
         """Decode steps so far, that which is under way included."""
@@ -250,8 +294,8 @@ class Decoding:
         self._join(now)
 
     def drop_cache(self, now: float) -> None:
-        """Prompts and tokens of running samples are prefilled again before the next step (of a stopped engine: when it
-        resumes). They keep their room."""
+        """Prompts and tokens of running samples are prefilled again, before all others, from the next step on (of a
+        stopped engine: when it resumes)."""
         self.advance(now)
         self._cold = True
         for sample in self.waiting:
@@ -283,7 +327,7 @@ class Decoding:
         aborted = [*self._running, *self.waiting]
         self._running.clear()
         self.waiting.clear()
-        self._owed_s = 0.0
+        self._owed_s, self._prefill = 0.0, Prefill()
         return aborted
 
     def _require_room(self, samples: Iterable[SimulatedSample]) -> None:
@@ -301,7 +345,7 @@ class Decoding:
         if self.stopped or not self.waiting or len(self._running) >= self.slots:
             return False
         first = self.waiting[0]
-        return (self.admitting or first.preempted) and self._running.fits(first.cached, self._count)
+        return (self.admitting or first.begun) and self._running.fits(first, self._count)
 
     def _time_of(self, count: int) -> float:
         """Time at which this many steps are done, should nothing happen before."""
@@ -354,9 +398,11 @@ class Decoding:
             return
         self._preempt()
         if self._cold:
-            self._cold = False
-            contexts = (sample.cached + count - sample.start for sample in self._running)
-            self._decoding_from = at + sum(map(self._cost.prefill, contexts))
+            self._cold, self._decoding_from, self._prefill = False, at, Prefill()
+            running = list(self._running)
+            self._running.clear()
+            for sample in reversed(running):
+                self._wait_again(sample)
         self._admit(at)
 
     def _preempt(self) -> None:
@@ -364,25 +410,40 @@ class Decoding:
         fits again at once."""
         while self._running.overflows(self._count):
             sample = self._running.take_latest()
-            self._add_runs(sample)
-            sampled = self._count - sample.start
-            sample.cached += sampled
-            sample.remaining -= sampled
-            sample.preempted, sample.kept = True, 0
-            self.waiting.appendleft(sample)
+            self._wait_again(sample)
             self.preemptions += 1
+            self.recomputed_tokens += sample.cached
+
+    def _wait_again(self, sample: SimulatedSample) -> None:
+        """Let a sample wait before all others, with the tokens that it has, and without a cache."""
+        self._add_runs(sample)
+        sampled = self._count - sample.start
+        sample.cached += sampled
+        sample.remaining -= sampled
+        sample.begun, sample.kept = True, 0
+        self.waiting.appendleft(sample)
 
     def _admit(self, at: float) -> None:
-        while self._may_admit():
-            sample = self.waiting.popleft()
+        """Admit what waits, in order, while there are slots, room, and tokens of the next step. Who comes when nothing
+        runs keeps nobody waiting, and is prefilled at once."""
+        cost, running, step = self._cost, self._running, self._prefill
+        if step.count != self._count:
+            left = math.inf if cost.step_tokens is None else cost.step_tokens - len(running)
+            step = self._prefill = Prefill(self._count, left)
+        while step.left > 0 and self._may_admit():
+            sample = self.waiting[0]
             sample.started_at = at if sample.started_at is None else sample.started_at
-            self._running.add(sample, self._count)
-            self._decoding_from += self._cost.prefill(sample.cached)
-            if sample.kept:
-                self._decoding_from -= self._cost.prefill(sample.kept)
-            if sample.preempted:
-                sample.preempted = False
-                self.recomputed_tokens += sample.cached
+            kept = max(sample.kept, min(running.prefix(sample), sample.cached - 1))
+            some = int(min(sample.cached - kept, step.left)) if running else sample.cached - kept
+            step.add(some, cost.prefill(kept + some) - cost.prefill(kept))
+            sample.kept, sample.begun = kept + some, True
+            if sample.kept == sample.cached:
+                sample.begun = False
+                running.add(self.waiting.popleft(), self._count)
+        before_s, step.joined_s = step.joined_s, cost.joined_s(step.seconds, step.tokens, len(running))
+        self._decoding_from += step.joined_s - before_s
+        if step.left <= 0 and self._may_admit():
+            self._join_at = self._count + 1
 
     def _add_runs(self, sample: SimulatedSample) -> None:
         """Add what the sample decoded since it got its slot, a run for each version in that time."""
@@ -390,9 +451,14 @@ class Decoding:
             sample.add_run(version, tokens)
 
 
-def decoded_s(cost: DecodeCost, lengths: Iterable[int], *, prompt: int, slots: int) -> float:
-    """Seconds that one engine takes for responses of these lengths to prompts of `prompt` tokens, all there at once."""
+def decoded_s(cost: DecodeCost, lengths: Iterable[int], *, prompt: int, slots: int, group_size: int = 1) -> float:
+    """Seconds that one engine takes for responses of these lengths, group by group, to prompts of `prompt` tokens, all
+    there at once."""
     decoding = Decoding(cost, slots=slots)
-    decoding.submit([SimulatedSample(number, prompt, length) for number, length in enumerate(lengths)], 0.0)
+    samples = [
+        SimulatedSample(number, prompt, length, group=number // group_size, shared=prompt)
+        for number, length in enumerate(lengths)
+    ]
+    decoding.submit(samples, 0.0)
     decoding.advance(math.inf)
     return max(at for _, at in decoding.finished)

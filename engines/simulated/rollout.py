@@ -40,7 +40,7 @@ class SimulatedRollout:
     the time at which it finished. Where there are several turns, each is handed over at once. On a real clock a timer
     that comes late delays what is reported, and no sample.
 
-    Twenty-four attributes: ten say whether it stands still, and why; six what is done and not handed over.
+    Twenty-five attributes: ten say whether it stands still, and why; six what is done and not handed over.
     """
 
     def __init__(
@@ -59,7 +59,7 @@ class SimulatedRollout:
         self._cost, self._lengths, self._clock, self._load_s = cost, lengths, clock, load_s
         self._decoding = Decoding(DecodeCost.of(cost), slots=slots)
         self._several_turns = several_turns
-        self._group_size = 1 if several_turns else group_size
+        self._group_size, self._prompt_samples = 1 if several_turns else group_size, group_size
         self._unfinished: dict[int, int] = {}  # samples of each group that are here
         self._kept: dict[int, int] = {}  # tokens in the cache of samples that may have another turn
         self._held: list[Completion] = []  # done, but not worth an event yet
@@ -102,6 +102,7 @@ class SimulatedRollout:
         lengths = self._lengths.of(np.array([request.sample_id for request in requests], np.int64), turns).tolist()
         samples = [sample_of(request, length) for request, length in zip(requests, lengths, strict=True)]
         for sample in samples:
+            sample.group = sample.sample_id // self._prompt_samples
             if sample.closed:
                 sample.kept = self._kept.pop(sample.sample_id, 0)
         self._decoding.submit(samples, self._clock.now())
@@ -297,7 +298,7 @@ def sample_of(request: Request, length: int) -> SimulatedSample:
         )
     prompt = int(request.prompt[0])
     if partial is None:
-        return SimulatedSample(request.sample_id, prompt, length, limit=limit)
+        return SimulatedSample(request.sample_id, prompt, length, limit=limit, shared=prompt)
     check_partial(request.sample_id, partial, f"sample {request.sample_id}")
     runs = list(zip(partial.versions.tolist(), partial.tokens.tolist(), strict=True))
     before, closed = int(partial.tokens.sum()), 0
@@ -305,7 +306,9 @@ def sample_of(request: Request, length: int) -> SimulatedSample:
         closed = int(np.flatnonzero(~partial.mask).max(initial=-1)) + 1
     left = length - int(partial.tokens[closed:].sum())
     started_at = partial.started_at if before else None  # one that had only waited begins here
-    return SimulatedSample(request.sample_id, prompt + before, left, runs, started_at, closed=closed, limit=limit)
+    return SimulatedSample(
+        request.sample_id, prompt + before, left, runs, started_at, closed=closed, limit=limit, shared=prompt
+    )
 
 
 def _completion(sample: SimulatedSample, reason: FinishReason, at: float) -> Completion:

@@ -85,6 +85,10 @@ class SystemConfig:
     observation_tokens: WithTurns[LengthsConfig] = ONE_TOKEN  # that the environment writes after each turn but the last
     tool_latency: WithTurns[LatencyConfig] = NO_LATENCY
     filtered_share: WithFilter[Part | None] = None  # of groups, that `algorithm.filter` refuses
+    prefix_caching: Read[Switch] = False  # samples of a group that an engine runs share its prompt in the KV cache
+    step_tokens: Read[Count | None] = None
+    """Tokens that an engine computes in a step, prompts beside running samples (vLLM's max_num_batched_tokens; SGLang's
+    chunked_prefill_size with its mixed chunks); None: all wait while prompts are prefilled (SGLang without)."""
     dealing: Read[Literal["balanced", "in_order"]] = "balanced"
     """Shares of ranks in a micro-batch: by tokens, as Cadence's queue deals, or as many in a row for each."""
     padding: Read[Switch] = False

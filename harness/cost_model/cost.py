@@ -24,7 +24,8 @@ class DecodeCost:
 
     A step of n samples whose contexts hold c tokens, before it, lasts a(n) + b c, with a(n) = step_s + max(weights(n),
     n per_sample_s) and b = per_cached_s. It makes every context longer by one, so k steps in a row last
-    k (a(n) + b (c + n (k - 1) / 2)). kv_tokens: what the KV cache has room for; None is no limit.
+    k (a(n) + b (c + n (k - 1) / 2)). kv_tokens: what the KV cache has room for; None is no limit. step_tokens,
+    prefix_caching: as in `harness.config.SystemConfig`.
     """
 
     step_s: float
@@ -36,6 +37,8 @@ class DecodeCost:
     prefill_s_per_token: float = 0.0
     prefill_s_per_pair: float = 0.0
     kv_tokens: int | None = None
+    step_tokens: int | None = None
+    prefix_caching: bool = False
 
     @classmethod
     def of(cls, cost: CostConfig) -> DecodeCost:
@@ -50,6 +53,8 @@ class DecodeCost:
             prefill_s_per_token=cost.prefill_s_per_token,
             prefill_s_per_pair=cost.prefill_s_per_pair,
             kv_tokens=cost.kv_tokens,
+            step_tokens=cost.step_tokens,
+            prefix_caching=cost.prefix_caching,
         )
 
     def prefill(self, tokens: int) -> float:
@@ -60,6 +65,15 @@ class DecodeCost:
         """Seconds in which a step of so many tokens reads its weights: all but experts, and of E experts, of which each
         token goes through e by itself, 1 - (1 - e / E)^n; of one that is left out by all n nothing is read."""
         return self.weights_s + self.experts_s * (1.0 - (1.0 - self.expert_share) ** tokens)
+
+    def joined_s(self, prefill_s: float, tokens: int, samples: int) -> float:
+        """Seconds by which a step of so many samples gets longer by a prefill of so many tokens, and of `prefill_s` by
+        itself: all of it where steps are for one or the other; else both are one pass, whose products hide as far as
+        reading the weights takes longer (Sarathi: Agrawal et al., arXiv 2308.16369, section 4.2)."""
+        if self.step_tokens is None or not tokens:
+            return prefill_s
+        products_s = samples * self.per_sample_s
+        return max(self.weights(samples + tokens), products_s + prefill_s) - max(self.weights(samples), products_s)
 
     def steps(self, count: int, samples: int, cached: int) -> float:
         """Seconds of `count` steps in a row."""

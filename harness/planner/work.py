@@ -156,14 +156,16 @@ def least_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples) -> I
     steps = least
     if cost.kv_tokens is not None:
         steps = max(steps, lengths.cached_steps / cost.kv_tokens)
+    prefill_s = _prefill_s(cost, lengths)
+    beside_s = 0.0 if cost.step_tokens is None else prefill_s
     busy_s = (
         steps * cost.decode_step_s
         + max(
             steps * cost.decode_weights_s + least * (decode.weights(pools.running) - cost.decode_weights_s),
-            lengths.tokens * cost.decode_step_s_per_sample,
+            lengths.tokens * cost.decode_step_s_per_sample + beside_s,
         )
         + lengths.cached_steps * cost.decode_s_per_cached_token
-        + lengths.samples * decode.prefill(lengths.prompt)
+        + (prefill_s - beside_s)
     )
     longest_s = _alone_s(cost, lengths.prompt, lengths.longest())
     generate_s = busy_s / pools.engines
@@ -203,7 +205,7 @@ def likely_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples, *, 
     step_s = cost.decode_step_s + max(DecodeCost.of(cost).weights(running), running * cost.decode_step_s_per_sample)
     cached_s = lengths.cached_steps * cost.decode_s_per_cached_token
     again_s = running * context * cost.prefill_s_per_token  # the cache of all that runs, after an update
-    prefill_s = lengths.samples * DecodeCost.of(cost).prefill(lengths.prompt)
+    prefill_s = _prefill_s(cost, lengths)
     generate_s = (steps * step_s + cached_s + prefill_s) / pools.engines + again_s
     return replace(work, generate_s=max(work.generate_s, generate_s), batch_s=max(work.batch_s, generate_s))
 
@@ -220,14 +222,21 @@ def _decoded(
     ends = []
     for engine in looked_at:
         share = groups[engine::engines].ravel().tolist()
-        ends.append(decoded_s(cost, share, prompt=lengths.prompt, slots=running))
+        ends.append(decoded_s(cost, share, prompt=lengths.prompt, slots=running, group_size=lengths.group_size))
     return float(np.mean(ends)) * min(1.0, len(groups) / engines) / together, max(ends) / together
 
 
 def _alone_s(cost: CostConfig, prompt: int, tokens: int) -> float:
     """A response on an engine of its own."""
     decode = DecodeCost.of(cost)
-    return decode.prefill(prompt) + decode.steps(tokens, 1, prompt) if tokens else 0.0
+    prefill_s = 0.0 if cost.prefix_caching else decode.joined_s(decode.prefill(prompt), prompt, 1)
+    return prefill_s + decode.steps(tokens, 1, prompt) if tokens else 0.0
+
+
+def _prefill_s(cost: CostConfig, lengths: LengthSamples) -> float:
+    """Prompts of a batch, those that groups share once."""
+    times = lengths.samples // lengths.group_size if cost.prefix_caching else lengths.samples
+    return times * DecodeCost.of(cost).prefill(lengths.prompt)
 
 
 def _train_s(cost: CostConfig, lengths: LengthSamples, rows: int, ranks: int) -> np.ndarray:

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from engines.simulated.decoding import SimulatedSample
 from harness.config import CostConfig
 
+GROUP = 3  # samples with a prompt in common
 SAME = 1e-9  # seconds: nearer than this is the same moment, rounded
 
 
@@ -21,8 +22,9 @@ class Sample:
     versions: list[int] = field(default_factory=list)
     started_at: float | None = None
     finished_at: float | None = None
-    cached: bool = False
-    preempted: bool = False
+    begun: bool = False
+    shared: int = 0
+    kept: int = 0
 
     @property
     def context(self) -> int:
@@ -35,7 +37,15 @@ class Sample:
     def simulated(self) -> SimulatedSample:
         """The same for the simulator."""
         left = self.length - len(self.versions)
-        return SimulatedSample(self.sample_id, self.context, left, self.runs, self.started_at)
+        return SimulatedSample(
+            self.sample_id,
+            self.context,
+            left,
+            self.runs,
+            self.started_at,
+            group=self.sample_id // GROUP,
+            shared=self.shared,
+        )
 
 
 class TokenByToken:
@@ -47,13 +57,15 @@ class TokenByToken:
         self.waiting: list[Sample] = []
         self.finished: list[Sample] = []
         self.preemptions = self.recomputed_tokens = self.version = 0
-        self.admitting, self.stopped, self.stopping = True, False, False
+        self.admitting, self.stopped, self.stopping, self.cold = True, False, False, False
+        self.left: float | None = None  # tokens that the next step may have besides; None: not asked yet
+        self.prefilled: list[tuple[int, int]] = []  # for the next step: from so many tokens of a context to so many
         self.at = 0.0  # the boundary between two steps that was last
         self.end: float | None = None  # of the step that is under way
 
     @property
     def drained(self) -> bool:
-        return not self.rows and not any(sample.preempted for sample in self.waiting)
+        return not self.rows and not any(sample.begun for sample in self.waiting)
 
     def advance(self, now: float) -> None:
         while not self.stopped:
@@ -98,17 +110,19 @@ class TokenByToken:
         """Before the next step that begins."""
         self.advance(now)
         self.idle_until(now)
-        for sample in self.rows:
-            sample.cached = False
+        for sample in self.waiting:
+            sample.kept = 0
+        self.cold = True
+        self.prepare()
 
     def load(self, version: int) -> None:
         self.version = version
 
     def abort(self) -> list[Sample]:
         aborted = [*self.rows, *self.waiting]
-        self.rows, self.waiting = [], []
+        self.rows, self.waiting, self.prefilled, self.left = [], [], [], None
         for sample in aborted:
-            sample.cached = sample.preempted = False
+            sample.begun, sample.kept = False, 0
             sample.started_at = sample.started_at if sample.versions else None
         return aborted
 
@@ -120,36 +134,77 @@ class TokenByToken:
         """Between two steps: make the next one fit, then fill it up."""
         if self.stopped or self.end is not None:
             return
-        room = float("inf") if self.cost.kv_tokens is None else self.cost.kv_tokens
-        while sum(sample.context + 1 for sample in self.rows) > room:
+        while self.held(self.rows) > self.room:
             sample = self.rows.pop()
-            sample.cached, sample.preempted = False, True
+            sample.begun, sample.kept = True, 0
             self.waiting.insert(0, sample)
             self.preemptions += 1
-        while self.waiting and len(self.rows) < self.slots and (self.admitting or self.waiting[0].preempted):
-            if sum(sample.context + 1 for sample in [*self.rows, self.waiting[0]]) > room:
+            self.recomputed_tokens += sample.context
+        if self.cold:
+            for sample in self.rows:
+                sample.begun, sample.kept = True, 0
+            self.rows, self.waiting, self.cold, self.prefilled = [], self.rows + self.waiting, False, []
+            self.left = None
+        tokens = float("inf") if self.cost.step_tokens is None else self.cost.step_tokens
+        if self.left is None:
+            self.left = tokens - len(self.rows)
+        while (
+            self.waiting and len(self.rows) < self.slots and (self.admitting or self.waiting[0].begun) and self.left > 0
+        ):
+            sample = self.waiting[0]
+            if self.held([*self.rows, sample]) > self.room:
                 break
-            sample = self.waiting.pop(0)
             sample.started_at = self.at if sample.started_at is None else sample.started_at
-            self.recomputed_tokens += sample.context if sample.preempted else 0
-            sample.preempted = False
-            self.rows.append(sample)
+            if self.cost.prefix_caching and any(
+                row.sample_id // GROUP == sample.sample_id // GROUP for row in self.rows
+            ):
+                sample.kept = max(sample.kept, min(sample.shared, sample.context - 1))
+            until = min(sample.context, sample.kept + self.left) if self.rows else sample.context
+            self.left -= until - sample.kept
+            self.prefilled.append((sample.kept, int(until)))
+            sample.kept, sample.begun = int(until), until < sample.context
+            if not sample.begun:
+                self.rows.append(self.waiting.pop(0))
+            else:
+                break
+
+    @property
+    def room(self) -> float:
+        return float("inf") if self.cost.kv_tokens is None else self.cost.kv_tokens
+
+    def held(self, samples: list[Sample]) -> int:
+        """Tokens in the cache after a step of these samples."""
+        shared = {sample.sample_id // GROUP: sample.shared for sample in samples} if self.cost.prefix_caching else {}
+        own = sum(sample.context + 1 - (sample.shared if shared else 0) for sample in samples)
+        return own + sum(shared.values())
 
     def begin_step(self) -> None:
         if not self.rows:
             return
-        cost, end = self.cost, self.at
-        for sample in self.rows:
-            if not sample.cached:
-                end += sample.context * cost.prefill_s_per_token + sample.context**2 * cost.prefill_s_per_pair
-            sample.cached = True
-        experts_s = cost.decode_experts_s * (1 - (1 - cost.expert_share) ** len(self.rows))
-        products_s = len(self.rows) * cost.decode_step_s_per_sample
-        end += cost.decode_step_s + max(cost.decode_weights_s + experts_s, products_s)
-        self.end = end + sum(sample.context for sample in self.rows) * cost.decode_s_per_cached_token
+        cost, samples = self.cost, len(self.rows)
+        prefill_s = sum(
+            (until - begun) * cost.prefill_s_per_token + (until**2 - begun**2) * cost.prefill_s_per_pair
+            for begun, until in self.prefilled
+        )
+        tokens, products_s = (
+            sum(until - begun for begun, until in self.prefilled),
+            samples * cost.decode_step_s_per_sample,
+        )
+        beside = cost.step_tokens is not None
+        end = (
+            self.at + cost.decode_step_s + sum(sample.context for sample in self.rows) * cost.decode_s_per_cached_token
+        )
+        if beside:
+            end += max(self.weights_s(samples + tokens), products_s + prefill_s)
+        else:
+            end += prefill_s + max(self.weights_s(samples), products_s)
+        self.end, self.prefilled = end, []
+
+    def weights_s(self, tokens: int) -> float:
+        return self.cost.decode_weights_s + self.cost.decode_experts_s * (1 - (1 - self.cost.expert_share) ** tokens)
 
     def end_step(self, end: float) -> None:
-        self.at, self.end = end, None
+        self.at, self.end, self.left = end, None, None
         for sample in self.rows:
             sample.versions.append(self.version)
         for sample in [sample for sample in self.rows if len(sample.versions) == sample.length]:

@@ -469,3 +469,31 @@ def test_room_that_nobody_needs_changes_nothing(given: Sizes, spare: int) -> Non
     cost = DecodeCost(step_s=1.0, per_cached_s=0.02, prefill_s_per_token=0.02)
     enough = sum(prompt + tokens for prompt, tokens in given) + spare
     assert played(replace(cost, kv_tokens=enough), given)[0] == played(cost, given)[0]
+
+
+def test_samples_of_a_group_share_its_prompt_in_time_and_room() -> None:
+    """vLLM 0.32, v1/core/kv_cache_manager.py: of what the cache has, all but the last token is not computed again."""
+
+    async def main() -> tuple[dict[int, Completion], int]:
+        cost = replace(COST, prefix_caching=True, prefill_s_per_token=0.5, kv_tokens=10 + 2 * 3)
+        engine = make_engine(3, 3, 3, cost=cost, group_size=2)
+        engine.submit(requests(0, 1, 2))
+        return await drain(engine), engine.preemptions
+
+    done, preemptions = run_virtual(main())
+    assert [(done[i].started_at, done[i].finished_at) for i in range(3)] == [(0, 8.5), (0, 8.5), (8.5, 16.5)]
+    assert preemptions == 0
+
+
+def test_a_prompt_is_prefilled_beside_samples_that_go_on_as_far_as_steps_have_tokens() -> None:
+    """A step of n samples and p tokens of prompts, n + p <= step_tokens, lasts 1 + max(2, p / 2): the weights are read
+    once for both (Sarathi, arXiv 2308.16369, section 4.2). Prompts of 10: the first, alone, then 7 and 3."""
+
+    async def main() -> dict[int, Completion]:
+        cost = replace(COST, step_tokens=8, prefill_s_per_token=0.5, decode_weights_s=2.0)
+        engine = make_engine(4, 2, cost=cost)
+        engine.submit(requests(0, 1))
+        return await drain(engine)
+
+    done = run_virtual(main())
+    assert [(done[i].started_at, done[i].finished_at) for i in range(2)] == [(0, 16.5), (6.0, 16.5)]

@@ -21,7 +21,7 @@ from harness.protocols import Completion, Request
 from harness.runtime.virtual_runtime import VirtualClock, run_virtual
 from tests.support.examples import examples
 from tests.support.simulated_setting import COST, requests, runs
-from tests.support.token_by_token import Sample, TokenByToken
+from tests.support.token_by_token import GROUP, Sample, TokenByToken
 
 LONGEST = 30  # prompt and response together
 
@@ -44,6 +44,8 @@ def costs(draw: st.DrawFn) -> CostConfig:
         prefill_s_per_token=some(0.05),
         prefill_s_per_pair=some(0.005),
         kv_tokens=draw(st.one_of(st.none(), st.just(LONGEST), st.integers(LONGEST, 2 * LONGEST))),
+        step_tokens=draw(st.one_of(st.none(), st.integers(1, 40))),
+        prefix_caching=draw(st.booleans()),
     )
 
 
@@ -58,9 +60,11 @@ class Decodings(RuleBasedStateMachine):
 
     @rule(sizes=st.lists(st.tuples(st.integers(1, 12), st.integers(1, LONGEST - 12)), min_size=1, max_size=8))
     def submit(self, sizes: list[tuple[int, int]]) -> None:
-        samples = [Sample(len(self.samples) + i, prompt, length) for i, (prompt, length) in enumerate(sizes)]
-        self.samples += samples
-        self._submit(samples)
+        begun = len(self.samples)
+        for number, (prompt, length) in enumerate(sizes, begun):
+            prompt = prompt if number % GROUP == 0 else self.samples[-1].prompt
+            self.samples.append(Sample(number, prompt, length, shared=prompt))
+        self._submit(self.samples[begun:])
 
     @rule(seconds=st.floats(0.0, 10.0))
     def time_passes(self, seconds: float) -> None:
@@ -201,6 +205,8 @@ def random_case(seed: int) -> Case:
         prefill_s_per_token=random.choice([0.0, random.random() / 20]),
         prefill_s_per_pair=random.choice([0.0, random.random() / 200]),
         kv_tokens=random.choice([None, random.randint(1, 3) * (prompt + UNIFORM.cap)]),
+        step_tokens=random.choice([None, random.randint(1, 60)]),
+        prefix_caching=random.random() < 0.5,
     )
     return Case(random.randint(1, 6), prompt, cost, actions)
 
@@ -214,7 +220,7 @@ def outcome_of_the_engine(case: Case, lengths: ResponseLengths) -> tuple[Decoded
 
     async def main() -> tuple[list[Completion], int]:
         clock = VirtualClock(asyncio.get_running_loop())
-        engine = SimulatedRollout(case.cost, lengths, slots=case.slots, group_size=2, clock=clock, load_s=0.0)
+        engine = SimulatedRollout(case.cost, lengths, slots=case.slots, group_size=GROUP, clock=clock, load_s=0.0)
         version, done = 0, []
         for action in case.actions:
             await clock.sleep(max(0.0, action.at - clock.now()))
@@ -252,7 +258,9 @@ def outcome_token_by_token(case: Case, lengths: ResponseLengths) -> tuple[Decode
         now = max(now, action.at)
         if not action.mode:
             drawn = lengths.of(np.array(action.ids)).tolist()
-            samples = [Sample(i, case.prompt, length) for i, length in zip(action.ids, drawn, strict=True)]
+            samples = [
+                Sample(i, case.prompt, length, shared=case.prompt) for i, length in zip(action.ids, drawn, strict=True)
+            ]
             engine.submit(samples, now)
             continue
         version += 1
