@@ -189,7 +189,7 @@ class RunningSamples:
 
 @dataclass(slots=True)
 class Prefill:
-    """What the step after this count prefills: tokens, seconds of these by themselves, and those by which it gets
+    """The prefill of the step after this count: tokens, seconds of these by themselves, and those by which it gets
     longer; left: tokens that it may have besides."""
 
     count: int = -1

@@ -63,7 +63,7 @@ class SimulatedTrainer:
     """`harness.protocols.TrainEngine`: one rank, or (ranks > 1) a whole training world in one.
 
     cost: resolved for the model. A world shares each micro-batch, in groups of `group_size`, and waits for the slowest.
-    `parameters` are what it offers to send, if anything; they never change.
+    `parameters` are what it offers to send, if anything; they never change. steps_per_version: optimizer steps.
     """
 
     def __init__(
@@ -75,7 +75,9 @@ class SimulatedTrainer:
         group_size: int = 1,
         parameters: Mapping[str, torch.Tensor] | None = None,
         training: TrainingConfig | None = None,
+        steps_per_version: int = 1,
     ) -> None:
+        self._steps, self._steps_per_version = 0, steps_per_version
         self._cost, self._clock, self._ranks, self._group_size = cost, clock, ranks, group_size
         self._training = training or TrainingConfig()
         self._parameters = dict(parameters or {})
@@ -91,8 +93,10 @@ class SimulatedTrainer:
         return [int(share.sum()) for share in rank_shares(lengths, self._ranks, self._group_size, self._cost.dealing)]
 
     async def step(self) -> dict[str, float]:
-        """Let the time of a step pass; there are no gradients to tell of."""
-        await self._clock.sleep(self._cost.train_step_s)
+        """Let the time of a step pass, and of a checkpoint behind it; there are no gradients to tell of."""
+        self._steps += 1
+        version, within = divmod(self._steps, self._steps_per_version)
+        await self._clock.sleep(self._cost.train_step_s + (0.0 if within else self._cost.checkpoint.of(version)))
         return {}
 
     async def state(self) -> SimulatedState:
@@ -123,8 +127,11 @@ class SimulatedCritic(SimulatedTrainer):
         ranks: int = 1,
         group_size: int = 1,
         training: TrainingConfig | None = None,
+        steps_per_version: int = 1,
     ) -> None:
-        super().__init__(cost, clock, ranks=ranks, group_size=group_size, training=training)
+        super().__init__(
+            cost, clock, ranks=ranks, group_size=group_size, training=training, steps_per_version=steps_per_version
+        )
         self._scorer = SimulatedLogProb(cost, clock, ranks=ranks, group_size=group_size, training=training)
 
     async def values(self, prompts: Ragged, responses: Ragged) -> Ragged:

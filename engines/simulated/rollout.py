@@ -156,13 +156,15 @@ class SimulatedRollout:
         self._follow()
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Reads the iterable to its end, and lasts `load_s` at least. Raises RuntimeError in a busy engine."""
+        """Reads the iterable to its end; lasts `load_s` at least, and an evaluation that is due. Raises RuntimeError in
+        a busy engine."""
         self._require_still("load_weights")
         with self._standing_still():
             start, self._partial_version = self._clock.now(), version
             for _ in weights:
                 pass
-            await self._clock.sleep(max(0.0, self._load_s - (self._clock.now() - start)))
+            lasts_s = self._load_s + self._cost.evaluation.of(version)
+            await self._clock.sleep(max(0.0, lasts_s - (self._clock.now() - start)))
             self.version, self._partial_version = version, None
             self._decoding.load(version)
 

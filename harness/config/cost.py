@@ -73,6 +73,18 @@ class TransferCost:
         check_name("schedule.transport", self.transport, "cost.transfers.transport")
 
 
+@dataclass(frozen=True, config=STRICT)
+class RecurringCost:
+    """Seconds with every so many versions."""
+
+    seconds: Read[NotNegative] = 0.0
+    every: Read[Count] = 1
+
+    def of(self, version: int) -> float:
+        """Seconds with this version; the first weights have none."""
+        return self.seconds if version and version % self.every == 0 else 0.0
+
+
 ONE_TOKEN = LengthsConfig(kind="constant", mean=1.0, cap=1)
 NO_LATENCY = LatencyConfig()
 
@@ -89,6 +101,13 @@ class SystemConfig:
     step_tokens: Read[Count | None] = None
     """Tokens that an engine computes in a step, prompts beside running samples (vLLM's max_num_batched_tokens; SGLang's
     chunked_prefill_size with its mixed chunks); None: all wait while prompts are prefilled (SGLang without)."""
+    evaluation: Read[RecurringCost] = RecurringCost()  # an engine that took a version evaluates it before it goes on
+    checkpoint: Read[RecurringCost] = RecurringCost()  # training stands still after the last step of a version
+    convert_s: Read[NotNegative] = 0.0
+    """Seconds to bring weights from the training layout to that of engines: gathered, cast, renamed. In so many
+    `buckets` it goes on beside sending; each takes `bucket_s` besides."""
+    buckets: Read[Count] = 1
+    bucket_s: Read[NotNegative] = 0.0
     dealing: Read[Literal["balanced", "in_order"]] = "balanced"
     """Shares of ranks in a micro-batch: by tokens, as Cadence's queue deals, or as many in a row for each."""
     padding: Read[Switch] = False

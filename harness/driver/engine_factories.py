@@ -412,7 +412,8 @@ class SimulatedEngines:
 
     def critic(self, rank: int, trainer: SimulatedTrainer | None, clock: Clock) -> CriticEngine:
         assert self.critic_cost is not None, "a job with a critic has its cost"
-        return SimulatedCritic(self.critic_cost, clock, **self._world("critic"))
+        steps = self.config.algorithm.steps_per_version
+        return SimulatedCritic(self.critic_cost, clock, steps_per_version=steps, **self._world("critic"))
 
     def _world(self, role: str) -> dict[str, Any]:
         """Arguments of an engine that stands for all ranks of this role."""
@@ -432,7 +433,8 @@ class SimulatedEngines:
         weights = {"weights": torch.zeros(_PACED_WEIGHTS)} if self.paced else {}
         world = self._world("actor")
         world["group_size"] -= self.config.algorithm.has_greedy_baseline  # whose samples are not trained
-        return SimulatedTrainer(self.cost, clock, parameters=weights, **world)
+        steps = self.config.algorithm.steps_per_version
+        return SimulatedTrainer(self.cost, clock, parameters=weights, steps_per_version=steps, **world)
 
     @property
     def times(self) -> TransferTimes:

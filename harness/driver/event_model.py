@@ -1016,6 +1016,7 @@ class _Trainer:
     def __init__(self, job: _Job) -> None:
         self._job, self.turns = job, job.turns_of("actor", 0)
         self.waited: list[float] = []
+        self._steps = 0
 
     async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
         job, algorithm = self._job, self._job.config.algorithm
@@ -1031,7 +1032,8 @@ class _Trainer:
                         await job.work("actor", job.score_s("actor", begin, end))
             async with self._turn():
                 seconds = sum(job.train_s(begin, end) for begin, end in parts)
-                await job.work("actor", algorithm.epochs * seconds + steps * job.cost.train_step_s)
+                checkpoint_s = job.cost.checkpoint.of(iteration + 1)
+                await job.work("actor", algorithm.epochs * seconds + steps * job.cost.train_step_s + checkpoint_s)
             return
         mini, since = algorithm.mini_batch_groups, 0
         parts = []
@@ -1069,8 +1071,11 @@ class _Trainer:
             await self._job.work("actor", self._job.train_s(begin, end))
 
     async def _step(self) -> None:
+        self._steps += 1
+        version, within = divmod(self._steps, self._job.config.algorithm.steps_per_version)
+        checkpoint_s = 0.0 if within else self._job.cost.checkpoint.of(version)
         async with self._turn():
-            await self._job.work("actor", self._job.cost.train_step_s)
+            await self._job.work("actor", self._job.cost.train_step_s + checkpoint_s)
 
     def _turn(self) -> AbstractAsyncContextManager[None]:
         return self.turns.turn("actor[0].train")
@@ -1156,7 +1161,7 @@ class _Weights:
         if engines:
             share = len(engines) / len(job.engines)
             job.worked["load"] = job.worked.get("load", 0.0) + share * job.times.load_s
-            await asyncio.sleep(job.times.load_s)
+            await asyncio.sleep(job.times.load_s + job.cost.evaluation.of(version))
         for engine in engines:
             engine.load(version, keep_cache=job.config.engine.keep_cache)
 
@@ -1164,7 +1169,7 @@ class _Weights:
         job = self._job
         async with job.turns_of("rollout", engine.number).turn(f"rollout[{engine.number}].load"):
             job.worked["load"] = job.worked.get("load", 0.0) + job.times.load_s / len(job.engines)
-            await asyncio.sleep(job.times.load_s)
+            await asyncio.sleep(job.times.load_s + job.cost.evaluation.of(version))
             engine.load(version, keep_cache=True)
 
     def _end(self, version: int) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from engines.simulated.passes import SimulatedLogProb, SimulatedTrainer, scoring_s, training_s
-from harness.config import TrainingConfig
+from harness.config import RecurringCost, TrainingConfig
 from harness.protocols import LogProbEngine, TrainBatch, TrainEngine
 from harness.runtime.virtual_runtime import VirtualClock, run_virtual
 from harness.transfer_queue import Ragged
@@ -105,6 +105,20 @@ def test_the_slowest_share_need_not_have_the_most_tokens() -> None:
 
     tokens, pairs = 12 + 3 * 2, 12**2 + 3 * 2**2
     assert run_virtual(main()) == (3.0 + 1.5 + 0.5 * tokens + 0.25 * pairs, 3.0 + 2.5 + 2.0 * tokens + pairs)
+
+
+def test_a_checkpoint_is_copied_behind_the_last_step_of_every_so_many_versions() -> None:
+    cost = replace(COST, checkpoint=RecurringCost(20.0, every=2))
+
+    async def main() -> list[float]:
+        trainer = SimulatedTrainer(cost, VirtualClock(asyncio.get_running_loop()), steps_per_version=2)
+        ends = []
+        for _ in range(8):
+            await trainer.step()
+            ends.append(now())
+        return ends
+
+    assert np.diff(run_virtual(main())).tolist() == [7, 7, 27, 7, 7, 7, 27]
 
 
 def test_a_scorer_takes_its_weights_in_their_time() -> None:

@@ -52,6 +52,13 @@ def test_a_transfer_costs_what_its_wire_carries_at_either_end(transport: str, ti
     assert (offload_s(cost), reload_s(replace(cost, reload_s=0.25))) == (2.5, 2.25)
 
 
+@pytest.mark.parametrize(("buckets", "seconds"), [(1, 4 + 10), (2, (4 + 10 + 10) / 2), (100, (4 + 10 + 99 * 10) / 100)])
+def test_weights_are_converted_bucket_by_bucket_while_the_one_before_travels(buckets: int, seconds: float) -> None:
+    cost = replace(COST, weight_bytes=100.0, network_bytes_per_s=10.0, sync_s=1.0)
+    cost = replace(cost, convert_s=4.0, buckets=buckets, bucket_s=0.5)
+    assert transfer_times(cost, "collective").send_s == pytest.approx(1.0 + seconds + 0.5 * buckets)
+
+
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 12])
 async def test_simulated_ranks_share_a_micro_batch_as_the_queue_deals_it(ranks: int) -> None:
     random, group = np.random.default_rng(ranks), 3

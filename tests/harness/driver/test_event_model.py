@@ -53,6 +53,19 @@ def test_where_order_at_equal_times_is_another_it_is_near(schedule: str, setting
     assert difference(job(schedule, *MEDIUM, *settings), 0) < 0.05
 
 
+@pytest.mark.parametrize("schedule", ["colocate_sync", "one_step_off", "fully_async"])
+def test_evaluation_checkpoints_conversion_and_other_dealing_last_as_in_the_simulation(schedule: str) -> None:
+    costs = ["evaluation={seconds:9,every:2}", "checkpoint={seconds:7,every:3}", "convert_s=.3", "buckets=4"]
+    others = [f"cost.{name}" for name in (*costs, "bucket_s=.01", "dealing=in_order", "padding=true")]
+    steps = [*SMALL, "algorithm.batch_groups=32", "algorithm.mini_batches=2"]
+    config = job(schedule, *steps, "cost.lengths.drift=1.2", *others)
+    fast, own = fast_steps(config, 0), simulated_steps(config, 0)
+    assert fast.not_covered == ""
+    np.testing.assert_allclose(fast.seconds, own.seconds, rtol=1e-9)
+    without = simulated_steps(job(schedule, *steps), 0)
+    assert own.seconds.sum() > without.seconds.sum()
+
+
 def test_what_it_does_not_cover_is_simulated_and_says_so() -> None:
     config = job("fully_async", *SMALL, "schedule.order=completion")
     found = fast_steps(config, 0)
