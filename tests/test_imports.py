@@ -44,7 +44,7 @@ def test_engines_weight_sync_and_rl_run_where_ray_hydra_and_mlflow_are_not() -> 
         "harness/acceptance/gpu_gate",
         "harness/acceptance/gpu_gate/parts",
     )
-    together = ", ".join(("tests.gpu.bench_gpu", *(module for folder in folders for module in modules(folder))))
+    together = ", ".join(module for folder in folders for module in modules(folder))
     assert brought_along(together, GPU_MACHINE) == []
 
 

@@ -9,8 +9,18 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.config import ConfigError, ModelConfig
-from harness.config.model_folder import DRAWN, DRAWN_WITH_EXPERTS, local_folder, read_config, require_shape, shape_of
-from harness.config.weight_files import StoredTensor, equal_bytes, some, stored_tensors
+from harness.config.model_folder import (
+    DRAWN,
+    DRAWN_WITH_EXPERTS,
+    StoredTensor,
+    equal_bytes,
+    local_folder,
+    read_config,
+    require_shape,
+    shape_of,
+    some,
+    stored_tensors,
+)
 
 if TYPE_CHECKING:
     import torch

@@ -25,7 +25,7 @@ from harness.config.compose import cell_prefix
 from harness.config.machine import Machine
 from harness.driver.progress import print_banner
 from harness.metrics.done import is_done, read_done
-from harness.metrics.formatting import duration
+from harness.metrics.formatting import duration, say
 from harness.metrics.run_files import load_manifest, load_metrics
 from harness.metrics.schemas import DamagedFile
 
@@ -169,7 +169,7 @@ class _Execution:
             f"[{self._ended}/{total}] {run.cell.label} seed {run.seed}: {how or 'done'} in {run.process.seconds:.0f} s"
         )
         more = f"; {self._left()} left" if self._ended < total else ""
-        self._console.print(line + more, style="red" if how else "", highlight=False, markup=False, soft_wrap=True)
+        say(self._console, line + more, "red" if how else "")
 
     def _left(self) -> str:
         running = [(run.cell, run.process.seconds) for run in self.running]
@@ -299,11 +299,7 @@ def machine_warnings(cells: Sequence[ResolvedCell], machine: Machine) -> list[st
 
 
 def print_preview(
-    runs: Runs,
-    skipped: Iterable[SkippedCell],
-    said: Iterable[str],
-    gate_due: bool,
-    console: Console,
+    runs: Runs, skipped: Iterable[SkippedCell], said: Iterable[str], gate_due: bool, console: Console
 ) -> None:
     """Every cell with its devices and seeds, what cannot run and why, other lines of the cells, and how long all of it
     will take."""
@@ -311,7 +307,7 @@ def print_preview(
     if plan.backend != "real":
         print_banner(plan, console)
     if any(cell.planned for cell in runs.cells):
-        _say(console, "Splits and layouts are the planner's, one for each cell.", "yellow")
+        say(console, "Splits and layouts are the planner's, one for each cell.", "yellow")
     estimate = runs.estimate()
     pending = runs.to_do()
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
@@ -323,26 +319,22 @@ def print_preview(
         table.add_row(cell.label, cell.pools, _listed(done), _listed(due), time_text(estimate.of(cell)))
     console.print(table)
     for left_out in skipped:
-        _say(console, f"{left_out.label} is left out: {left_out.why}", "yellow")
+        say(console, f"{left_out.label} is left out: {left_out.why}", "yellow")
     for line in said:
-        _say(console, line, "yellow")
+        say(console, line, "yellow")
     left = estimate.left([cell for cell, _ in pending], [], runs.at_once)
     if gate_due and left is not None:
         left += GATE_S
     what = f"{len(pending)} of {len(runs.all)} runs to do" + (", and the equivalence gate" if gate_due else "")
-    _say(console, f"{what}: {time_text(left)}" if pending or gate_due else "all runs are done already", "bold")
+    say(console, f"{what}: {time_text(left)}" if pending or gate_due else "all runs are done already", "bold")
 
 
 def print_failures(failed: Iterable[FailedRun], console: Console) -> None:
     """Print which runs failed, with the end of each log and where the rest of it is."""
     for failure in failed:
-        _say(console, f"{failure.label} seed {failure.seed} {failure.how}; its log is {failure.log}", "bold red")
-        _say(console, "\n".join(f"  {line}" for line in failure.log_tail.splitlines()), "red")
+        say(console, f"{failure.label} seed {failure.seed} {failure.how}; its log is {failure.log}", "bold red")
+        say(console, "\n".join(f"  {line}" for line in failure.log_tail.splitlines()), "red")
 
 
 def _listed(seeds: Sequence[int]) -> str:
     return " ".join(str(seed) for seed in seeds) or "-"
-
-
-def _say(console: Console, line: str, style: str) -> None:
-    console.print(line, style=style, highlight=False, markup=False, soft_wrap=True)

@@ -125,10 +125,7 @@ def conclude(folder: Path, campaign: Campaign, console: Console) -> bool:
 
 
 def _campaign(
-    request: ComparisonRequest,
-    cells: Sequence[ResolvedCell],
-    skipped: Sequence[SkippedCell],
-    warnings: Sequence[str],
+    request: ComparisonRequest, cells: Sequence[ResolvedCell], skipped: Sequence[SkippedCell], warnings: Sequence[str]
 ) -> Campaign:
     """Raises ConfigError where its cells may not be compared: that is known before any has run."""
     keys = {cell.label: fairness_key(plain(cell.config), (), request.axes) for cell in cells}

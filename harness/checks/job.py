@@ -27,7 +27,6 @@ from harness.checks.plugins import (
     planned_options,
 )
 from harness.config import AlgorithmConfig, Backend, ConfigError, EvalConfig, JobConfig, ModelConfig
-from harness.config.communicators import Communicator, check_communicators, communicators
 from harness.config.machine import Machine
 from harness.config.model_folder import (
     DRAWN,
@@ -38,7 +37,7 @@ from harness.config.model_folder import (
     read_config,
     require_shape,
 )
-from harness.config.placement import Placement
+from harness.config.placement import Communicator, Placement, check_communicators, communicators
 from harness.config.registries import ENGINES
 from harness.cost_model.job_cost import check_memory
 from harness.cost_model.memory_plan import EngineShare, Lengths

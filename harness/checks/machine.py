@@ -10,9 +10,8 @@ import psutil
 from harness.checks.layout import check_layout, device_roles
 from harness.config import ConfigError, JobConfig
 from harness.config.changes import as_arguments, changed
-from harness.config.communicators import Communicator
 from harness.config.machine import Machine
-from harness.config.placement import Placement, resolve_split
+from harness.config.placement import Communicator, Placement, resolve_split
 from harness.config.transports import transport_of
 from harness.cost_model.engine_memory import EngineMemory
 from harness.cost_model.job_cost import too_much

@@ -17,7 +17,7 @@ from harness.cost_model.memory_plan import EngineShare
 from harness.protocols import RolloutEngine
 from harness.runtime.runtime import Storage, cluster_address
 from harness.tasks import make_buffer, make_task
-from harness.tasks.evaluating import evaluation_of
+from harness.tasks.generation import evaluation_of
 from harness.transfer_queue.control.policies import Policy
 from schedules import Schedule
 

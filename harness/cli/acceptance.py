@@ -10,6 +10,7 @@ from rich.console import Console
 
 from harness.cli.arguments import own_arguments
 from harness.config import ConfigError
+from harness.metrics.formatting import say
 
 DEFAULTS = {"first": 0, "seeds": 800, "limit": 1800, "real": 0}
 
@@ -34,7 +35,7 @@ def _chosen(arguments: Sequence[str]) -> dict[str, int]:
 
 
 def _simulated(chosen: dict[str, int], folder: Path, console: Console) -> int:
-    from harness.acceptance.chaos.campaign import ChaosCampaign, repeat_command, run_campaign, summary, write_campaign
+    from harness.acceptance.chaos.simulated import ChaosCampaign, repeat_command, run_campaign, summary, write_campaign
 
     campaign, late = ChaosCampaign(chosen["first"], chosen["seeds"]), ""
     try:
@@ -45,13 +46,13 @@ def _simulated(chosen: dict[str, int], folder: Path, console: Console) -> int:
     finally:
         paths = write_campaign(campaign, folder)
     if late:
-        console.print(late, style="red", highlight=False, soft_wrap=True, markup=False)
+        say(console, late, "red")
     console.print(summary(campaign), highlight=False, soft_wrap=True)
     for one in campaign.failed:
         line = f"{repeat_command(one.seed)}   {one.schedule}: {one.problems[0].splitlines()[0]}"
-        console.print(line, style="red", highlight=False, soft_wrap=True, markup=False)
+        say(console, line, "red")
     for path in paths:
-        console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
+        say(console, path)
     return 1 if campaign.failed or late else 0
 
 
@@ -66,10 +67,10 @@ def _real(chosen: dict[str, int], folder: Path, console: Console) -> int:
         with console.status(f"fault {fault.number}: {fault.what}, {fault.whom}, {fault.schedule}"):
             felt.append(feel(fault, folder / "runs"))
         style = "red" if felt[-1].problems else ""
-        console.print(line_of(felt[-1]), style=style, highlight=False, soft_wrap=True, markup=False)
+        say(console, line_of(felt[-1]), style)
         paths = write_felt(felt, folder)
     for path in paths if felt else ():
-        console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
+        say(console, path)
     return 1 if any(one.problems for one in felt) else 0
 
 
@@ -79,4 +80,4 @@ def gate_gpu(arguments: Sequence[str], results: Path, console: Console) -> int:
 
     given, _ = own_arguments(arguments, "device", "parts", "force", "minutes")
     asked = gate.request({name: values[-1] for name, values in given.items() if values})
-    return gate.run(asked, results, lambda line: console.print(line, highlight=False, soft_wrap=True, markup=False))
+    return gate.run(asked, results, lambda line: say(console, line))

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from harness.cli.arguments import is_asked_for, last_values, own_arguments
+from harness.metrics.formatting import say
 
 if TYPE_CHECKING:
     from harness.checks.settle import SettledJob
@@ -55,7 +56,7 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
         if plan.backend != "real":
             print_banner(plan, console)
         for line in job.messages:
-            console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
+            say(console, line, "yellow")
         leave = stack.enter_context(leaving_when_asked(at_once=not config.checkpoint.every))
         for seed in directories:
             if seed not in to_do:
@@ -81,12 +82,7 @@ def _say_what_would_run(job: SettledJob, runs: Mapping[str, bool], console: Cons
     if job.plan.backend != "real":
         print_banner(job.plan, console)
     for line in job.messages:
-        console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
+        say(console, line, "yellow")
     for folder, to_do in runs.items():
-        console.print(
-            f"# {folder}: {'would be run' if to_do else 'is done already'}",
-            highlight=False,
-            soft_wrap=True,
-            markup=False,
-        )
-    console.print(OmegaConf.to_yaml(plain(job.config)).rstrip(), highlight=False, soft_wrap=True, markup=False)
+        say(console, f"# {folder}: {'would be run' if to_do else 'is done already'}")
+    say(console, OmegaConf.to_yaml(plain(job.config)).rstrip())

@@ -10,6 +10,7 @@ from rich.console import Console
 from harness.cli.arguments import own_arguments
 from harness.config import ConfigError
 from harness.config.fields import checked_name
+from harness.metrics.formatting import say
 
 
 def calibrate(arguments: Sequence[str], results: Path, console: Console) -> int:
@@ -29,8 +30,8 @@ def calibrate(arguments: Sequence[str], results: Path, console: Console) -> int:
 def print_costs(path: Path, explained: Sequence[str], console: Console) -> None:
     """Print what was fitted, and the command that uses it."""
     for line in explained:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
-    console.print(f"\n{path}\nmake bench BACKEND=virtual COST={path}", highlight=False, soft_wrap=True, markup=False)
+        say(console, line)
+    say(console, f"\n{path}\nmake bench BACKEND=virtual COST={path}")
 
 
 def profile(arguments: Sequence[str], results: Path, console: Console) -> int:
@@ -57,7 +58,7 @@ def profile(arguments: Sequence[str], results: Path, console: Console) -> int:
                 progress=lambda row: status.update(f"timing {row}"),
             )
         write_profile(path, found)
-        console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
+        say(console, path)
     fitted = fitted_costs(found, base_of(found, settings), name)
     shares = peak_shares(found, fitted.cost)
     written = write_costs(results / "costs", fitted, [*about(found), *shares])

@@ -18,6 +18,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.config.machine import this_machine
+from harness.metrics.formatting import say
 from harness.runtime.runtime import cluster_address
 
 _GIB = 1 << 30
@@ -77,7 +78,7 @@ def _memory_of(arguments: Sequence[str], console: Console) -> int:
         soft_wrap=True,
     )
     for line in found.messages:
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(console, line)
     for pool in plan.pools:
         table = Table(title=f"{pool.name}: {pool.devices} device{'s'[: pool.devices > 1]}, GiB on each")
         table.add_column("")
@@ -97,7 +98,7 @@ def _memory_of(arguments: Sequence[str], console: Console) -> int:
     )
     if not plan.fits:
         fixes = ", or ".join(found.fixes) or "more or larger devices, as in DEVICE=h200"
-        console.print(f"use {fixes}", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"use {fixes}")
     return 0 if plan.fits else 1
 
 

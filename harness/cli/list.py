@@ -7,6 +7,8 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.metrics.formatting import say
+
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Every choice of every group, with the first line of its file, and every paper experiment."""
@@ -18,10 +20,10 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         for name in choices(group):
             path = EXPERIMENTS / group / f"{name}.yaml"
             first = path.read_text(encoding="utf-8").splitlines()[0]
-            console.print(f"  {name:<16}{first.lstrip('# ')}", highlight=False, soft_wrap=True, markup=False)
+            say(console, f"  {name:<16}{first.lstrip('# ')}")
     console.print("PAPER= (make paper)", style="bold")
     for name in names():
-        console.print(f"  {name:<20}{read_experiment(name).title}", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"  {name:<20}{read_experiment(name).title}")
     console.print(
         f"\nSettings of each stand in {EXPERIMENTS.name}/<group>/<name>.yaml; change them with ARGS=, such as",
         soft_wrap=True,

@@ -19,7 +19,7 @@ from rich.text import Text
 from harness.cli.arguments import last_values, own_arguments
 from harness.config import ConfigError
 from harness.config.fields import checked_name
-from harness.metrics.formatting import redacted
+from harness.metrics.formatting import redacted, say
 
 if TYPE_CHECKING:
     from harness.comparison.changes import Changes
@@ -48,7 +48,7 @@ def show(arguments: Sequence[str], results: Path, console: Console) -> int:
     own, _ = own_arguments(arguments, "run", "sample", "row", "worst", "best", "dropped", "held_out")
     given = last_values(own)
     samples = RunSamples(_run_folder(given.pop("run", None), results))
-    console.print(f"{samples.folder}", style="dim", highlight=False, markup=False, soft_wrap=True)
+    say(console, samples.folder, "dim")
     if not given:
         _overview(samples.counts, console)
         return 0
@@ -167,7 +167,7 @@ def _print_changes(changes: Changes, console: Console) -> None:
     from harness.comparison.measure_text import against, scale_of
 
     for line in changes.unlike or ("the same settings, code, packages and machine",):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(console, line)
     table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
     for column in ("", "measure"):
         table.add_column(column)
@@ -184,12 +184,12 @@ def _print_changes(changes: Changes, console: Console) -> None:
     console.print(table)
     console.print("* significant difference, after Holm's correction for several cells", style="dim", highlight=False)
     for line in changes.unmatched:
-        console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
+        say(console, line, "yellow")
     kept = changes.conservation
     for line in (kept.summary(), *kept.problems):
-        console.print(line, style="" if kept.passed else "bold red", highlight=False, soft_wrap=True, markup=False)
+        say(console, line, "" if kept.passed else "bold red")
     for line in changes.worse:
-        console.print(f"worse: {line}", style="bold red", highlight=False, soft_wrap=True, markup=False)
+        say(console, f"worse: {line}", "bold red")
     if not changes.worse:
         console.print("no result is called worse", style="bold", highlight=False)
 
@@ -227,7 +227,7 @@ def mlflow_sync(arguments: Sequence[str], results: Path, console: Console) -> in
             runs.append(filled)
             if filled.changed:
                 what = f"{'made' if filled.created else 'filled'}: {filled.metrics:,} metrics, {filled.files} files"
-                console.print(f"{filled.path} {what}", highlight=False, soft_wrap=True, markup=False)
+                say(console, f"{filled.path} {what}")
     except MlflowException as failure:
         raise ConfigError(f"{uri}: {first_line(failure)}; start the server, or set MLFLOW_TRACKING_URI") from failure
     changed = sum(filled.changed for filled in runs)
@@ -244,7 +244,7 @@ def ui(arguments: Sequence[str], results: Path, console: Console) -> int:
     server = os.environ.get("MLFLOW_TRACKING_URI", "")
     if server.startswith("http"):
         mirrored = f"runs are mirrored to {redacted(server)} (MLFLOW_TRACKING_URI): it is its own page"
-        console.print(mirrored, highlight=False, markup=False, soft_wrap=True)
+        say(console, mirrored)
         return 0
     database = (results / "mlflow.db").resolve()
     if not database.exists():
@@ -269,7 +269,7 @@ def ui(arguments: Sequence[str], results: Path, console: Console) -> int:
     console.print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it); runs and charts, newest first:")
     for name, number in list(experiments.items())[:_LINKS]:
         link = f"http://127.0.0.1:{port}/#/experiments/{number}/runs?{_VIEW}"
-        console.print(f"  {name}: {link}", highlight=False, markup=False, soft_wrap=True)
+        say(console, f"  {name}: {link}")
     os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # eight processes that no page here asks of
     command = [sys.executable, "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", port]
     os.execv(sys.executable, [*command, "--backend-store-uri", f"sqlite:///{database}"])

@@ -15,6 +15,7 @@ from harness.cli.commands import COMMANDS, check_command
 from harness.cli.console import PlainTextConsole
 from harness.cli.front import front, settings_of
 from harness.config import ConfigError
+from harness.metrics.formatting import say
 from harness.runtime.interrupts import Terminated
 
 RESULTS = Path(os.environ.get("CADENCE_RESULTS", "results"))
@@ -37,7 +38,7 @@ def main(arguments: Sequence[str]) -> int:
     try:
         check_command(name)
     except ValueError as refused:
-        errors.print(str(refused), style="red", markup=False, highlight=False, soft_wrap=True)
+        say(errors, str(refused), "red")
         return 2
     return answered(lambda: command(name)(settings_of(name, arguments[1:]), RESULTS, console), errors)
 
@@ -51,10 +52,10 @@ def answered(work: Callable[[], int], errors: Console) -> int:
             raise
         return 0  # --help and --version
     except ConfigError as error:
-        errors.print(f"{error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(errors, error, "red")
         return 2
     except BlockingIOError as error:  # another process writes this folder
-        errors.print(f"{error}", style="red", markup=False, highlight=False, soft_wrap=True)
+        say(errors, error, "red")
         return 1
     except Terminated:
         errors.print(f"ended by SIGTERM; {_AGAIN}; with checkpoint.every it goes on", style="yellow", soft_wrap=True)
@@ -68,19 +69,19 @@ def answered(work: Callable[[], int], errors: Console) -> int:
 
         parts = list(parts_of(failure))
         if (left := left_in(parts)) is not None:
-            errors.print(left, style="yellow", markup=False, highlight=False, soft_wrap=True)
+            say(errors, left, "yellow")
             return LEFT_AT_CHECKPOINT
         if settings := [part for part in parts if isinstance(part, ConfigError)]:  # what only a run could show
-            errors.print(f"{settings[0]}", style="red", markup=False, highlight=False, soft_wrap=True)
+            say(errors, settings[0], "red")
             return 2
         if unscored := [part for part in parts if isinstance(part, NothingScored)]:
-            errors.print(f"{unscored[0]}", style="red", markup=False, highlight=False, soft_wrap=True)
+            say(errors, unscored[0], "red")
             return 1
         machine = storage_in(parts, RESULTS) or memory_in(parts)
         losses = losses_in(parts) if machine is None else [machine]
         if not losses:
             raise parts[0] from None  # the rest was cancelled because of it
-        errors.print("\n".join(losses), style="red", markup=False, highlight=False, soft_wrap=True)
+        say(errors, "\n".join(losses), "red")
         errors.print(_AGAIN, style="yellow", soft_wrap=True)
         return 1
 

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.config import ConfigError
+from harness.metrics.formatting import say
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
@@ -24,12 +25,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
             folder, lambda step: status.update(f"making {folder}: the model sees demonstrations, {step}")
         )
     for line in (f"{folder}/model, {folder}/train.jsonl, {folder}/test.jsonl", census):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(console, line)
     model, train, test = (shlex.quote(f"{folder}/{name}") for name in ("model", "train.jsonl", "test.jsonl"))
-    console.print(
-        f'make bench MODEL={model} TASK=data ARGS="task.data={train} task.held_out_data={test}"',
-        highlight=False,
-        soft_wrap=True,
-        markup=False,
-    )
+    say(console, f'make bench MODEL={model} TASK=data ARGS="task.data={train} task.held_out_data={test}"')
     return 0

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from harness.cli.arguments import is_asked_for, last_values, own_arguments
 from harness.config import ConfigError
+from harness.metrics.formatting import say
 
 if TYPE_CHECKING:
     from harness.studies.speedrun import Record
@@ -44,7 +45,7 @@ def _verify(folder: Path, console: Console) -> int:
         f"made again by: git checkout {record.commit}",
         f"  cadence speedrun track={record.track} {' '.join(record.settings)}",
     ):
-        console.print(line, highlight=False, soft_wrap=True, markup=False)
+        say(console, line)
     return 0
 
 
@@ -103,7 +104,7 @@ def _race(given: dict[str, str], settings: list[str], results: Path, console: Co
         sign(folder, key)
     console.print(f"{record.schedule}: {_seconds(record)}", style="bold", highlight=False)
     for path in (folder, write_book(results)):
-        console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
+        say(console, path)
     return 0
 
 

@@ -10,6 +10,7 @@ from harness.comparison.measures import SPEED, CellMeasure, Measure, column, sec
 from harness.comparison.runs import Cell, Run
 from harness.comparison.statistics import drift, has_steady_part, outliers, t_critical
 from harness.metrics.definitions import Found, found_faults
+from harness.metrics.formatting import listed
 
 _ENOUGH_SEEDS = 5
 _MANY = 1000  # degrees of freedom
@@ -104,7 +105,7 @@ def _of_runs(cells: Sequence[Cell]) -> Iterator[str]:
         for cell in cells:
             found = {run.identity.seed: value for run in cell.runs if (value := of(run)) is not None}
             if found:
-                which = "every seed" if len(found) == len(cell.runs) else _seeds_text(list(found))
+                which = "every seed" if len(found) == len(cell.runs) else listed("seed", list(found))
                 lines.append(f"{cell.label}, {which}: {text.format(max(found.values()))}")
                 worst = max(worst, *found.values())
         yield from _few(lines, f"{len(lines)} of {len(cells)} cells: {text.format(worst)}")
@@ -120,7 +121,7 @@ def _of_faults(cells: Sequence[Cell]) -> Iterator[str]:
             seeds = {seed: fault for seed, faults in of_cell.items() for fault in faults if fault.name == name}
             if seeds:
                 most = max(seeds.values(), key=lambda fault: fault.value)
-                which = "every seed" if len(seeds) == len(cell.runs) else _seeds_text(list(seeds))
+                which = "every seed" if len(seeds) == len(cell.runs) else listed("seed", list(seeds))
                 up_to = "" if len(seeds) == 1 else "up to "
                 lines.append(f"{cell.label}, {which}: {up_to}{most.text}")
                 worst[most.text] = most.value
@@ -185,7 +186,3 @@ _RUN_WARNINGS: tuple[tuple[str, Callable[[Run], float | None]], ...] = (
     ("{:.0%} of the samples in the steady part were sampled before it: a longer run may be slower", _ahead),
     ("other processes used up to {:.0%} of the machine meanwhile; its times are too long", _busy),
 )
-
-
-def _seeds_text(seeds: Sequence[int]) -> str:
-    return f"seed{'s' if len(seeds) > 1 else ''} {', '.join(map(str, seeds))}"

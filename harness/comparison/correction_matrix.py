@@ -112,10 +112,7 @@ def matrix_of(comparison: Comparison, key: str | None = None) -> CorrectionMatri
         if place in entries:
             raise ConfigError(f"two cells are {place[0]} under {place[1]}; a matrix has no place for what else differs")
         entries[place] = Entry(
-            measure.cells[index],
-            lag.cells[index].value,
-            index == comparison.baseline,
-            _differs(measure, index),
+            measure.cells[index], lag.cells[index].value, index == comparison.baseline, _differs(measure, index)
         )
     rows, columns = (tuple(dict.fromkeys(place[axis] for place in entries)) for axis in (0, 1))
     pairs = {

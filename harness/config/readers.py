@@ -107,14 +107,12 @@ RealOrRoofline = Annotated[
     ),
 ]
 Processes = Annotated[
-    T,
-    Where("roles have processes of their own", lambda job, own: job.backend != "virtual", "backend=real"),
+    T, Where("roles have processes of their own", lambda job, own: job.backend != "virtual", "backend=real")
 ]
 Travelling = Annotated[
     T,
     Where(
-        "weights travel from process to process",
-        lambda job, own: job.backend != "virtual" and not _shares_devices(job),
+        "weights travel from process to process", lambda job, own: job.backend != "virtual" and not _shares_devices(job)
     ),
 ]
 OnGPU = Annotated[
@@ -127,11 +125,7 @@ OnCPU = Annotated[
 OwnWeights = Annotated[T, Where("model.checkpoint is null", lambda job, own: job.model.checkpoint is None)]
 NarrowWeights = Annotated[T, Where("model.dtype is bfloat16", lambda job, own: job.model.dtype != "float32")]
 OnTheFly = Annotated[
-    T,
-    Where(
-        "samples may run on while their engine takes new weights",
-        lambda job, own: _samples_run_on(job),
-    ),
+    T, Where("samples may run on while their engine takes new weights", lambda job, own: _samples_run_on(job))
 ]
 
 WithKL = Annotated[
@@ -180,12 +174,7 @@ DividedByStd = Annotated[
     ),
 ]
 Decaying = Annotated[
-    T,
-    Where(
-        "the learning rate decays",
-        lambda job, own: job.algorithm.decay != "constant",
-        "algorithm.decay=cosine",
-    ),
+    T, Where("the learning rate decays", lambda job, own: job.algorithm.decay != "constant", "algorithm.decay=cosine")
 ]
 Refilled = Annotated[T, Where("groups may be refused", lambda job, own: job.refills, "algorithm.filter=zero_variance")]
 
@@ -199,20 +188,14 @@ ScoredApart = Annotated[
     ),
 ]
 ScoredInTime = Annotated[
-    T,
-    Where(
-        "scoring may take its time",
-        lambda job, own: _has_scoring_limit(job.task),
-        "task.reward_processes=2",
-    ),
+    T, Where("scoring may take its time", lambda job, own: _has_scoring_limit(job.task), "task.reward_processes=2")
 ]
 Generated = Annotated[
     T,
     Where("task.generate is set", lambda job, own: job.task.generate is not None, "task.generate=my_lab.agents:search"),
 ]
 Buffered = Annotated[
-    T,
-    Where("task.buffer is set", lambda job, own: job.task.buffer is not None, "task.buffer=my_lab.buffers:Hard"),
+    T, Where("task.buffer is set", lambda job, own: job.task.buffer is not None, "task.buffer=my_lab.buffers:Hard")
 ]
 Evaluated = Annotated[T, Where("eval.every is not 0", lambda job, own: job.eval.every != 0, "eval.every=20")]
 Saved = Annotated[
@@ -236,13 +219,7 @@ HostMemory = Annotated[
     ),
 ]
 
-Shared = Annotated[
-    T,
-    Where(
-        "rollout shares its devices with training",
-        lambda job, own: _shares_devices(job),
-    ),
-]
+Shared = Annotated[T, Where("rollout shares its devices with training", lambda job, own: _shares_devices(job))]
 WithTurns = Annotated[
     T,
     Where("cost.turns is set", lambda job, own: job.cost.turns is not None, "cost.turns={kind:constant,mean:3,cap:3}"),

@@ -6,7 +6,7 @@ import math
 from dataclasses import dataclass
 
 from harness.config import DeviceConfig, JobConfig, RooflineConfig
-from harness.config.communicators import sending_ranks
+from harness.config.placement import sending_ranks
 from harness.cost_model.shape import weight_bytes
 
 LEAST_BUCKET, LARGEST_BUCKET = 64 << 20, 1 << 30

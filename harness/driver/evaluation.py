@@ -27,7 +27,7 @@ from harness.protocols import Completion, Request, Sampling
 from harness.runtime.messages import BYTES_OF_A_TOKEN, FRAME_LIMIT
 from harness.runtime.runtime import Handle, RealClock, Runtime, ask_all
 from harness.tasks import Problem, Sample, Task, extra_metrics
-from harness.tasks.evaluating import EvaluatedPolicy, found_by
+from harness.tasks.generation import EvaluatedPolicy, found_by
 from harness.transfer_queue import Ragged
 from harness.weight_sync.membership import Fleet
 from harness.workers.rollout import RolloutRole

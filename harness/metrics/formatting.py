@@ -5,6 +5,10 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Iterable, Sequence
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from rich.console import Console
 
 _SIGNIFICANT = 3
 _MOST_DECIMALS = 4
@@ -96,3 +100,8 @@ def escaped(text: str) -> str:
     for character in "\\|<*[":
         text = text.replace(character, f"\\{character}")
     return text
+
+
+def say(console: Console, text: object, style: str = "") -> None:
+    """Print a text as it is, whatever it holds: nothing in it is markup, no line of it is broken."""
+    console.print(f"{text}", style=style, highlight=False, markup=False, soft_wrap=True)

@@ -120,12 +120,7 @@ class Ledger:
         return {
             "admitted": self._admitted,
             "trained": len(self._trained),
-            "dropped_stale": reasons["stale"],
-            "dropped_filtered": reasons["filtered"],
-            "dropped_baseline": reasons["baseline"],
-            "dropped_straggler": reasons["straggler"],
-            "dropped_failed": reasons["failed"],
-            "dropped_spare": reasons["spare"],
+            **{f"dropped_{reason}": reasons[reason] for reason in get_args(DropReason)},
             "in_flight": len(self._in_flight),
         }
 

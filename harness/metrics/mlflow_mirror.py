@@ -34,12 +34,7 @@ for _name, _value in {
 from mlflow.entities import Metric, Param, Run, ViewType
 from mlflow.exceptions import MlflowException
 from mlflow.tracking import MlflowClient
-from mlflow.utils.mlflow_tags import (
-    MLFLOW_GIT_COMMIT,
-    MLFLOW_RUN_NOTE,
-    MLFLOW_SOURCE_NAME,
-    MLFLOW_SOURCE_TYPE,
-)
+from mlflow.utils.mlflow_tags import MLFLOW_GIT_COMMIT, MLFLOW_RUN_NOTE, MLFLOW_SOURCE_NAME, MLFLOW_SOURCE_TYPE
 from sqlalchemy.exc import SQLAlchemyError
 
 from harness.config.job import flatten
@@ -93,11 +88,6 @@ class MlflowStore:
                 self.client = MlflowClient(tracking_uri=self.uri)
             except SQLAlchemyError as error:  # of a database that cannot be opened
                 raise MlflowException(first_line(error)) from error
-
-    def experiment_id(self, name: str) -> str:
-        """Id of the MLflow experiment, made where it is not there."""
-        with self._lock():  # two first runs must not both make it
-            return self._experiment(name)
 
     def newest_experiments(self) -> dict[str, str]:
         """Ids of the experiments that have runs, by name, that with the newest run first."""
@@ -156,7 +146,7 @@ class MlflowStore:
         )
         return Lock(self.results / ".mlflow.lock", within_s=_LOCKED_S, busy=busy)
 
-    def _experiment(self, name: str) -> str:
+    def experiment_id(self, name: str) -> str:
         """The id of the MLflow experiment, made if it is not there, brought back if it was deleted. A server knows
         itself where to keep artifacts."""
         note = (
@@ -165,17 +155,18 @@ class MlflowStore:
         )
         remote = self.uri.startswith(("http://", "https://"))
         where = None if remote else (self.results / "mlflow-artifacts").as_uri()
-        try:
-            return self.client.create_experiment(name, where, _KIND | {MLFLOW_RUN_NOTE: note})
-        except MlflowException as error:
-            found = self.client.get_experiment_by_name(name)
-            if found is None:
-                raise error
-        if found.lifecycle_stage == "deleted":
-            self.client.restore_experiment(found.experiment_id)
-        for key, value in _KIND.items() - found.tags.items():
-            self.client.set_experiment_tag(found.experiment_id, key, value)
-        return found.experiment_id
+        with self._lock():  # two first runs must not both make it
+            try:
+                return self.client.create_experiment(name, where, _KIND | {MLFLOW_RUN_NOTE: note})
+            except MlflowException as error:
+                found = self.client.get_experiment_by_name(name)
+                if found is None:
+                    raise error
+            if found.lifecycle_stage == "deleted":
+                self.client.restore_experiment(found.experiment_id)
+            for key, value in _KIND.items() - found.tags.items():
+                self.client.set_experiment_tag(found.experiment_id, key, value)
+            return found.experiment_id
 
     def _search(self, experiment_id: str, condition: str) -> list[Run]:
         found: list[Run] = []

@@ -291,25 +291,24 @@ def _filled(table: pa.Table) -> pa.Table:
     return table.select([*(name for name in table.column_names if name not in custom), *filled])
 
 
+def _so_far(path: Path, schema: pa.Schema) -> pa.Table:
+    """All batches; none of a run that was begun before such tables were kept."""
+    return read_growing(path) if path.exists() else schema.empty_table()
+
+
 def read_held_out_so_far(folder: Path) -> pa.Table:
     """Responses to held-out problems, as eval_responses.parquet has them, version by version."""
-    if not (folder / HELD_OUT).exists():  # a run that was begun before they were kept
-        return HELD_OUT_SCHEMA.empty_table()
-    return _filled(read_growing(folder / HELD_OUT))
+    return _filled(_so_far(folder / HELD_OUT, HELD_OUT_SCHEMA))
 
 
 def read_dropped_so_far(folder: Path) -> pa.Table:
     """Responses that were not trained, as dropped_responses.parquet has them."""
-    if not (folder / DROPPED).exists():  # a run that was begun before they were kept
-        return RESPONSES_SCHEMA.empty_table()
-    return read_growing(folder / DROPPED)
+    return _so_far(folder / DROPPED, RESPONSES_SCHEMA)
 
 
 def read_problems_so_far(folder: Path) -> pa.Table:
     """Problems as problems.parquet has them, by group."""
-    if not (folder / PROBLEMS).exists():  # a run that was begun before they were kept
-        return PROBLEMS_SCHEMA.empty_table()
-    groups = read_growing(folder / PROBLEMS)
+    groups = _so_far(folder / PROBLEMS, PROBLEMS_SCHEMA)
     _, newest = np.unique(groups["group_id"].to_numpy()[::-1], return_index=True)
     return groups.take(len(groups) - 1 - newest)
 

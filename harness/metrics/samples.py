@@ -4,7 +4,7 @@ from it; responses.parquet: the tokens of every trained sample."""
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import Field, dataclass, field, fields
 from pathlib import Path
 from typing import Any, Literal, get_args
 
@@ -76,37 +76,19 @@ class SampleRecord:
 
 PROBLEM_ROW = pa.field("row", pa.string())
 """The column by which the problem of a sample is found."""
-SCHEMA = pa.schema(
-    [
-        pa.field("sample_id", pa.int64(), nullable=False),
-        pa.field("group_id", pa.int64(), nullable=False),
-        pa.field("engine", pa.string()),
-        pa.field("fate", pa.string(), nullable=False),
-        pa.field("trained_iteration", pa.int32()),
-        pa.field("version_first", pa.int32()),
-        pa.field("version_last", pa.int32()),
-        pa.field("lag_worst", pa.int32()),
-        pa.field("lag_mean", pa.float64()),
-        pa.field("lag_in_flight", pa.int32()),
-        pa.field("lag_in_queue", pa.int32()),
-        pa.field("span", pa.int32()),
-        pa.field("admitted_at", pa.float64(), nullable=False),
-        pa.field("started_at", pa.float64()),
-        pa.field("finished_at", pa.float64()),
-        pa.field("trained_at", pa.float64()),
-        pa.field("prompt_tokens", pa.int32(), nullable=False),
-        pa.field("response_tokens", pa.int32(), nullable=False),
-        pa.field("reward", pa.float64()),
-        pa.field("exact_match", pa.bool_()),
-        pa.field("finish_reason", pa.string()),
-        pa.field("turns", pa.int32()),
-        pa.field("environment_tokens", pa.int32()),
-        pa.field("reward_failed", pa.bool_()),
-        pa.field("failure", pa.string()),
-    ]
-)
+_ARROW = {
+    **{"int": pa.int32(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_(), "Fate": pa.string()},
+    **dict.fromkeys(("sample_id", "group_id"), pa.int64()),
+}
+"""Types of columns, by those of fields; of ids by their names."""
 
 
+def _column(own: Field[Any]) -> pa.Field:
+    kind, _, none = str(own.type).partition(" | ")
+    return pa.field(own.name, _ARROW.get(own.name, _ARROW[kind]), nullable=bool(none))
+
+
+SCHEMA = pa.schema([_column(own) for own in fields(SampleRecord) if own.name != "custom"])
 TEXT_FIELDS = (pa.field("prompt_text", pa.string()), pa.field("response_text", pa.string()))
 FILE_SCHEMA = pa.schema([*SCHEMA, PROBLEM_ROW, *TEXT_FIELDS])
 """Columns of samples.parquet: of records, and what is known of their problems."""
@@ -259,10 +241,7 @@ def staleness_metrics(records: Iterable[SampleRecord], steps_per_version: int = 
 def length_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
     """response_length/* (tokens) of the trained samples among `records`. Raises ValueError if none was trained."""
     lengths = [r.response_tokens for r in _trained(records)]
-    return {
-        "response_length/mean": float(np.mean(lengths)),
-        "response_length/p99": float(np.percentile(lengths, 99)),
-    }
+    return {"response_length/mean": float(np.mean(lengths)), "response_length/p99": float(np.percentile(lengths, 99))}
 
 
 def truncation_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:

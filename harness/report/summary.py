@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.metrics.done import is_done
-from harness.metrics.formatting import number, percent
+from harness.metrics.formatting import number, percent, say
 from harness.metrics.ledger import ENGINE_EVENTS
 from harness.metrics.manifest import HOW_TIMED, RunIdentity, identity_of
 from harness.metrics.run_files import (
@@ -160,13 +160,13 @@ def print_summary(run_dirs: Iterable[Path], console: Console) -> None:
         for event in (run.ledger or {}).get("engines", []):
             why = f": {event['why']}" if event["why"] else ""
             text = f"{event['at_s']:.1f} s: {event['engine']} {ENGINE_EVENTS[event['what']]}{why}"
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
+            say(console, text)
         for restart in (run.ledger or {}).get("restarts", []):
             text = f"{restart['at_s']:.1f} s: {msgspec.convert(restart, Restart).line}"
-            console.print(text, highlight=False, markup=False, soft_wrap=True)
+            say(console, text)
         pictures = sorted(path.name for path in run.path.glob("*.png"))
         written = [name for name in _FILES if (run.path / name).exists()] + pictures
-        console.print(f"{run.path}/", style="bold", soft_wrap=True, highlight=False, markup=False)
+        say(console, f"{run.path}/", "bold")
         console.print("  " + " ".join(written), highlight=False)
 
 

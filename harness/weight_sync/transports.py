@@ -9,7 +9,7 @@ from typing import Any, Protocol, TypeVar
 
 import torch
 
-from harness.config.communicators import sending_ranks
+from harness.config.placement import sending_ranks
 from harness.config.transports import transport_of
 from harness.protocols import EngineDied, Span, TrainEngine
 from harness.runtime.runtime import Handle, WorkerDied, ask_all

@@ -24,10 +24,7 @@ from harness.weight_sync.host_staged import HostStagedOffer
 from harness.weight_sync.plan import TransferPlan, plan_transfer
 from harness.weight_sync.process_group import open_rendezvous
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 GPU, CPU = torch.device("cuda"), torch.device("cpu")
 TINY = ModelConfig("tiny", 64, 2, 4, 2, 16, 256, 32, True, 128)

@@ -15,21 +15,12 @@ from torch.distributed.device_mesh import DeviceMesh
 from engines.torch.fsdp import FSDPEngine, init_world, sharded_reference
 from engines.torch.model import build_model, outline_model
 from engines.torch.scoring import TorchLogProb
-from harness.config import (
-    AlgorithmConfig,
-    Layout,
-    ModelConfig,
-    OptimizerOffload,
-    TrainingConfig,
-)
+from harness.config import AlgorithmConfig, Layout, ModelConfig, OptimizerOffload, TrainingConfig
 from harness.protocols import Scorer, TrainBatch
 from harness.transfer_queue import Ragged
 from tests.support.fsdp_samples import full
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 GPU = torch.device("cuda")
 SMALL = ModelConfig("small", 256, 4, 4, 2, 64, 512, 1024, True, 1024)

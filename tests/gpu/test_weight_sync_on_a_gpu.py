@@ -11,10 +11,7 @@ from harness.weight_sync.ipc import CudaSlots
 from harness.weight_sync.plan import digest, plan_transfer
 from harness.weight_sync.process_group import open_rendezvous
 
-pytestmark = [
-    pytest.mark.gpu,
-    pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device"),
-]
+pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
 GPU = torch.device("cuda", 0)
 

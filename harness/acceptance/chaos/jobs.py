@@ -163,13 +163,7 @@ def random_job(schedule: str, choose: Choose) -> JobConfig:
 
 
 def _random_cost(
-    choose: Choose,
-    *,
-    samples: int,
-    engines: int,
-    trainers: int,
-    filtered: str,
-    latencies: Sequence[LatencyConfig],
+    choose: Choose, *, samples: int, engines: int, trainers: int, filtered: str, latencies: Sequence[LatencyConfig]
 ) -> CostConfig:
     """Random costs. samples: of a batch, which is trained in a second or so."""
     tokens = samples * 120.0  # about

@@ -19,7 +19,7 @@ from engines.torch.model import outline_model
 from harness.calibration.profile.rows import TransferRow
 from harness.calibration.profile.timing import wait_for
 from harness.config import ModelConfig
-from harness.config.communicators import sending_ranks
+from harness.config.placement import sending_ranks
 from harness.config.transports import connected_transports, transport_of
 from harness.weight_sync.endpoints import GatherOnlySender, HostReceiver, HostSender
 from harness.weight_sync.plan import TransferPlan, plan_transfer

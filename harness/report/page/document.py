@@ -17,6 +17,7 @@ from rich.console import Console
 from harness.comparison.comparison import Comparison
 from harness.comparison.correction_matrix import has_matrix, matrix_of
 from harness.metrics.atomic_files import write_text
+from harness.metrics.formatting import say
 from harness.report.page.charts import device_cards, profile_cards, staleness_cards
 from harness.report.page.data import curves_data, timelines_data
 from harness.report.page.markdown import markdown
@@ -73,7 +74,7 @@ def print_written(paths: Sequence[Path], console: Console) -> None:
     pictures = sorted({path.stem for path in paths if path.suffix[1:] in FORMATS})
     for path in paths:
         if path.suffix[1:] not in FORMATS:
-            console.print(f"{path}", soft_wrap=True, highlight=False, markup=False)
+            say(console, path)
     console.print(f"beside them, as PNG, SVG and PDF: {', '.join(pictures)}", soft_wrap=True, highlight=False)
 
 

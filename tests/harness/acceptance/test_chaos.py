@@ -13,9 +13,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from harness.acceptance.chaos.campaign import ChaosCampaign, page, run_campaign
 from harness.acceptance.chaos.processes import FaultyQueue, Process
-from harness.acceptance.chaos.simulated import Chaos, play
+from harness.acceptance.chaos.simulated import Chaos, ChaosCampaign, page, play, run_campaign
 from harness.cli.acceptance import chaos
 from harness.config.registries import SCHEDULES
 from harness.runtime.runtime import WorkerDied
@@ -51,7 +50,7 @@ def test_a_machine_too_busy_to_end_what_was_begun_is_said_beside_what_did_end(
         campaign.done.append(Chaos(7, "half_step"))
         raise TimeoutError("waited 5520 s for simulated chaos")
 
-    monkeypatch.setattr("harness.acceptance.chaos.campaign.run_campaign", half)
+    monkeypatch.setattr("harness.acceptance.chaos.simulated.run_campaign", half)
     said = io.StringIO()
     assert chaos(["first=7", "seeds=2"], tmp_path, Console(file=said, width=200)) == 1
     assert "waited 5520 s for simulated chaos: a run that had begun did not end" in said.getvalue()

@@ -99,8 +99,7 @@ def test_two_cores_are_enough_for_all_but_one_which_is_named_with_what_it_needs(
 
 
 @pytest.mark.parametrize(
-    ("arguments", "machine"),
-    [([], Machine(cores=4, gpus=0, gpu_bytes=0)), (["cluster.oversubscribe=true"], LAPTOP)],
+    ("arguments", "machine"), [([], Machine(cores=4, gpus=0, gpu_bytes=0)), (["cluster.oversubscribe=true"], LAPTOP)]
 )
 def test_where_there_are_four_devices_all_schedules_share_one_device_budget(
     arguments: list[str], machine: Machine

@@ -46,11 +46,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_main_job_runs_on_two_cores() -> None:
     found = plan(machine=Machine(2, 0, 0))
-    assert not found.gpu and dict(found.placement.devices) == {
-        "rollout": (0,),
-        "actor": (1,),
-        "actor_fwd": (1,),
-    }
+    assert not found.gpu and dict(found.placement.devices) == {"rollout": (0,), "actor": (1,), "actor_fwd": (1,)}
 
 
 @pytest.mark.parametrize(
@@ -393,10 +389,7 @@ BIG = ("backend=virtual", "model=qwen7b", "cluster.devices=16", "algorithm.micro
             ["engine.tensor_parallel=3"],
             "engine.tensor_parallel=3 does not divide the 8 rollout devices; set it to 1 or",
         ),
-        (
-            ["engine.tensor_parallel=8"],
-            "engine.tensor_parallel=8 does not divide the 28 model.heads; set it to 1 or 2",
-        ),
+        (["engine.tensor_parallel=8"], "engine.tensor_parallel=8 does not divide the 28 model.heads; set it to 1 or 2"),
         (
             ["schedule=half_step", "engine.tensor_parallel=4", "schedule.split.rollout=4"],
             "schedule=half_step needs 2 rollout engines, its split gives 1 of 16 devices; set schedule.split.rollout=8",
@@ -417,10 +410,7 @@ BIG = ("backend=virtual", "model=qwen7b", "cluster.devices=16", "algorithm.micro
             [WITH_REFERENCE, "training.tensor_parallel=2", "schedule.split.reference=1", "schedule.split.actor=4"],
             "training.tensor_parallel=2 times training.pipeline_parallel=1 does not divide the 1 device of reference",
         ),
-        (
-            ["training.expert_parallel=2"],
-            "training.expert_parallel=2: model=qwen7b has no experts; set it to 1",
-        ),
+        (["training.expert_parallel=2"], "training.expert_parallel=2: model=qwen7b has no experts; set it to 1"),
         (
             ["model=qwen3-30b-a3b", "training.expert_parallel=5"],
             "training.expert_parallel=5 does not divide the 8 data-parallel ranks; set it to 1 or 2 or 4 or 8",

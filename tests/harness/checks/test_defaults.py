@@ -11,10 +11,9 @@ from harness.checks.job import JobPlan, lengths_of, plan_job
 from harness.checks.layout import device_roles
 from harness.checks.machine import real_setting
 from harness.config import ConfigError, JobConfig
-from harness.config.communicators import communicators
 from harness.config.compose import compose_job, make_schedule, names_of
 from harness.config.machine import Machine
-from harness.config.placement import Placement, resolve_split
+from harness.config.placement import Placement, communicators, resolve_split
 from harness.config.registries import SCHEDULES, find
 from harness.cost_model.memory_plan import USABLE, plan_memory
 

@@ -36,11 +36,7 @@ MACHINE = Machine(cores=8, gpus=0, gpu_bytes=0)
 SCHEDULE = "schedule=my_lab.schedules:Pairs"
 REWARD = ("task.reward=my_lab.rewards:brief", "task.reward_options.price=0.02")
 PARTS = ("algorithm.advantage=gdpo", "algorithm.options.parts.form=1.0")
-LOSS = (
-    "algorithm.correction=my_lab.losses:cispo",
-    "algorithm.options.high=3",
-    "algorithm.advantage=my_lab.rloo:rloo",
-)
+LOSS = ("algorithm.correction=my_lab.losses:cispo", "algorithm.options.high=3", "algorithm.advantage=my_lab.rloo:rloo")
 ORDER = "schedule.order=my_lab.orders:NewestFirst"
 SMALL = (
     "iterations=4",

@@ -63,8 +63,7 @@ def reported(results: Path) -> tuple[int, str]:
     """Exit code, and what was said of what went wrong."""
     said = io.StringIO()
     code = answered(
-        lambda: report(["experiment=made_up"], results, Console(file=io.StringIO())),
-        Console(file=said, width=1000),
+        lambda: report(["experiment=made_up"], results, Console(file=io.StringIO())), Console(file=said, width=1000)
     )
     return code, said.getvalue().strip()
 

@@ -12,10 +12,16 @@ import pytest
 from harness.checks.job import plan_job
 from harness.checks.layout import device_roles
 from harness.config import ConfigError, JobConfig
-from harness.config.communicators import Communicator, check_communicators, communicators, sending_ranks
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
-from harness.config.placement import Placement, resolve_split
+from harness.config.placement import (
+    Communicator,
+    Placement,
+    check_communicators,
+    communicators,
+    resolve_split,
+    sending_ranks,
+)
 from harness.config.registries import SCHEDULES, find
 
 NO_MACHINE = Machine(cores=0, gpus=0, gpu_bytes=0)
@@ -38,11 +44,7 @@ def names(communicator: Communicator) -> list[str]:
 def test_the_first_rank_deals_to_all_what_is_trained_as_it_completes() -> None:
     placement = Placement({"rollout": (0,), "actor": (1, 2, 3, 4)})
     found = communicators(
-        placement,
-        transport="collective",
-        training_tensor_parallel=2,
-        engine_tensor_parallel=1,
-        in_order=False,
+        placement, transport="collective", training_tensor_parallel=2, engine_tensor_parallel=1, in_order=False
     )
     dealt = [communicator for communicator in found if communicator.name.startswith("micro-batches")]
     assert [(one.name, len(one.members), one.over) for one in dealt] == [("micro-batches", 4, "host")]

@@ -95,11 +95,7 @@ def test_an_option_that_only_a_schedule_knows_travels_as_its_option(tree: dict[s
         ("model.experts", -1, "model.experts=-1 is too small; use at least 0"),
         ("cost.lengths", {"kind": "normal", "cap": 9}, "cost.lengths.kind=normal is unknown; choose 'constant', "),
         ("cost.lengths", {"kind": "constant", "cap": 9}, 'cost.lengths={"kind": "constant", "cap": 9} needs a mean'),
-        (
-            "cost.lengths",
-            {"kind": "trace", "cap": 9},
-            'cost.lengths={"kind": "trace", "cap": 9} needs either',
-        ),
+        ("cost.lengths", {"kind": "trace", "cap": 9}, 'cost.lengths={"kind": "trace", "cap": 9} needs either'),
         ("cluster.memory_gib", 0, "cluster.memory_gib=0 is too small"),
         ("schedule.split", 3, "schedule.split=3 is no set of settings"),
         ("schedule.split", {"rollout": True}, "schedule.split.rollout=true is no share; give a number"),

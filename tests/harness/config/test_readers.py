@@ -5,14 +5,17 @@ from __future__ import annotations
 import inspect
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
+from pathlib import Path
 from typing import Any, get_args, get_type_hints
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from rich.console import Console
 
 from harness.acceptance.chaos.jobs import random_job
 from harness.checks.settle import settle
+from harness.comparison.equivalence import differences
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import EXPERIMENTS, cell_name, compose_job, refuse_unread
 from harness.config.machine import Machine
@@ -26,8 +29,11 @@ from harness.config.readers import (
     settings_of,
 )
 from harness.config.registries import ADVANTAGES, ENGINES, REGISTRIES, SCHEDULES, TASKS, find
+from harness.driver.run import run_seed
 from harness.driver.session import simulate
 from harness.planner.automatic import plan_split
+from harness.runtime.interrupts import LeaveRequest
+from tests.support.real_runs import SMALL
 
 
 def groups_of(kind: type, above: str = "") -> dict[str, Any]:
@@ -99,11 +105,8 @@ def told(config: JobConfig) -> tuple[Any, ...]:
     return recorder.samples(), timeline.spans, timeline.iteration_ends, recorder.ledger.to_json()
 
 
-@pytest.mark.parametrize("schedule", ["colocate_sync", "half_step", "fully_async"])
-@settings(max_examples=4)
-@given(data=st.data())
-def test_what_a_job_does_not_read_changes_no_byte_of_it_and_names_no_cell(schedule: str, data: st.DataObject) -> None:
-    job = random_job(schedule, lambda values: data.draw(st.sampled_from(values)))
+def inert_changed(job: JobConfig) -> JobConfig:
+    """The job with other values of all that it does not read."""
     now, kinds = settings_of(job), groups_of(JobConfig)
     other = job
     for path, one in now.items():
@@ -112,7 +115,29 @@ def test_what_a_job_does_not_read_changes_no_byte_of_it_and_names_no_cell(schedu
     changed = [path for path, one in settings_of(other).items() if one.value != now[path].value]
     assert len(changed) > 20 and naming_settings(other) == naming_settings(job)
     assert cell_name(other) == cell_name(job)
-    assert told(other) == told(job)
+    return other
+
+
+@pytest.mark.parametrize("schedule", ["colocate_sync", "half_step", "fully_async"])
+@settings(max_examples=4)
+@given(data=st.data())
+def test_what_a_job_does_not_read_changes_no_byte_of_it_and_names_no_cell(schedule: str, data: st.DataObject) -> None:
+    job = random_job(schedule, lambda values: data.draw(st.sampled_from(values)))
+    assert told(inert_changed(job)) == told(job)
+
+
+@pytest.mark.slow
+@pytest.mark.filterwarnings("ignore")  # what MLflow loads has some
+@pytest.mark.parametrize(
+    "asked", ["schedule=colocate_sync cluster.devices=1", "schedule=separated_sync algorithm=ppo task=copy"]
+)
+def test_what_a_real_run_does_not_read_changes_no_byte_of_it(asked: str, tmp_path: Path) -> None:
+    job = settle([*SMALL.split(), "iterations=2", *asked.split()], Machine(cores=8, gpus=0, gpu_bytes=0), plan_split)
+    folders = [
+        run_seed(config, job.plan, 0, tmp_path / name, Console(quiet=True), LeaveRequest())
+        for name, config in (("as it is", job.config), ("other", inert_changed(job.config)))
+    ]
+    assert differences(*folders) == []
 
 
 @settings(max_examples=20)

@@ -255,11 +255,7 @@ def test_the_csv_has_every_measure_of_every_cell_as_numbers(comparison: Comparis
             assert (
                 math.isnan(row.p)
                 if found is None
-                else (row.p, bool(row.called))
-                == (
-                    pytest.approx(found.p),
-                    found.distinguishable,
-                )
+                else (row.p, bool(row.called)) == (pytest.approx(found.p), found.distinguishable)
             )
 
 

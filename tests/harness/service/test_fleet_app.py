@@ -11,13 +11,7 @@ import pytest
 from harness.rpc import http_server
 from harness.rpc.http_server import LOOPBACK, serving
 from harness.runtime.runtime import RealClock, WorkerDied
-from harness.service.fleet_app import (
-    Refused,
-    ServiceClient,
-    fleet_app,
-    membership_app,
-    send_heartbeats,
-)
+from harness.service.fleet_app import Refused, ServiceClient, fleet_app, membership_app, send_heartbeats
 from harness.weight_sync.membership import Fleet, LostEngine, Membership, OnLost
 from tests.support.proxies import Proxy
 

@@ -80,13 +80,7 @@ def _local(model: ModelConfig, device: torch.device) -> Check:
 
 
 def _travelled(
-    name: str,
-    transport: str,
-    model: ModelConfig,
-    here: torch.device,
-    there: torch.device,
-    *,
-    within_gpu: bool = False,
+    name: str, transport: str, model: ModelConfig, here: torch.device, there: torch.device, *, within_gpu: bool = False
 ) -> Check:
     sample = weights(model, 0, here)
     plan = plan_transfer(sample.items(), _BUCKET_BYTES)
