@@ -1,4 +1,4 @@
-"""The memory plan of a job as a table: for `make doctor`, and for docs/gpu.md."""
+"""The memory plan of a job as a table: for `make doctor`, and for docs/gpu_memory.csv."""
 
 from __future__ import annotations
 
@@ -120,24 +120,17 @@ def _short(told: str) -> str:
 
 
 def write_page(progress: Callable[[str], None] = lambda said: None) -> Path:
-    """Writes docs/gpu_memory.md, three models on five machines under every schedule, and the settings chosen as CSV."""
-    parts = [_HEAD]
+    """Writes docs/gpu_memory.csv: three models on five machines under every schedule, and the settings chosen."""
     lines: list[tuple[str, ...]] = [("model", "machine", "usable", *COLUMNS)]
     for model in MODELS:
-        parts.append(f"\n## {model}\n\n| machine | {' | '.join(COLUMNS[:-1])} |\n|---|---|---|---|---|---|---|\n")
         for machine, (device, gpus) in MACHINES.items():
             progress(f"{model} on {machine}")
             job = [f"model={model}", f"device={device}", f"cluster.devices={gpus}", f"max_tokens={RESPONSE}"]
             usable = f"{USABLE * compose_job(job).device.memory_bytes / GIB:.1f}"
-            found = merged(every_schedule(job))
-            lines += [(model, machine, usable, *cells) for cells in found]
-            where = f"{machine}: {usable}"
-            for names, *cells, told, _ in found:
-                parts.append(f"| {where} | {' | '.join([names, *cells, told.partition(':')[0]])} |\n")
-    path = DOCS / "gpu_memory.md"
-    with path.with_suffix(".csv").open("w", encoding="utf-8", newline="") as file:
+            lines += [(model, machine, usable, *cells) for cells in merged(every_schedule(job))]
+    path = DOCS / "gpu_memory.csv"
+    with path.open("w", encoding="utf-8", newline="") as file:
         csv.writer(file, lineterminator="\n").writerows(lines)
-    path.write_text("".join(parts), encoding="utf-8")
     return path
 
 
@@ -151,17 +144,6 @@ MACHINES = {
 }
 """Files of experiments/device, and how many of them."""
 RESPONSE = 8192
-
-_HEAD = f"""# What fits on GPUs
-
-Written by `make table OF=memory` from the plan of memory that every real job is checked by ([gpu.md](gpu.md)), not
-measured on a GPU: the embedded engine, responses of up to {RESPONSE:,} tokens, the settings that are chosen where
-none are given.
-
-*devices*: of each pool, rollout's first. In GiB on a device: beside the machine what is usable; *weights*, masters
-and copies, of rollout / training or of the pool that they share; *rollout*, *training*, the most that lies there, and
-in which phase. Which settings were chosen, and why a job is refused: [gpu_memory.csv](gpu_memory.csv).
-"""
 
 
 def rows(pool: PoolMemory) -> list[tuple[str, list[float | None]]]:
