@@ -119,7 +119,8 @@ def _real(
 ) -> JobPlan:
     """Raises HardwareMissing for what another machine, or a simulation, could do."""
     gpu = machine.gpus > 0 if config.cluster.kind == "auto" else config.cluster.kind == "gpu"
-    _check_computable(config)
+    if (refused := only_simulated(config)) is not None:
+        raise HardwareMissing(refused)
     _check_engine_alone(config, placement)
     check_devices(config, schedule, placement, machine, gpu)
     check_instances(groups, machine, gpu)
@@ -350,12 +351,6 @@ def lengths_of(config: JobConfig) -> Lengths:
     """The longest sample of its task. Raises ConfigError where the task cannot be made."""
     task = make_task(config)
     return Lengths(task.max_prompt_tokens, max_tokens(config, task))
-
-
-def _check_computable(config: JobConfig) -> None:
-    refused = only_simulated(config)
-    if refused is not None:
-        raise HardwareMissing(refused)
 
 
 def _check_engine_alone(config: JobConfig, placement: Placement) -> None:

@@ -10,7 +10,7 @@ import sys
 import msgspec
 
 import harness.runtime.local_runtime
-from harness.acceptance.chaos.relay import Told, relayed
+from harness.acceptance.chaos.real import Told, relayed
 from harness.cli import bench
 from harness.cli.console import PlainTextConsole
 from harness.cli.main import RESULTS, answered

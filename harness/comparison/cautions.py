@@ -122,7 +122,7 @@ def _of_faults(cells: Sequence[Cell]) -> Iterator[str]:
             if seeds:
                 most = max(seeds.values(), key=lambda fault: fault.value)
                 which = "every seed" if len(seeds) == len(cell.runs) else listed("seed", list(seeds))
-                up_to = "" if len(seeds) == 1 else "up to "
+                up_to = "up to " if len({fault.text for fault in seeds.values()}) > 1 else ""
                 lines.append(f"{cell.label}, {which}: {up_to}{most.text}")
                 worst[most.text] = most.value
         yield from _few(lines, f"{len(lines)} of {len(cells)} cells: up to {max(worst, key=worst.__getitem__)}")

@@ -6,7 +6,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from harness.comparison.cautions import outlying_runs, warnings_of, withheld_by
-from harness.comparison.collapse import Collapse, collapse_sentence, collapse_warnings, collapses_of
 from harness.comparison.conservation import Conservation, check_conservation
 from harness.comparison.curves import (
     Curve,
@@ -20,7 +19,18 @@ from harness.comparison.equivalence import Gate
 from harness.comparison.fairness import refuse_unfair
 from harness.comparison.measures import SPEED, Measure, measures_of, of_trained_samples, outcome_of
 from harness.comparison.runs import Cell
-from harness.comparison.verdict import best_of, faults_of, no_verdict, question_of, unjudged, verdict_of
+from harness.comparison.verdict import (
+    Collapse,
+    best_of,
+    collapse_sentence,
+    collapse_warnings,
+    collapses_of,
+    faults_of,
+    no_verdict,
+    question_of,
+    unjudged,
+    verdict_of,
+)
 from harness.config import ConfigError
 
 

@@ -21,9 +21,9 @@ Iterations = Sequence[Mapping[str, float]]
 
 @dataclass(frozen=True)
 class Fault:
-    """Something that went wrong, counted over a run. words: with {count} and {share}, where there is a whole to be a
-    share of; bound: of the share, or else of the count, above which it is said; forbids: the setting of the task whose
-    share it may have before there is no verdict."""
+    """Something that went wrong, counted over a run. words: with {count}, or {times}, and {share}, where there is a
+    whole to be a share of; bound: of the share, or else of the count, above which it is said; forbids: the setting of
+    the task whose share it may have before there is no verdict."""
 
     words: str
     bound: float = 0.0
@@ -219,8 +219,8 @@ DEFINITIONS: tuple[Metric, ...] = (
 `custom/<name>` for each extra value of a task's scores."""
 
 OF_LEDGER: dict[str, Fault] = {
-    "engines": Fault("{count} times a rollout engine was lost"),
-    "restarts": Fault("{count} times roles died and were started again: its times include that"),
+    "engines": Fault("{times} a rollout engine was lost"),
+    "restarts": Fault("{times} roles died and were started again: its times include that"),
 }
 """Faults that ledger.json lists, by what they are called there."""
 
@@ -291,7 +291,8 @@ def _said(name: str, fault: Fault, count: float, whole: float | None, bound: flo
     share = count if whole is None else count / max(whole, 1.0)
     if share <= fault.bound:
         return []
-    text = fault.words.format(count=f"{count:,.0f}", share=f"{float(f'{100 * share:.2g}'):g} %")
+    said, times = f"{count:,.0f}", "once" if count == 1 else f"{count:,.0f} times"
+    text = fault.words.format(count=said, times=times, share=f"{float(f'{100 * share:.2g}'):g} %")
     return [Found(name, f"{text} ({name})", share, fault.forbids is not None and share > bound)]
 
 

@@ -15,8 +15,8 @@ from statistics import NormalDist
 import numpy as np
 from scipy import stats
 
-from harness.comparison.collapse import collapsed, odd_ones
 from harness.comparison.statistics import holm, iqm_interval, pair_share_bounds, t_bounds
+from harness.comparison.verdict import collapsed, odd_ones
 
 SEEDS = (2, 3, 4, 5, 10)
 DRAWS = 1_000

@@ -18,19 +18,21 @@ from harness.comparison.comparison import Comparison
 from harness.comparison.correction_matrix import has_matrix, matrix_of
 from harness.metrics.atomic_files import write_text
 from harness.metrics.formatting import say
-from harness.report.page.charts import device_cards, profile_cards, staleness_cards
 from harness.report.page.data import curves_data, timelines_data
 from harness.report.page.markdown import markdown
 from harness.report.page.pictures import draw_comparison
 from harness.report.page.tables import (
     checks_html,
     commands_table,
+    device_cards,
     facts_list,
     headline_table,
     matrix_table,
     measure_tables,
     measures_csv,
+    profile_cards,
     samples_html,
+    staleness_cards,
     table_tex,
 )
 from harness.report.page.text import (

@@ -14,13 +14,13 @@ import pytest
 from rich.console import Console
 
 from harness.comparison import measures
-from harness.comparison.collapse import collapsed
 from harness.comparison.comparison import Comparison, compare
 from harness.comparison.console import print_comparison
 from harness.comparison.equivalence import Gate, GatePair
 from harness.comparison.measures import LAG, SPEED, MetricDefinition, summary_of
 from harness.comparison.runs import Cell, Run, read_run
 from harness.comparison.statistics import Interval
+from harness.comparison.verdict import collapsed
 from harness.config import ConfigError
 from harness.metrics.timeline import Place
 from harness.report.page.document import document
@@ -338,7 +338,7 @@ def test_engines_that_were_lost_and_roles_that_were_started_again_are_warned_of(
     cell.runs[1].ledger["engines"] = [{"what": "lost"}, {"what": "joined"}]
     cell.runs[1].ledger["restarts"] = [{}, {}]
     warnings = compare([cell]).warnings
-    assert "sync, seed 1: 1 times a rollout engine was lost (engines)" in warnings
+    assert "sync, seed 1: once a rollout engine was lost (engines)" in warnings
     assert any(line.startswith("sync, seed 1: 2 times roles died and were started again") for line in warnings)
 
 

@@ -72,7 +72,7 @@ def test_every_list_of_events_in_a_ledger_is_read_by_the_warnings() -> None:
     ledger = {"engines": [{"what": "lost"}, {"what": "works"}], "restarts": [{}, {}]}
     texts = [fault.text for fault in found_faults([], ledger, [], {})]
     assert texts == [
-        "1 times a rollout engine was lost (engines)",
+        "once a rollout engine was lost (engines)",
         "2 times roles died and were started again: its times include that (restarts)",
     ]
 
