@@ -155,6 +155,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "predict": Command(
             "a published table's asynchronous rows from its synchronous ones",
             (
+                _LOG,
                 _plain("table", "a published table", "CSV"),
                 _plain("given", "train, or sync: what may be read of it", "ROWS"),
                 *_JOB,

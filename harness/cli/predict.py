@@ -1,4 +1,4 @@
-"""`make predict`: a published table's asynchronous rows from its synchronous ones."""
+"""`make predict`: what asynchrony would gain, from a table of step times or from a log, with its interval."""
 
 from __future__ import annotations
 
@@ -13,22 +13,43 @@ from harness.config import ConfigError
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
-    """Calibrate on the synchronous rows of a published table, predict the others, and say how far off that is."""
-    from harness.prediction.page import draw, print_fits, print_predictions, write_csv
-    from harness.prediction.phases import check_given
-    from harness.prediction.prediction import predict_table
+    """Predict the rows of a table that are asked for from its synchronous ones, each with its interval and verdict."""
+    from harness.prediction.page import draw, print_predictions, write_csv
+    from harness.prediction.posterior import check_given
+    from harness.prediction.prediction import CHECKS, predict
+    from harness.prediction.table import read_evidence
 
-    own, settings = own_arguments(arguments, "table", "given")
+    own, settings = own_arguments(arguments, "table", "given", "log")
+    if own["log"]:
+        return _of_log([Path(log) for log in own["log"]], settings, results, console)
     if not own["table"]:
         raise ConfigError("which table? TABLE=experiments/papers/verl_fully_async.csv")
     path, given = Path(own["table"][-1]), check_given(own["given"][-1] if own["given"] else "train")
     with console.status("reading") as status:
-        predicted = predict_table(path, given, settings, processes=2, progress=status.update)
-    print_fits(predicted.fits, console)
-    print_predictions(predicted.predictions, given, console)
+        evidence = read_evidence(path, settings)
+        predicted = predict(evidence, given=given, processes=2, checks=CHECKS, progress=status.update)
+    print_predictions(predicted, console)
     folder = results / "predict"
     folder.mkdir(parents=True, exist_ok=True)
     for write, end in ((write_csv, "csv"), (partial(draw, name=path.stem), "png")):
-        write(folder / f"{path.stem}-{given}.{end}", predictions=predicted.predictions, given=given)
+        write(folder / f"{path.stem}-{given}.{end}", predicted=predicted)
         console.print(f"{folder / f'{path.stem}-{given}.{end}'}", highlight=False, soft_wrap=True, markup=False)
+    return 0
+
+
+def _of_log(logs: Sequence[Path], settings: Sequence[str], results: Path, console: Console) -> int:
+    """Say whether the run of a log would gain by another schedule, and write the page."""
+    from harness.metrics.atomic_files import write_text
+    from harness.prediction.logs.answer import answer, as_markdown, sentence
+    from harness.prediction.logs.read import read_log
+
+    with console.status("reading") as status:
+        found = answer(read_log(logs, settings), processes=2, progress=status.update)
+    page = as_markdown(found)
+    path = results / "predict" / f"{logs[0].name}.md"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_text(path, page)
+    console.print(sentence(found), style="bold", highlight=False, soft_wrap=True, markup=False)
+    console.print(page.partition("\n| ")[2].join(("| ", "")), highlight=False, soft_wrap=True, markup=False)
+    console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
     return 0

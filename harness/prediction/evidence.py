@@ -135,6 +135,8 @@ class Evidence:
     settings: tuple[str, ...] = ()
     of_engine: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     of_schedule: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
+    quantities: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Quantities of experiments/priors.yaml that are known here, by name."""
 
     def of(self, row: StepRow) -> Workload:
         """The workload of a row."""

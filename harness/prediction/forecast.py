@@ -19,7 +19,7 @@ SURE = 0.8
 @dataclass(frozen=True)
 class Forecast:
     """Seconds of a training step of `row`: float64 [n], a figure for each draw of what is not known, all of the same
-    draws in the same order.
+    draws in the same order. Fewer draws than asked for: those that the schedule's own file took (`assumed` says why).
 
     reference: the synchronous row that it is compared with; reference_s: its step. given, assumed: what the draws stand
     on, a line each. settles: the measurement that would tell most about the sign, and by how much.

@@ -1,10 +1,10 @@
-"""Fitted and predicted figures beside published ones: for people, as CSV, and as a picture."""
+"""Forecasts beside published figures: for people, as CSV, and as a picture."""
 
 from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
@@ -14,9 +14,8 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.metrics.atomic_files import write_text
-from harness.prediction.fit import WorkloadFit, around_s, generated_s, host_s
-from harness.prediction.phases import Given
-from harness.prediction.prediction import Prediction
+from harness.prediction.forecast import SURE, Forecast, interval
+from harness.prediction.prediction import Predicted
 from harness.report.plots import BLUE, GRAY, ORANGE, save_figure
 
 READ = {
@@ -25,109 +24,110 @@ READ = {
 }
 """Rows that a prediction reads, by GIVEN."""
 
-
-def print_fits(fits: Iterable[WorkloadFit], console: Console) -> None:
-    """Print what was fitted, to which rows, and what is left over."""
-    for fit in fits:
-        console.print(f"fitted to {', '.join(str(row) for row in fit.rows)}:", highlight=False)
-        lengths = fit.lengths
-        console.print(
-            f"  {fit.tokens / 1e6:.1f} million tokens a batch, read off {fit.tokens_from}; responses log-normal, mean "
-            f"{lengths.mean:,.0f} and sigma {lengths.sigma:.2f} under a cap of {lengths.cap:,}; decoding x "
-            f"{fit.scale:.2f} and {1e3 * fit.step_s:.1f} ms a step more than the roofline",
-            highlight=False,
-        )
-        for row in fit.rows:
-            text = f"  {row}: {around_s(row):.0f} s around generation, {host_s(row):.0f} s on the host"
-            if seconds := generated_s(row):
-                fitted = fit.generated_s[row.number]
-                text += f"; generates in {fitted:.0f} s as fitted, {seconds:.0f} s as published"
-                text += f" ({fitted / seconds - 1:+.0%})"
-            console.print(text, highlight=False)
+COLUMNS = (
+    *("line", "mode", "options", "engine", "rollout_gpus", "train_gpus", "step_s", "step_predicted_s", "step_low_s"),
+    *("step_high_s", "reference", "reference_s", "speedup", "speedup_predicted", "speedup_low", "speedup_high"),
+    *("p_faster", "verdict", "wait_s", "wait_predicted_s", "generate_sequences_s", "generation_predicted_s", "draws"),
+    *("model_difference", "given", "assumed", "settles"),
+)
 
 
-def print_predictions(predictions: Sequence[Prediction], given: Given, console: Console) -> None:
-    """A row for each prediction, its figures above what was published: narrow enough for 80 columns."""
-    table = Table(box=box.SIMPLE_HEAD, show_lines=True, pad_edge=False, title_justify="left")
-    table.title = f"simulated; given: {READ[given]}"
+def print_predictions(predicted: Predicted, console: Console) -> None:
+    """A row for each forecast, narrow enough for 80 columns; below, what it stands on and what would settle it."""
+    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
+    table.title = f"simulated; given: {READ[predicted.given]}"
     table.add_column("row")
-    for heading in (
-        "step s\npublished\nerror",
-        "wait s\npublished\nerror s",
-        "generation s\npublished",
-        "speed-up\npublished",
-    ):
+    for heading in ("step s\npublished", f"median\n{SURE:.0%}", "speed-up\npublished", f"median\n{SURE:.0%}"):
         table.add_column(heading, justify="right", no_wrap=True)
-    for prediction in predictions:
-        row = prediction.row
-        error, error_s = prediction.step_error, prediction.wait_error_s
+    table.add_column("verdict\nP(faster)", no_wrap=True)
+    for one in predicted.forecasts:
         table.add_row(
-            str(row),
-            _beside(prediction.step_s, row.step_s) + ("" if error is None else f"\n{error:+.1%}"),
-            _beside(prediction.wait_s, row.wait_s) + ("" if error_s is None else f"\n{error_s:+.1f}"),
-            _beside(prediction.generation_s, row.generate_sequences_s),
-            _beside(prediction.speedup, prediction.published_speedup, digits=2),
+            str(one.row),
+            _figure(one.row.step_s, 1),
+            f"{one.median:,.1f}\n{_range(one.interval(), 0)}",
+            _figure(published_speedup(one), 2),
+            f"{np.median(one.speedup):.2f}\n{_range(interval(one.speedup), 2)}",
+            f"{one.verdict}\n{one.p_faster:.0%}",
         )
     console.print(table)
+    for one in predicted.forecasts:
+        texts = [f"given: {', '.join(one.given)}", f"assumed: {', '.join(one.assumed)}"]
+        if one.verdict == "cannot tell":
+            texts.append(f"settled most by: {one.settles or 'nothing alone'}")
+        if one.row.label in predicted.checks:
+            texts.append(f"the schedule's own file differs by {predicted.checks[one.row.label]:.2%} of a step at most")
+        console.print(f"{one.row}, beside {one.reference}", style="bold", highlight=False, markup=False)
+        for text in texts:
+            console.print(f"  {text}", highlight=False, markup=False)
 
 
-def _beside(predicted: float | None, published: float | None, digits: int = 1) -> str:
-    """One above the other; a dash for what is not known."""
-    return "\n".join("-" if value is None else f"{value:,.{digits}f}" for value in (predicted, published))
+def published_speedup(forecast: Forecast) -> float | None:
+    """Published step of the reference over that of the row; None where one of them is missing."""
+    of, own = forecast.reference.step_s, forecast.row.step_s
+    return of / own if of and own else None
 
 
-def write_csv(path: Path, predictions: Sequence[Prediction], given: Given) -> None:
-    """A line per row: published, predicted, error. Seconds per step; empty where nothing was published."""
+def write_csv(path: Path, predicted: Predicted) -> None:
+    """A line per row. Seconds per step; *_low and *_high bound 80 % of the draws; empty where nothing was published."""
     text = io.StringIO()
-    text.write(f"# simulated; given: {READ[given]}. Seconds per step; *_error relative, *_error_s in seconds.\n")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(
-        ["line", "mode", "engine", "rollout_gpus", "train_gpus", "step_s", "step_predicted_s", "step_error", "wait_s"]
-        + ["wait_predicted_s", "wait_error_s", "generate_sequences_s", "generation_predicted_s", "dropped_share"]
+    text.write(
+        f"# simulated; given: {READ[predicted.given]}. Seconds per step; low and high: {SURE:.0%} of the draws.\n"
     )
-    for prediction in predictions:
-        row = prediction.row
+    writer = csv.writer(text, lineterminator="\n")
+    writer.writerow(COLUMNS)
+    for one in predicted.forecasts:
+        row, step, speedup = one.row, one.interval(), interval(one.speedup)
+        options = " ".join(f"{name}={value}" for name, value in row.options.items())
         writer.writerow(
-            [row.number, row.mode, row.engine, row.rollout_gpus, row.train_gpus]
-            + [_text(row.step_s, 2), f"{prediction.step_s:.2f}", _text(prediction.step_error, 4)]
-            + [_text(row.wait_s, 2), f"{prediction.wait_s:.2f}", _text(prediction.wait_error_s, 2)]
-            + [_text(row.generate_sequences_s, 2), f"{prediction.generation_s:.2f}", f"{prediction.dropped:.4f}"]
+            [row.label.rpartition(":")[2], row.schedule, options, row.engine, row.rollout_devices, row.train_devices]
+            + [_text(value, 2) for value in (row.step_s, one.median, *step)]
+            + [str(one.reference), f"{np.median(one.reference_s):.2f}"]
+            + [_text(value, 4) for value in (published_speedup(one), float(np.median(one.speedup)), *speedup)]
+            + [f"{one.p_faster:.3f}", one.verdict, _text(row.wait_s, 2), f"{np.median(one.wait_s):.2f}"]
+            + [_text(row.generate_s, 2), f"{np.median(one.generation_s):.2f}", len(one.step_s)]
+            + [_text(predicted.checks.get(row.label), 6), *map("; ".join, (one.given, one.assumed)), one.settles]
         )
     write_text(path, text.getvalue())
 
 
-def draw(path: Path, name: str, predictions: Sequence[Prediction], given: Given) -> None:
-    """Step time, and the part of it that the trainer waits: published and predicted side by side."""
-    save_figure(path, f"{name} · simulated, given {READ[given]}", lambda figure: _bars(figure, predictions))
+def draw(path: Path, name: str, predicted: Predicted) -> None:
+    """Step of each row: median and interval, beside what was published and the step of its reference."""
+    title = f"{name} · simulated, given {READ[predicted.given]}"
+    save_figure(path, title, lambda figure: _intervals(figure, predicted.forecasts))
 
 
-def _bars(figure: Figure, predictions: Sequence[Prediction]) -> None:
-    figure.set_size_inches(10, 1.6 + 0.7 * len(predictions))
+def _intervals(figure: Figure, forecasts: Sequence[Forecast]) -> None:
+    figure.set_size_inches(10, 1.8 + 0.6 * len(forecasts))
     axes = figure.add_subplot()
-    places = np.arange(len(predictions), dtype=float)
-    for offset, widths, color, label in (
-        (-0.2, [prediction.row.step_s or 0.0 for prediction in predictions], GRAY, "published step"),
-        (-0.2, [prediction.row.wait_s or 0.0 for prediction in predictions], "0.25", "published wait"),
-        (0.2, [prediction.step_s for prediction in predictions], BLUE, "predicted step"),
-        (0.2, [prediction.wait_s for prediction in predictions], ORANGE, "predicted wait"),
-    ):
-        axes.barh(places + offset, widths, 0.36, color=color, label=label)
-    for place, prediction in zip(places, predictions, strict=True):
-        if prediction.step_error is not None:
-            axes.annotate(
-                f"{prediction.step_error:+.1%}",
-                (prediction.step_s, place + 0.2),
-                xytext=(4, 0),
-                textcoords="offset points",
-                va="center",
-            )
-    axes.set_yticks(places, [str(prediction.row) for prediction in predictions])
+    for place, one in enumerate(forecasts):
+        low, high = one.interval()
+        first = place == 0
+        axes.barh(
+            place, high - low, 0.4, left=low, color=BLUE, alpha=0.35, label=f"{SURE:.0%} of draws" if first else ""
+        )
+        axes.plot([one.median], [place], "o", color=BLUE, label="median" if first else "")
+        reference = float(np.median(one.reference_s))
+        axes.plot([reference] * 2, [place - 0.35, place + 0.35], color=GRAY, label="synchronous" if first else "")
+        if one.row.step_s:
+            axes.plot([one.row.step_s], [place], "D", color=ORANGE, label="published" if first else "")
+        right = max(high, reference, one.row.step_s or 0.0)
+        text = f"{one.verdict}, P {one.p_faster:.0%}"
+        axes.annotate(text, (right, place), xytext=(8, 0), textcoords="offset points", va="center")
+    axes.set_yticks(range(len(forecasts)), [str(one.row) for one in forecasts])
     axes.invert_yaxis()
+    axes.set_xlim(0, 1.3 * axes.get_xlim()[1])  # room for verdicts
     axes.set_xlabel("seconds per step")
-    axes.margins(x=0.12)
     axes.grid(axis="y", visible=False)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22 - 0.3 / len(predictions)), ncols=4)
+    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22 - 0.3 / len(forecasts)), ncols=4)
 
 
-def _text(value: float | None, digits: int = 1) -> str:
+def _range(ends: tuple[float, float], digits: int) -> str:
+    return f"{ends[0]:,.{digits}f} to {ends[1]:,.{digits}f}"
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return _text(value, digits) or "-"
+
+
+def _text(value: float | None, digits: int) -> str:
     return "" if value is None else f"{value:.{digits}f}"

@@ -1,258 +1,391 @@
-"""`make predict`: the asynchronous rows of a table, each by its schedule's own file on the virtual clock, at costs that
-were fitted to the synchronous rows."""
+"""`make predict`: rows that were never run, each by its schedule on the virtual clock, once for each draw of what is
+not known of the system."""
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
-from pathlib import Path
+from dataclasses import dataclass, field, replace
 
-from harness.config import ConfigError, CostConfig, JobConfig
-from harness.driver.recorder import Recorder
-from harness.driver.session import simulate
-from harness.metrics.timeline import Interval, Timeline, clip, length
-from harness.prediction.fit import WARMUP, WorkloadFit, around_s, drawn, engine_cost, engines_of, fit, host_s
-from harness.prediction.phases import UPDATE, Given, PhaseScaling, scalings, training_phases
-from harness.prediction.table import Row, TableSettings, factors_of, read_table, read_table_settings
+import numpy as np
+from scipy.stats import norm
+
+from harness.config import ConfigError, JobConfig
+from harness.config.compose import compose_job
+from harness.config.registries import find
+from harness.cost_model.lengths import ResponseLengths
+from harness.cost_model.shape import weight_bytes
+from harness.prediction.evidence import Evidence, StepRow, Workload
+from harness.prediction.forecast import Forecast, interval
+from harness.prediction.generation import batch_seconds
+from harness.prediction.posterior import (
+    OLD,
+    REFERENCE,
+    UPDATE,
+    Given,
+    Narrowing,
+    System,
+    engines_of,
+    narrow,
+    phase_of,
+    slower,
+)
+from harness.prediction.priors import PRIORS, Draws, Priors, read_priors
+from harness.prediction.simulation import (
+    DrawnCosts,
+    SimulatedStep,
+    checked,
+    row_job,
+    simulated,
+    smaller,
+    streams,
+    uncovered,
+)
+from harness.prediction.table import SETTINGS
 from harness.rpc.children import parallel_map
 
-END = 2
-"""Iterations at the end, while no more is generated."""
+DRAWS = 200
+"""Draws of what is not known, of small jobs; of large ones fewer."""
 
-_TIMEOUT_S = 3600.0  # longest wait for all rows
+_SAMPLES, _LEAST_DRAWS = 1_200_000, 32  # that all draws of a batch of all rows have together; draws at least
 
-_TRAINING_SIDE = frozenset({"actor", "actor_fwd", "reference", "reward", "advantages"})
+OWN_DRAWS = 10
+"""Draws of a row that only its schedule's own file knows, which takes seconds for each."""
 
+CHECKS = 2
+"""Draws of a row in which the fast model is compared with the schedule's own file."""
 
-@dataclass(frozen=True)
-class Prediction:
-    """Seconds of a training step, means over the simulated ones. phases: those that the simulation was given.
+SYNC_S = 0.1
+"""Seconds that a transfer of weights takes at least."""
 
-    generation_s: some engine generated; wait_s: the training side did nothing but take samples, or had none.
-    dropped: share of the groups that went out of training as stale.
-    """
+GIVEN_NOISE = 0.02
+"""Standard deviation of the logarithm of a training phase that the row gives itself: of means over steps."""
 
-    row: Row
-    fit: WorkloadFit
-    phases: Mapping[str, float]
-    step_s: float
-    generation_s: float
-    wait_s: float
-    dropped: float
-
-    @property
-    def step_error(self) -> float | None:
-        """Predicted over published, less 1."""
-        return self.step_s / self.row.step_s - 1 if self.row.step_s else None
-
-    @property
-    def wait_error_s(self) -> float | None:
-        """Predicted less published wait; None where none is published."""
-        return None if self.row.wait_s is None else self.wait_s - self.row.wait_s
-
-    @property
-    def speedup(self) -> float | None:
-        """Speedup over the published step of the nearest synchronous row."""
-        step_s = self.fit.nearest(self.row).step_s
-        return step_s / self.step_s if step_s else None
-
-    @property
-    def published_speedup(self) -> float | None:
-        """The same of the published step; None where one of them is missing."""
-        anchor, own = self.fit.nearest(self.row).step_s, self.row.step_s
-        return anchor / own if anchor and own else None
-
-
-@dataclass(frozen=True)
-class Case:
-    """A row and all that its prediction is made of. phases: seconds that its training pool takes for each, for a batch;
-    config: its job, devices and costs aside."""
-
-    row: Row
-    fit: WorkloadFit
-    config: JobConfig
-    phases: Mapping[str, float]
-    settings: TableSettings
-
-    @property
-    def fetch_s(self) -> float:
-        """Seconds of a batch that the trainer spends on taking its samples from the queue, and waits meanwhile."""
-        return self.settings.fetch_s_per_sample.get(self.row.mode, 0.0) * self.config.algorithm.batch_samples
+_TIMEOUT_S = 3600.0  # longest wait for all draws of a row
 
 
 @dataclass(frozen=True)
 class Predicted:
-    """A table, as it was predicted."""
+    """Forecasts of what was asked, in that order, and the systems that they were drawn of, by the text in `engine`.
+    checks: by row, how far the fast model is from the schedule's own file, of a step, at most."""
 
-    fits: list[WorkloadFit]
-    predictions: list[Prediction]
+    evidence: Evidence
+    given: Given
+    systems: Mapping[str, System]
+    forecasts: Sequence[Forecast]
+    checks: Mapping[str, float] = field(default_factory=dict)
+
+    def system(self, row: StepRow) -> System:
+        """The system of a row: of its engine, or, where no synchronous row has it, the first."""
+        return self.systems.get(row.engine) or next(iter(self.systems.values()))
 
 
-def predict_table(
-    path: Path,
-    given: Given,
-    arguments: Sequence[str] = (),
+def predict(
+    evidence: Evidence,
+    draws: int | None = None,
+    seed: int = 0,
     *,
+    given: Given = "train",
+    priors: Priors | None = None,
     processes: int = 1,
+    checks: int = 0,
     progress: Callable[[str], None] = lambda text: None,
 ) -> Predicted:
-    """Calibrate on the synchronous rows of a table, predict the others.
-
-    arguments: settings of the job, over those of the table. processes: how many simulate rows side by side. progress:
-    is called with what is being done. Raises ConfigError where the table, or a job of it, cannot be.
-    """
-    settings, rows = read_table_settings(path), read_table(path)
-    synchronous = _synchronous(path, rows)
-    others = [row for row in rows if row not in synchronous]
-    if not others:
-        raise ConfigError(f"{path} has no row to predict: all of them are synchronous, and calibrate")
-    by_engine: dict[str, tuple[WorkloadFit, dict[str, PhaseScaling]]] = {}
-    for engine in dict.fromkeys(row.engine for row in synchronous):
-        alike = [row for row in synchronous if row.engine == engine]
-        progress(f"fitting {', '.join(map(str, alike))}")
-        config = settings.job(alike[0], arguments)
-        sync = scalings(alike, settings.scoring_fixed_s_per_sample * config.algorithm.batch_samples)
-        by_engine[engine] = fit(alike, config, sync, batches=settings.batches), sync
-    progress(f"simulating {len(others)} rows")
-    cases = [_case(row, others, by_engine, settings, given, arguments) for row in others]
-    made = parallel_map(predict, cases, processes=processes, timeout_s=_TIMEOUT_S, what="rows to be simulated")
-    return Predicted([fitted for fitted, _ in by_engine.values()], made)
+    """Predict what is asked. draws: as many as take some seconds, if None; given: rows that are read; priors: those of
+    experiments/priors.yaml; processes: that simulate side by side; checks: draws of a row in which the fast model is
+    compared with the schedule's own file. Raises ConfigError where the evidence, or a job of it, cannot be."""
+    priors = priors or read_priors()
+    jobs = [job_of(row, full_workload(row, (), evidence, priors), evidence) for row in evidence.asked]  # or refused
+    if draws is None:
+        samples = sum(job.algorithm.batch_samples for job in jobs)
+        draws = max(_LEAST_DRAWS, min(DRAWS, _SAMPLES // samples))
+    systems = posteriors(evidence, draws, seed, given=given, priors=priors, progress=progress)
+    predicted = Predicted(evidence, given, systems, [])
+    forecasts, differences = [], {}
+    for row in evidence.asked:
+        progress(f"{row}: {draws} draws")
+        drawn = RowDraws(row, predicted.system(row), evidence, given, priors, seed)
+        forecasts.append(drawn.forecast(processes))
+        if checks and (found := drawn.checked(checks, processes)) is not None:
+            differences[row.label] = found
+    return replace(predicted, forecasts=forecasts, checks=differences)
 
 
-def _synchronous(path: Path, rows: Sequence[Row]) -> list[Row]:
-    """Rows to calibrate on: colocated ones, or, where there are none, separate pools that never overlap."""
-    colocated = [row for row in rows if row.colocated]
-    separated = [row for row in rows if row.mode == "separated_sync" and row.options.get("streaming") == "false"]
-    if not colocated and not separated:
-        raise ConfigError(
-            f"{path} has no synchronous row to calibrate on; add one of mode colocate_sync, or separated_sync with a "
-            "column `streaming` that says false"
+def posteriors(
+    evidence: Evidence,
+    draws: int = DRAWS,
+    seed: int = 0,
+    *,
+    given: Given = "train",
+    priors: Priors | None = None,
+    progress: Callable[[str], None] = lambda text: None,
+) -> dict[str, System]:
+    """Draws of each software, by the text in `engine`, narrowed by its synchronous rows."""
+    priors, found = priors or read_priors(), {}
+    engines = list(dict.fromkeys(row.engine for row in evidence.rows))
+    for engine in engines:
+        alike = [row for row in evidence.rows if row.engine == engine]
+        progress(f"reading {', '.join(map(str, alike))}")
+        workload, said = full_workload(alike[0], alike, evidence, priors), evidence.of(alike[0])
+        narrowing = Narrowing(
+            alike,
+            workload,
+            job_of(alike[0], workload, evidence),
+            priors,
+            evidence.quantities,
+            wide=not (said.model and said.device),
+            seed=seed,
         )
-    return colocated or separated
+        others = [row for row in evidence.asked if (row.engine if row.engine in engines else engines[0]) == engine]
+        found[engine] = narrow(narrowing, others, given, draws)
+    return found
 
 
-def _case(
-    row: Row,
-    others: Sequence[Row],
-    by_engine: Mapping[str, tuple[WorkloadFit, Mapping[str, PhaseScaling]]],
-    settings: TableSettings,
-    given: Given,
-    arguments: Sequence[str],
-) -> Case:
-    """A row, calibrated on the rows of its engine, or, where it has none, of the first engine."""
-    fitted, sync = by_engine.get(row.engine) or next(iter(by_engine.values()))
-    config = settings.job(row, arguments)
-    scores, shared = config.algorithm.recompute_log_probs, fitted.rows[0].colocated
-    phases = training_phases(row, others, sync, settings, given, scores=scores, shared=shared)
-    return Case(row, fitted, config, phases, settings)
-
-
-def predict(case: Case) -> Prediction:
-    """Run the row's schedule.
-
-    A pool of devices that work together is one device of the simulation, at the pool's costs; each rollout engine is
-    one. Raises ConfigError where the row's job cannot be.
-    """
-    batches = case.settings.batches
-    recorder = simulate(job(case), seed=0)
-    timeline = recorder.timeline
-    window = (timeline.iteration_ends[WARMUP - 1], timeline.iteration_ends[WARMUP + batches - 1])
-    step_s = (window[1] - window[0]) / batches
-    return Prediction(
-        row=case.row,
-        fit=case.fit,
-        phases=case.phases,
-        step_s=step_s,
-        generation_s=_covered(timeline, {"rollout"}, {"generate"}, window) / batches,
-        wait_s=step_s - _covered(timeline, _TRAINING_SIDE, None, window) / batches + case.fetch_s,
-        dropped=_dropped(recorder),
+def full_workload(row: StepRow, alike: Sequence[StepRow], evidence: Evidence, priors: Priors) -> Workload:
+    """The workload of a row, and what it does not say as assumed. alike: synchronous rows of its software: what they
+    time is there. Whether there is a scoring of which nobody says anything is as in a job's own defaults."""
+    seen = Workload(
+        recompute_log_probs=any(other.old_log_prob_s or other.log_probs_s for other in alike) or None,
+        reference=any(other.ref_log_prob_s for other in alike) or None,
     )
+    untimed = Workload(recompute_log_probs=True, reference=False)
+    return evidence.of(row).over(seen).over(untimed).over(priors.assumed)
 
 
-def job(case: Case) -> JobConfig:
-    """The row's job as it is simulated."""
-    config, algorithm, chunks = case.config, case.config.algorithm, case.settings.chunks
-    engines = engines_of(case.row, config)
-    if algorithm.batch_groups % chunks:
-        raise ConfigError(f"chunks={chunks} does not divide algorithm.batch_groups={algorithm.batch_groups}")
-    split: dict[str, int | str] = {"rollout": engines, "actor": 1, "actor_fwd": "actor", "reference": "actor"}
-    return replace(
-        one_device_each(config, split),
-        iterations=WARMUP + case.settings.batches + END,
-        warmup_iterations=WARMUP,
-        algorithm=replace(
-            algorithm,
-            micro_batch_groups=algorithm.batch_groups // chunks,
-            recompute_log_probs="old_log_prob_s" in case.phases,
-            reference="ref_log_prob_s" in case.phases,
-        ),
-        cost=cost(case),
-    )
-
-
-def cost(case: Case) -> CostConfig:
-    """Costs of the row's engines by the fitted roofline, and of its training pool by the phases, spread over tokens.
-
-    What surrounds the phases is taken to be what it is in the nearest synchronous row.
-    """
-    fit, phases, like = case.fit, case.phases, case.fit.nearest(case.row)
-    old, reference = phases.get("old_log_prob_s"), phases.get("ref_log_prob_s")
-    scoring = [seconds for seconds in (old, reference) if seconds is not None]
-    responses = drawn(fit.lengths, case.config, case.settings.batches)
-    prompts = case.config.algorithm.batch_samples * factors_of(case.config).prompt_tokens
-    tokens = responses.sum() / len(responses) + prompts
-    pools = by_token_alone(
-        fit.applied(engine_cost(case.config, colocated=False)),
-        train_s_per_token=(phases.get(UPDATE, 0.0) + case.fetch_s) / tokens,
-        log_prob_s_per_token=sum(scoring) / max(1, len(scoring)) / tokens,  # they share one setting
-    )
-    return replace(
-        pools,
-        reward_s_per_sample=host_s(like) / case.config.algorithm.batch_samples,
-        generate_s=around_s(like),
-    )
-
-
-def _covered(timeline: Timeline, roles: set[str] | frozenset[str], kinds: set[str] | None, window: Interval) -> float:
-    """Seconds of the window in which some of these roles worked, once however many."""
-    spans: Sequence[Interval] = [
-        (span.start, span.end)
-        for span in timeline.spans
-        if span.role in roles and span.kind != "wait_for_samples" and (kinds is None or span.kind in kinds)
+def job_of(row: StepRow, workload: Workload, evidence: Evidence) -> JobConfig:
+    """The job of a row, its devices and costs aside. Settings of a schedule are of the rows that it has such an option
+    in. Raises ConfigError, naming the setting."""
+    names = {field: name for name, field in SETTINGS.items() if field not in ("prompt_mean", "response_mean")}
+    said = {names[name]: value for name, value in dataclasses.asdict(workload).items() if name in names}
+    of_rows = {name for other in (*evidence.rows, *evidence.asked) for name in _options(other)}
+    settings = [
+        *evidence.settings,
+        *evidence.of_engine.get(row.engine, ()),
+        *evidence.of_schedule.get(row.schedule, ()),
     ]
-    return length(clip(spans, window))
-
-
-def _dropped(recorder: Recorder) -> float:
-    metrics = recorder.ledger.metrics()
-    done = metrics["ledger/trained"] + metrics["ledger/dropped_stale"]
-    return metrics["ledger/dropped_stale"] / done if done else 0.0
-
-
-def one_device_each(config: JobConfig, split: Mapping[str, int | str]) -> JobConfig:
-    """The job in which every rollout engine, and every other pool, is one device; split: as `schedule.split`.
-
-    How the devices of a worker share its work is in the costs then, not in the layout.
-    """
-    return replace(
-        config,
-        schedule=replace(config.schedule, split=dict(split)),
-        cluster=replace(config.cluster, devices=sum(count for count in split.values() if isinstance(count, int))),
-        engine=replace(config.engine, tensor_parallel=1),
-        training=replace(config.training, tensor_parallel=1, pipeline_parallel=1, expert_parallel=1),
+    own = []
+    for setting in settings:
+        option = setting.partition("=")[0].removeprefix("schedule.")
+        if not setting.startswith("schedule.") or option in _options(row):
+            own.append(setting)
+        elif option not in of_rows:
+            raise ConfigError(f"{setting}: no schedule in {evidence.source} has such an option; take it out")
+    return compose_job(
+        [
+            f"schedule={row.schedule}",
+            "backend=virtual",
+            "engine.slots=256",
+            *(f"{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in said.items() if v is not None),
+            *own,
+            *(f"schedule.{name}={value}" for name, value in row.options.items()),
+        ]
     )
 
 
-def by_token_alone(cost: CostConfig, train_s_per_token: float, log_prob_s_per_token: float) -> CostConfig:
-    """Costs whose training and scoring are a time per token and nothing else; what generation costs stays."""
-    return replace(
-        cost,
-        log_prob_s_per_token=log_prob_s_per_token,
-        log_prob_s_per_pair=0.0,
-        log_prob_call_s=0.0,
-        train_s_per_token=train_s_per_token,
-        train_s_per_pair=0.0,
-        train_call_s=0.0,
-        train_step_s=0.0,
-        call_s=0.0,
-    )
+def _options(row: StepRow) -> list[str]:
+    return [option.name for option in dataclasses.fields(find("schedule", row.schedule))]
+
+
+class RowDraws:
+    """A row that is asked for, in each draw of its system. Its attributes are what its draws share."""
+
+    def __init__(
+        self, row: StepRow, system: System, evidence: Evidence, given: Given, priors: Priors, seed: int
+    ) -> None:
+        self.row, self.system, self.read = row, system, given
+        self.said = evidence.of(row).over(evidence.of(system.rows[0]))
+        self.workload = self.said.over(system.workload)
+        self.job = job_of(row, self.workload, evidence)
+        self.reference = system.nearest(row)
+        self.around = system.around[self.reference.label]
+        self.count = len(system.uncapped)
+        self.random = np.random.default_rng(seed + 1)
+        self.noise = priors.quantities["run_noise"].normal[1]
+        self.drift = (
+            self._noisy(0.0) if self.reference.devices == row.devices and row.shared else system.quantities["drift"]
+        )
+        self.told: list[str] = []
+        self.scoring = {name: self._phase(name) for name in (OLD, REFERENCE) if self._runs(name)}
+        self.update = self._phase(UPDATE)
+        self.generate_noise = self._noisy(self.noise)
+
+    def _noisy(self, deviation: float) -> Draws:
+        noise: Draws = np.exp(deviation * self.random.standard_normal(self.count))
+        return noise
+
+    def _runs(self, name: str) -> bool:
+        return bool(self.workload.recompute_log_probs if name == OLD else self.workload.reference)
+
+    def _phase(self, name: str) -> Draws:
+        """Seconds of a training phase: as the row gives it, where that is read; else the system's."""
+        scorings = self._runs(OLD) + self._runs(REFERENCE)
+        own = phase_of(self.row, name, max(1, scorings)) if self.read == "train" else None
+        if own is not None:
+            self.told.append(f"{name} {own:g}")
+            return own * self._noisy(GIVEN_NOISE)
+        if name not in self.system.work:  # the synchronous rows do without it
+            like = OLD if name == REFERENCE else REFERENCE
+            name = like if like in self.system.work else name
+        seconds: Draws = self.system.phase_s(name, self.row.train_devices, self.row.shared)
+        return seconds * self.drift * self._noisy(self.noise)
+
+    def forecast(self, processes: int) -> Forecast:
+        """The row's steps, beside those of the synchronous row that is nearest in devices."""
+        step, generation, wait = self._in_turn() if self.row.shared else self._simulated(processes)
+        simulated = len(step)
+        quantities = {name: values[:simulated] for name, values in self.system.quantities.items()}
+        reference = self.around.step_s[:simulated]
+        return Forecast(
+            row=self.row,
+            reference=self.reference,
+            step_s=step,
+            reference_s=reference,
+            wait_s=wait,
+            generation_s=generation,
+            given=self._given(),
+            assumed=self._assumed(simulated),
+            settles=settles(reference / step, quantities),
+        )
+
+    def _given(self) -> tuple[str, ...]:
+        """Say of the job what the row stands on, the synchronous rows, and its own phases where they are read."""
+        rows = ", ".join(str(row) for row in self.system.rows)
+        return (*_listed(self.said), f"rows: {rows}", *self.told)
+
+    def _assumed(self, simulated: int) -> tuple[str, ...]:
+        """Assumptions: the job's, phases without a time, and the quantities that are drawn."""
+        own = {name: value for name, value in vars(self.workload).items() if getattr(self.said, name) is None}
+        texts = list(_listed(Workload(**own)))
+        if self.said.response_mean is None:
+            low, high = interval(self.system.quantities["response_mean"])
+            texts.append(f"response_mean {low:,.0f} to {high:,.0f}")
+        texts += [f"{name} by the roofline" for name in sorted(self.system.missing)]
+        texts.append(f"quantities of {PRIORS.name}")
+        if reason := self.only_own_file:
+            texts.append(f"{simulated} draws, of a part of the devices: the fast model does not cover {reason}")
+        return tuple(texts)
+
+    @property
+    def only_own_file(self) -> str:
+        """Parts of the row's job that the fast model does not cover."""
+        return "" if self.row.shared else uncovered(row_job(self.row, self.job, self.costs(0)))
+
+    def checked(self, count: int, processes: int) -> float | None:
+        """The largest difference between the fast model and the schedule's own file in so many draws, of a step; None
+        where only one of them runs the row."""
+        if self.row.shared or self.only_own_file:
+            return None
+        cases = [(row_job(self.row, self.job, self.costs(draw)), draw) for draw in range(min(count, self.count))]
+        what = f"{count} checks of {self.row}"
+        return max(parallel_map(_checked, cases, processes=processes, timeout_s=_TIMEOUT_S, what=what))
+
+    def costs(self, draw: int) -> DrawnCosts:
+        """The row's costs in one draw."""
+        system, algorithm, around = self.system, self.job.algorithm, self.around
+        q = {name: float(values[draw]) for name, values in system.quantities.items()}
+        engine = slower(system.engine(self.job, draw, shared=self.row.shared), float(self.generate_noise[draw]))
+        lengths = system.lengths(draw, float(self.drift[draw]))
+        sync_s = max(SYNC_S, weight_bytes(self.job.model) / (1e9 * q["sync_gb_per_s"]))
+        if self.row.sync_s and self.read == "train":
+            sync_s = self.row.sync_s
+        responses = ResponseLengths(lengths, draw, algorithm.group_size).batches(2, 1, algorithm.batch_samples)
+        return DrawnCosts(
+            engine=replace(engine, lengths=lengths),
+            scoring_s={name: float(seconds[draw]) for name, seconds in self.scoring.items()},
+            update_s=float(self.update[draw]),
+            serial_s=float(around.serial[draw]),
+            hidden_s=float(around.hidden[draw]),
+            before_s=float(around.before[draw]),
+            sync_s=sync_s,
+            tokens=float(responses.sum() + algorithm.batch_samples * engine.prompt_tokens),
+            fetch_s=q["fetch_s_per_sample"] * algorithm.batch_samples if streams(self.row) else 0.0,
+        )
+
+    def _simulated(self, processes: int) -> tuple[Draws, Draws, Draws]:
+        cases, part = [], bool(self.only_own_file)
+        for draw in range(min(self.count, OWN_DRAWS) if part else self.count):
+            costs = self.costs(draw)
+            job = row_job(self.row, self.job, costs)
+            cases.append((smaller(job) if part else job, draw, costs.fetch_s))
+        what = f"{len(cases)} draws of {self.row}"
+        steps = parallel_map(_step, cases, processes=processes, timeout_s=_TIMEOUT_S, what=what)
+        figures = np.array([(step.step_s, step.generation_s, step.wait_s) for step in steps])
+        return figures[:, 0], figures[:, 1], figures[:, 2]
+
+    def _in_turn(self) -> tuple[Draws, Draws, Draws]:
+        """Add phases: on devices that are shared phase follows phase."""
+        generation, algorithm = np.empty(self.count), self.job.algorithm
+        for draw in range(self.count):
+            costs = self.costs(draw)
+            lengths = ResponseLengths(costs.engine.lengths, draw, algorithm.group_size)
+            batch = lengths.batches(0, 1, algorithm.batch_samples)[0]
+            generation[draw] = batch_seconds(
+                costs.engine, batch, engines=engines_of(self.row, self.job), slots=self.job.engine.slots
+            )
+        around = self.around
+        step = generation + self.update + around.before + around.serial + around.hidden + around.sharing
+        step = sum(self.scoring.values(), step)
+        if not self.reference.shared:
+            step = step / (1 - self.system.quantities["switch_share"])
+        return step, generation, np.zeros(self.count)
+
+
+def _step(case: tuple[JobConfig, int, float]) -> SimulatedStep:
+    return simulated(*case)
+
+
+def _checked(case: tuple[JobConfig, int]) -> float:
+    return checked(*case)
+
+
+def _listed(workload: Workload) -> tuple[str, ...]:
+    """Fields that a workload says, a text each."""
+    said = {name: value for name, value in vars(workload).items() if value is not None}
+    return tuple(f"{name} {v:,g}" if isinstance(v, float) else f"{name} {str(v).lower()}" for name, v in said.items())
+
+
+MEASURES = {
+    "response_mean": "mean length of responses",
+    "tail": "share of responses that reach the cap, and the longest",
+    "common": "lengths by prompt",
+    "prompt_tokens": "mean length of prompts",
+    "drift": "mean length of responses in the run asked for",
+    "alone_over_shared": "a step of training on devices of its own",
+    "scoring_alone": "a step of scoring on devices of its own",
+    "scoring_fixed": "scoring on half of the devices",
+    "update_fixed": "training on half of the devices",
+    "train_share": "seconds of training a batch",
+    "forward_share": "seconds of scoring a batch",
+    "engine_time": "seconds of generating a batch",
+    "decode_share": "seconds of generating a batch on half of the devices",
+    "decode_step_s": "seconds of generating a few samples",
+    "around_share": "generating sequences apart from the phase around it",
+    "around_sharing": "sleep and wake of engines",
+    "rest_share": "the step beside its phases",
+    "rest_serial": "what of the step's rest is the trainer's",
+    "rest_hidden": "what of the step's rest a schedule could hide",
+    "switch_share": "offload, sleep and wake on shared devices",
+    "sync_gb_per_s": "seconds of one transfer of weights to engines of their own",
+    "fetch_s_per_sample": "seconds that a trainer takes for samples from a queue",
+}
+"""Measurements that make a quantity known."""
+
+
+def settles(speedup: Draws, quantities: Mapping[str, Draws]) -> str:
+    """The measurement that leaves least doubt about the sign of log(speed-up), by its regression on each quantity: with
+    slope and rest of that, the mean probability of the less likely sign."""
+    gain = np.log(speedup)
+    p_faster = float(np.mean(gain > 0))
+    best, least = "", min(p_faster, 1 - p_faster)
+    before = least
+    for name, text in MEASURES.items():
+        values = np.log(quantities[name])
+        if values.std() < 1e-6:
+            continue
+        slope, base = np.polyfit(values, gain, 1)
+        line = base + slope * values
+        rest = max(1e-9, float((gain - line).std()))
+        doubt = float(norm.cdf(-np.abs(line) / rest).mean())
+        if doubt < least - 0.005:
+            best, least = text, doubt
+    return f"{best} (doubt {before:.0%}, then {least:.0%})" if best else ""

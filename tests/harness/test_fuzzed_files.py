@@ -21,7 +21,7 @@ from harness.config.compose import EXPERIMENTS, compose_job, make_schedule, plai
 from harness.config.job import flatten
 from harness.config.machine import this_machine
 from harness.cost_model.lengths import read_trace
-from harness.prediction.table import read_table, read_table_settings
+from harness.prediction.table import read_evidence
 from harness.report.page.document import document
 from harness.report.page.markdown import markdown
 from harness.tasks.data_source import DataSource
@@ -116,8 +116,8 @@ def test_tables_at_random_are_read_or_refused_in_a_line(tmp_path: Path) -> None:
     lengths.write_text("12\n7\n190\n")
     table = EXPERIMENTS / "papers" / "verl_one_step_off.csv"
     kinds: list[tuple[Path, Callable[[Path], object], type[ValueError]]] = [
-        (table, read_table, ConfigError),
-        (table.with_suffix(".yaml"), read_table_settings, ConfigError),
+        (table, read_evidence, ConfigError),
+        (table.with_suffix(".yaml"), lambda path: read_evidence(path.with_suffix(".csv")), ConfigError),
         (EXPERIMENTS / "cost" / "tiny_cpu.yaml", lambda path: compose_job([f"cost={path}"]), ConfigError),
         (profile, read_profile, ConfigError),
         (problems, lambda path: list(DataSource(str(path)).rows()), ValueError),

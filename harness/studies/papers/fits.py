@@ -19,8 +19,11 @@ from pydantic.dataclasses import dataclass
 from harness.config import STRICT, ConfigError, JobConfig
 from harness.config.compose import compose_job
 from harness.config.fields import Count, NotNegative, Positive
-from harness.prediction.fit import drawn, engine_cost
-from harness.prediction.prediction import by_token_alone, one_device_each
+from harness.cost_model.lengths import ResponseLengths
+from harness.cost_model.memory import JobLayout
+from harness.cost_model.roofline import roofline
+from harness.prediction.posterior import factors_of
+from harness.prediction.simulation import WARMUP, by_token_alone, one_device_each
 from harness.rpc.children import parallel_map
 from harness.studies.papers.experiment import Context, PaperExperiment
 from harness.studies.papers.modes import Mode, batches_of, job_of, of_role, steps
@@ -332,10 +335,12 @@ class RatioSimulation:
 def ratio_job(setup: RatioSetup, mode: Mode, train_s: float) -> JobConfig:
     """A mode's job, whose training takes so long for a batch."""
     config = compose_job(["backend=virtual", *setup.job, *mode.job])
-    cost = engine_cost(config, colocated=False)
-    batches = batches_of(config)
-    tokens = drawn(cost.lengths, config, batches).sum() / batches
-    tokens += config.algorithm.batch_samples * cost.prompt_tokens
+    layout = JobLayout(engine_devices=config.engine.tensor_parallel)
+    cost = roofline(config.model, config.device, factors_of(config), layout)
+    batches, algorithm = batches_of(config), config.algorithm
+    lengths = ResponseLengths(cost.lengths, 0, algorithm.group_size, algorithm.batch_samples)
+    tokens = lengths.batches(WARMUP, batches, algorithm.batch_samples).sum() / batches
+    tokens += algorithm.batch_samples * cost.prompt_tokens
     return replace(
         one_device_each(config, {"rollout": setup.engines, "actor": 1, "reference": 1}),
         algorithm=replace(config.algorithm, reference=True, recompute_log_probs=False),

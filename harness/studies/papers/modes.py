@@ -17,9 +17,8 @@ from harness.cost_model.memory import JobLayout
 from harness.cost_model.roofline import roofline
 from harness.driver.recorder import Recorder
 from harness.driver.session import simulate
-from harness.prediction.fit import WARMUP
-from harness.prediction.prediction import END, one_device_each
-from harness.prediction.table import factors_of
+from harness.prediction.posterior import factors_of
+from harness.prediction.simulation import END, WARMUP, one_device_each
 from harness.studies.papers.result import Role
 
 SCORING = ("actor_fwd", "reference")

@@ -4,14 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import numpy as np
 from matplotlib.figure import Figure
 from pydantic.dataclasses import dataclass
 
 from harness.config import STRICT
 from harness.config.fields import Count, Positive
 from harness.metrics.timeline import Timeline
-from harness.prediction.phases import check_given
-from harness.prediction.prediction import Predicted, predict_table
+from harness.prediction.posterior import check_given
+from harness.prediction.prediction import Predicted, predict
+from harness.prediction.table import read_evidence
 from harness.report.gantt import by_kind, draw_lanes, legend
 from harness.studies.papers.experiment import PAPERS, Context, PaperExperiment
 from harness.studies.papers.modes import Mode, job_of, steps
@@ -34,19 +36,25 @@ def run_predicted_table(experiment: PaperExperiment, context: Context) -> Result
     for text in form.given:
         given = check_given(text)
         table = PAPERS / str(experiment.data)
-        predicted = predict_table(table, given, processes=context.processes, progress=context.progress)
+        evidence = read_evidence(table)
+        predicted = predict(evidence, given=given, processes=context.processes, progress=context.progress)
         lines += table_lines(predicted, f", given {text}", form.within if text == "train" else None)
     return Result(experiment, lines)
 
 
 def table_lines(predicted: Predicted, given: str, within: float | None) -> list[ResultLine]:
-    """Steps, then waits of the trainer. A wait has no relative error worth a promise: it may be near 0."""
+    """Steps, medians with the interval of 80 % in their labels, then waits of the trainer. A wait has no relative error
+    worth a promise: it may be near 0."""
     lines = []
-    for row in predicted.predictions:
-        quantity = f"seconds per step{given}"
-        lines.append(ResultLine(quantity, str(row.row), "predicted", row.row.step_s, row.step_s, within=within))
-    for row in predicted.predictions:
-        lines.append(ResultLine(f"seconds of waiting{given}", str(row.row), "predicted", row.row.wait_s, row.wait_s))
+    for one in predicted.forecasts:
+        low, high = one.interval()
+        label = f"{one.row} ({low:,.0f} to {high:,.0f})"
+        lines.append(
+            ResultLine(f"seconds per step{given}", label, "predicted", one.row.step_s, one.median, within=within)
+        )
+    for one in predicted.forecasts:
+        wait = float(np.median(one.wait_s))
+        lines.append(ResultLine(f"seconds of waiting{given}", str(one.row), "predicted", one.row.wait_s, wait))
     return lines
 
 

@@ -1,252 +1,159 @@
-"""Published tables: what a row says; and predictions from a table that a simulation made: its truth is found again."""
+"""Tables as evidence, and forecasts from them: nothing is guessed that can be asked, and no empty cell is free work."""
 
 from __future__ import annotations
 
+import csv
 import io
 from pathlib import Path
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 from rich.console import Console
 
 from harness.config import ConfigError, LengthsConfig
 from harness.config.compose import EXPERIMENTS
 from harness.cost_model.lengths import ResponseLengths
-from harness.cost_model.shape import forward_flops_per_token
-from harness.prediction.fit import (
-    WorkloadFit,
-    batch_seconds,
-    capped_mean,
-    drawn,
-    engine_cost,
-    engines_of,
-    generated_s,
-    lognormal,
-)
-from harness.prediction.page import draw, print_fits, print_predictions, write_csv
-from harness.prediction.phases import UPDATE, PhaseScaling, scalings, training_phases
-from harness.prediction.prediction import predict_table
-from harness.prediction.table import read_table, read_table_settings
+from harness.prediction.generation import capped_mean, clipped_share, uncapped_mean
+from harness.prediction.page import COLUMNS, draw, print_predictions, write_csv
+from harness.prediction.posterior import Given
+from harness.prediction.prediction import Predicted, predict
+from harness.prediction.priors import read_priors
+from harness.prediction.table import read_evidence
 
-SMALL = ["algorithm.batch_groups=32", "algorithm.group_size=4", "cost.lengths.cap=4000", "model=qwen1.5b"]
-"""A batch that is simulated in a moment."""
-SETTINGS = "scoring_fixed_s_per_sample: 0\nbatches: 2\n"
+SMALL = ["model=qwen1.5b", "device=h100", "algorithm.batch_groups=16", "algorithm.group_size=4"]
+SMALL += ["cost.lengths.cap=2000", "cost.lengths.mean=400"]
+"""A batch that takes milliseconds."""
+
+HEADER = "mode,total_gpus,rollout_gpus,train_gpus,step_s,gen_s,generate_sequences_s,old_log_prob_s,ref_log_prob_s,"
+HEADER += "update_actor_s"
+SYNC = "colocate_sync,32,32,32,440,140.5,129.3,56,55,170"
 
 
-@given(st.floats(2, 500), st.floats(0, 1.5), st.integers(600, 5000))
-def test_a_log_normal_has_the_mean_that_was_asked_for_under_its_cap(mean: float, sigma: float, cap: int) -> None:
-    found = lognormal(mean, sigma, cap)
-    assert found.mean is not None and capped_mean(found.mean, sigma, cap) == pytest.approx(mean, rel=1e-6)
-
-
-def test_the_mean_under_a_cap_is_that_of_the_samples() -> None:
-    lengths = ResponseLengths(LengthsConfig(kind="lognormal", mean=300.0, sigma=1.2, cap=900), 0).of(np.arange(200_000))
-    assert capped_mean(300.0, 1.2, 900) == pytest.approx(float(lengths.mean()), rel=0.01)
-
-
-HEADER = "mode,total_gpus,rollout_gpus,train_gpus,step_s,gen_s,old_log_prob_s,update_actor_s"
-
-
-def made_table(folder: Path, lengths: LengthsConfig, *rows: str, factor: float = 1.0) -> Path:
-    """A table whose synchronous row is of 4 devices and of responses of these lengths. factor: on its generation."""
+def table(folder: Path, *lines: str, header: str = HEADER) -> Path:
     path = folder / "made.csv"
-    path.with_suffix(".yaml").write_text(SETTINGS)
-    path.write_text(f"{HEADER}\ncolocate_sync,4\n")
-    settings, row = read_table_settings(path), read_table(path)[0]
-    config = settings.job(row, SMALL)
-    cost, engines = engine_cost(config, colocated=True), engines_of(row, config)
-    batches = drawn(lengths, config, settings.batches)
-    made = [batch_seconds(cost, batch, engines=engines, slots=config.engine.slots) for batch in batches]
-    assert lengths.mean is not None
-    tokens = batches.shape[1] * (capped_mean(lengths.mean, lengths.sigma, lengths.cap) + cost.prompt_tokens)
-    scoring_s = tokens * forward_flops_per_token(config.model) / config.device.flops / config.cost.forward_share / 4
-    generate_s = factor * float(np.mean(made))
-    sync = f"colocate_sync,4,,,{generate_s + scoring_s + 6.0},{generate_s},{scoring_s},6.0"
-    path.write_text("\n".join([HEADER, sync, *rows]) + "\n")
+    path.write_text("\n".join(["# source: made up", header, *lines]) + "\n")
     return path
 
 
-def test_tokens_and_tail_of_the_synchronous_row_are_found_again(tmp_path: Path) -> None:
-    lengths = LengthsConfig(kind="lognormal", mean=400.0, sigma=0.7, common=0.5, cap=4000)
-    predicted = predict_table(made_table(tmp_path, lengths, "one_step_off,,2,2,,,,"), "train", SMALL)
-    fit = predicted.fits[0]
-    assert fit.lengths.mean == pytest.approx(400.0, rel=0.01)
-    assert fit.lengths.sigma == pytest.approx(0.7, abs=0.02)
-    assert (fit.step_s, fit.scale) == (0.0, 1.0) and fit.tokens_from == "old_log_prob_s"
+def predicted(path: Path, given: Given = "sync", draws: int = 8, *settings: str, checks: int = 0) -> Predicted:
+    return predict(read_evidence(path, [*SMALL, *settings]), draws, given=given, checks=checks)
 
 
-def test_steps_that_are_bound_by_training_last_as_long_as_training(tmp_path: Path) -> None:
-    """And those bound by generation as long as that: two engines take more than half as long as four, for the tail."""
-    lengths = LengthsConfig(kind="lognormal", mean=400.0, sigma=0.7, common=0.5, cap=4000)
-    path = made_table(tmp_path, lengths, "one_step_off,,2,2,,,1.0,500.0", "one_step_off,,2,2,,,1.0,0.5")
-    slow, fast = predict_table(path, "train", SMALL).predictions
-    assert slow.step_s == pytest.approx(501.0, rel=0.01) and slow.wait_s == pytest.approx(0.0, abs=3.0)
-    assert fast.step_s == pytest.approx(fast.generation_s, rel=0.05) and fast.wait_s > 0.5 * fast.step_s
-    alone = slow.fit.generated_s[2]
-    assert alone < fast.generation_s < 2 * alone
+@pytest.mark.parametrize("given", ["sync", "train"])
+def test_an_empty_cell_of_a_row_that_is_asked_for_is_work_all_the_same(tmp_path: Path, given: Given) -> None:
+    (empty,) = predicted(table(tmp_path, SYNC, "one_step_off,32,16,16,,,,,,"), given).forecasts
+    (typed,) = predicted(table(tmp_path, SYNC, "one_step_off,32,16,16,,,,1,1,"), "sync").forecasts
+    assert np.array_equal(empty.step_s, typed.step_s)
+    assert empty.median > 400, "half of the devices score and train for as long as all of them, and more"
 
 
-@pytest.mark.parametrize(("factor", "expected"), [(0.2, "scale"), (50.0, "step_s")])
-def test_what_no_tail_explains_goes_into_the_cost_of_decoding(tmp_path: Path, factor: float, expected: str) -> None:
-    lengths = LengthsConfig(kind="lognormal", mean=400.0, sigma=0.7, cap=4000)
-    path = made_table(tmp_path, lengths, "one_step_off,,2,2,,,,", factor=factor)
-    fit: WorkloadFit = predict_table(path, "train", SMALL).fits[0]
-    assert (fit.scale < 1) if expected == "scale" else (fit.step_s > 0)
-    assert fit.generated_s[2] == pytest.approx(generated_s(read_table(path)[0]), rel=0.01)
+def test_a_step_without_phases_is_trained_for_as_long_as_it_leaves(tmp_path: Path) -> None:
+    row = "one_step_off,32,16,16,,,,,,"
+    (wide,) = predicted(table(tmp_path, "colocate_sync,32,,,440,,,,,", row), draws=16).forecasts
+    (told,) = predicted(table(tmp_path, SYNC, row), draws=16).forecasts
+    assert any("update_s by the roofline" in text for text in wide.assumed)
+    assert wide.median > 0.3 * 440 and np.log(wide.step_s).std() > np.log(told.step_s).std()
 
 
-def test_the_page_says_what_was_fitted_published_and_predicted(tmp_path: Path) -> None:
-    lengths = LengthsConfig(kind="lognormal", mean=400.0, sigma=0.7, cap=4000)
-    path = made_table(tmp_path, lengths, "one_step_off,,2,2,10,3,1.0,5.0")
-    predicted = predict_table(path, "sync", SMALL)
-    console = Console(width=220, record=True, file=io.StringIO())
-    print_fits(predicted.fits, console)
-    print_predictions(predicted.predictions, "sync", console)
-    (prediction,) = predicted.predictions
+def test_what_is_said_of_the_job_is_given_and_the_rest_is_assumed(tmp_path: Path) -> None:
+    path = table(tmp_path, SYNC, "one_step_off,32,16,16,,,,,,")
+    (one,) = predicted(path).forecasts
+    assert {"model qwen1.5b", "device h100", "batch_groups 16", "response_mean 400"} <= set(one.given)
+    assert "tensor_parallel 1" in one.assumed and not any("qwen" in text for text in one.assumed)
+
+
+def test_training_phases_of_a_row_are_read_unless_they_are_kept_from_it(tmp_path: Path) -> None:
+    path = table(tmp_path, SYNC, "one_step_off,32,16,16,,,,50,50,2000")
+    long, short = (predicted(path, given).forecasts[0].median for given in ("train", "sync"))
+    assert long > 2000 > short
+
+
+def test_gains_losses_and_what_cannot_be_told_are_told_apart() -> None:
+    verdicts = {}
+    for name in ("gains", "loses", "cannot_tell"):
+        (one,) = predict(read_evidence(EXPERIMENTS / f"predictions/{name}.csv"), 32).forecasts
+        verdicts[name] = one.verdict
+        assert (one.settles != "") or one.verdict != "cannot tell"
+    assert verdicts == {"gains": "faster", "loses": "slower", "cannot_tell": "cannot tell"}
+
+
+def test_the_fast_model_is_checked_against_the_schedules_own_file(tmp_path: Path) -> None:
+    found = predicted(table(tmp_path, SYNC, "one_step_off,32,16,16,,,,,,"), checks=1)
+    assert list(found.checks.values()) == pytest.approx([0.0], abs=0.01)
+
+
+def test_a_page_a_csv_and_a_picture_say_the_same(tmp_path: Path) -> None:
+    found = predicted(table(tmp_path, SYNC, "one_step_off,32,16,16,500,,,,,"), draws=4)
+    (one,), console = found.forecasts, Console(width=80, file=io.StringIO(), record=True)
+    print_predictions(found, console)
     text = console.export_text()
-    for part in ("simulated; given: synchronous rows only", "one_step_off on 2+2", "10.0", f"{prediction.step_s:.1f}"):
+    assert max(map(len, text.splitlines())) <= 80
+    for part in ("one_step_off", "500.0", f"{one.median:,.1f}", one.verdict, "assumed:", "given: model qwen1.5b"):
         assert part in text
-    write_csv(tmp_path / "out.csv", predicted.predictions, "sync")
-    line = (tmp_path / "out.csv").read_text().splitlines()[2]
-    assert line.startswith(f"3,one_step_off,,2,2,10.00,{prediction.step_s:.2f},")
-    draw(tmp_path / "out.png", "made", predicted.predictions, "sync")
+    write_csv(tmp_path / "out.csv", found)
+    (line,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines()[1:])
+    assert tuple(line) == COLUMNS and (line["line"], line["verdict"], line["step_s"]) == ("4", one.verdict, "500.00")
+    draw(tmp_path / "out.png", "made", found)
     assert (tmp_path / "out.png").stat().st_size > 10_000
 
 
-def test_a_table_that_cannot_be_predicted_says_why(tmp_path: Path) -> None:
-    path = tmp_path / "bad.csv"
-    path.write_text("mode,rollout_gpus,train_gpus\nfully_async,2,2\n")
-    with pytest.raises(ConfigError, match="no synchronous row to calibrate on"):
-        predict_table(path, "train")
-    path.write_text("mode,rollout_gpus,train_gpus\ncolocate_sync,2,2\n")
-    with pytest.raises(ConfigError, match="no row to predict"):
-        predict_table(path, "train")
-    path.write_text(
-        "mode,rollout_gpus,train_gpus,old_log_prob_s,gen_s\ncolocate_sync,2,2,99999999,9\nfully_async,1,1,,\n"
-    )
-    with pytest.raises(ConfigError, match="line 2, colocate_sync on 2: old_log_prob_s speaks for responses of"):
-        predict_table(path, "train")
+@pytest.mark.parametrize(
+    ("header", "line", "message"),
+    [
+        (HEADER, "sync,8,,,1,1,,,,", "made.csv:3: mode=sync is no schedule; use one of colocate_sync"),
+        (HEADER, "colocate_sync,8,,,fast,,,,,", "made.csv:3: step_s=fast is no number"),
+        (HEADER, "colocate_sync,8,,,-1,,,,,", "made.csv:3: step_s=-1 is no amount"),
+        (HEADER, "fully_async,8,,,1,1,,,,", "made.csv:3: the row does not say how many devices generate and train"),
+        (HEADER, "colocate_sync,8,,,400,357,,100,,320", "exceed step_s=400"),
+        ("mode,total_gpus,timing_s/updat", "colocate_sync,8,9", "column `timing_s/updat` is unknown"),
+        ("mode,total_gpus,gen_s,timing_s/gen", "colocate_sync,8,9,9", "are the same figure; leave one"),
+        ("mode,total_gpus,clipped_share", "colocate_sync,8,1.5", "clipped_share=1.5 must be a share"),
+        ("a,b", "1,2", "there is no column `mode`"),
+        (HEADER, "fully_async,,2,2,,,,,,", "no synchronous row to calibrate on"),
+        (HEADER, SYNC, "no row to predict"),
+        (HEADER, "", "has no rows"),
+    ],
+)
+def test_what_cannot_be_read_is_refused_in_a_line(tmp_path: Path, header: str, line: str, message: str) -> None:
+    lines = [line, "one_step_off,,16,16,,,,,,"] if "exceed" in message else [line]
+    with pytest.raises(ConfigError, match=message) as refused:
+        read_evidence(table(tmp_path, *lines, header=header))
+    assert "\n" not in str(refused.value)
 
 
-PAPERS = EXPERIMENTS / "papers"
-COLUMNS = "mode,engine,total_gpus,rollout_gpus,train_gpus,step_s,gen_s,old_log_prob_s,update_actor_s,max_staleness"
-
-
-def table(folder: Path, *lines: str) -> Path:
-    path = folder / "some.csv"
-    path.write_text("\n".join(["# source: nowhere", COLUMNS, *lines]) + "\n")
-    return path
+def test_the_file_beside_a_table_says_more_of_it_and_a_wrong_word_there_is_named(tmp_path: Path) -> None:
+    path = table(tmp_path, f"{SYNC},7", "one_step_off,32,16,16,,,,,,,", header=f"{HEADER},note")
+    path.with_suffix(".yaml").write_text("unread: [note]\nworkload: {cap: 99, prompt_mean: 50}\n")
+    workload = read_evidence(path, ["cost.lengths.cap=77"]).workload
+    assert (workload.cap, workload.prompt_mean, workload.model) == (77, 50.0, None)
+    path.with_suffix(".yaml").write_text("unread: [note]\nquantities: {tails: 0.5}\n")
+    with pytest.raises(ConfigError, match=r"quantities: tails is none of priors.yaml"):
+        predict(read_evidence(path), 4)
+    path.with_suffix(".yaml").write_text("chunk: 8\n")
+    with pytest.raises(ConfigError, match="chunk"):
+        read_evidence(path)
 
 
 @pytest.mark.parametrize("name", ["verl_one_step_off", "verl_fully_async", "verl_staleness"])
-def test_every_published_table_and_its_settings_can_be_read(name: str) -> None:
-    path = PAPERS / f"{name}.csv"
-    rows, settings = read_table(path), read_table_settings(path)
-    assert rows and all(settings.job(row, []).schedule.name == row.mode for row in rows)
-    assert path.read_text().startswith("# source: ")
+def test_every_published_table_can_be_read(name: str) -> None:
+    evidence = read_evidence(EXPERIMENTS / f"papers/{name}.csv")
+    assert evidence.rows and evidence.asked and evidence.workload.model == "qwen7b"
 
 
-def test_a_row_says_what_its_cells_say_and_empty_ones_are_unknown(tmp_path: Path) -> None:
-    sync, late = read_table(
-        table(tmp_path, "colocate_sync,a,8,,,100,40,,50,", "", "# a remark", "fully_async,a,8,2,6,60,5,,,0.5")
-    )
-    assert (sync.rollout_gpus, sync.train_gpus, sync.gpus, sync.wait_s) == (8, 8, 8, None)
-    assert sync.phases == {UPDATE: 50.0}
-    assert (late.rollout_gpus, late.train_gpus, late.gpus, late.wait_s) == (2, 6, 8, 5.0)
-    assert late.phases == {} and late.options == {"max_staleness": "0.5"}
-    assert (sync.number, late.number) == (3, 6), "the lines that an editor shows"
+def test_lengths_have_the_mean_that_was_asked_for_under_their_cap() -> None:
+    means, sigma = np.array([50.0, 300.0, 600.0]), np.array([0.3, 1.2, 0.8])
+    assert capped_mean(uncapped_mean(means, sigma, 900), sigma, 900) == pytest.approx(means, rel=1e-4)
+    config = LengthsConfig(kind="lognormal", mean=300.0, sigma=1.2, cap=900)
+    drawn = ResponseLengths(config, 0).of(np.arange(200_000))
+    one = np.array([300.0]), np.array([1.2]), 900
+    assert float(capped_mean(*one)[0]) == pytest.approx(float(drawn.mean()), rel=0.01)
+    assert float(clipped_share(*one)[0]) == pytest.approx(float((drawn == 900).mean()), abs=0.005)
 
 
-@pytest.mark.parametrize(
-    ("lines", "message"),
-    [
-        (["sync,,8,,,1,1,,,"], "some.csv:3: mode=sync is no schedule; use one of colocate_sync"),
-        (["colocate_sync,,8,,,fast,1,,,"], "some.csv:3: step_s=fast is no number"),
-        (["colocate_sync,,8,,,-1,1,,,"], "some.csv:3: step_s=-1 is no amount"),
-        (["fully_async,,8,,,1,1,,,"], "some.csv:3: the row does not say how many devices generate and train"),
-        (["colocate_sync,,,,,1,1,,,"], "some.csv:3: the row does not say how many devices"),
-        ([], "has no rows"),
-    ],
-)
-def test_what_cannot_be_read_is_named_with_its_line(tmp_path: Path, lines: list[str], message: str) -> None:
-    with pytest.raises(ConfigError, match=message):
-        read_table(table(tmp_path, *lines))
-
-
-def test_a_table_of_another_kind_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "other.csv"
-    path.write_text("a,b\n1,2\n")
-    with pytest.raises(ConfigError, match="there is no column `mode`"):
-        read_table(path)
-    with pytest.raises(ConfigError, match="is not there"):
-        read_table(tmp_path / "none.csv")
-
-
-def test_the_fixed_part_of_a_phase_is_found_where_rows_have_different_devices(tmp_path: Path) -> None:
-    rows = read_table(table(tmp_path, *(f"colocate_sync,,{n},,,,,{30 + 640 / n},," for n in (16, 32, 64))))
-    assert scalings(rows, 5.0)["old_log_prob_s"].fixed_s == pytest.approx(30)
-    assert scalings(rows, 5.0)["old_log_prob_s"].device_s == pytest.approx(640)
-    assert scalings(rows[:1], 5.0)["old_log_prob_s"] == PhaseScaling(5.0, 16 * (30 + 40 - 5.0)), "else it is assumed"
-    assert scalings(rows[:1], 500.0)["old_log_prob_s"].fixed_s == 35.0, "but no more than half"
-
-
-def test_a_prediction_reads_the_training_phases_that_it_may_read(tmp_path: Path) -> None:
-    path = table(
-        tmp_path,
-        "colocate_sync,,32,,,790,357,100,320,",
-        "fully_async,,,16,16,,,,,",
-        "fully_async,,,32,32,,,,157,",
-        "one_step_off,,,16,16,,,90,,",
-    )
-    sync, small, large, other = read_table(path)
-    settings, scaling = read_table_settings(path), scalings([sync], 0.0)
-
-    def phases(row, given):  # type: ignore[no-untyped-def]
-        others = [small, large, other]
-        return training_phases(row, others, scaling, settings, given, scores=row is other, shared=True)
-
-    assert phases(large, "train") == {UPDATE: 157.0}, "its own; and its job trains on the log-probs of the engines"
-    fixed = settings.optimizer_steps * settings.optimizer_step_s
-    assert phases(small, "train") == {UPDATE: pytest.approx(fixed + (157 - fixed) * 2)}, (
-        "of the other, with its devices"
-    )
-    assert phases(large, "sync") == {UPDATE: pytest.approx(320 * settings.dedicated)}, "the same device time, less"
-    assert phases(other, "train")["old_log_prob_s"] == 90.0
-    assert phases(other, "sync")["old_log_prob_s"] == pytest.approx(200.0), "half of the devices take twice as long"
-
-
-@pytest.mark.parametrize("cells", ["", "1"])
-def test_what_is_scored_follows_from_the_job_whatever_a_predicted_row_has_in_its_cells(
-    tmp_path: Path, cells: str
-) -> None:
-    sync, row = read_table(table(tmp_path, "colocate_sync,,32,,,790,357,100,320,", f"one_step_off,,,16,16,,,{cells},,"))
-    settings, scaling = read_table_settings(tmp_path / "some.csv"), scalings([sync], 0.0)
-    found = training_phases(row, [row], scaling, settings, "sync", scores=True, shared=False)
-    assert found == {"old_log_prob_s": pytest.approx(200.0), UPDATE: pytest.approx(640.0)}
-    with pytest.raises(ConfigError, match="no synchronous row says how long training takes"):
-        training_phases(row, [row], {}, settings, "sync", scores=True, shared=True)
-
-
-def test_a_column_that_is_not_known_and_phases_beyond_the_step_are_refused(tmp_path: Path) -> None:
-    path = table(tmp_path, "colocate_sync,,32,,,400,357,100,320,")
-    with pytest.raises(ConfigError, match=r"some.csv:3: gen_s 357 \+ old_log_prob_s 100 .* exceed step_s=400"):
-        read_table(path)
-    path.write_text("mode,total_gpus,timing_s/update_actor\ncolocate_sync,8,9\n")
-    with pytest.raises(ConfigError, match="column `timing_s/update_actor` is unknown; the nearest is `update_actor_s`"):
-        read_table(path)
-    path.with_suffix(".yaml").write_text("unread: [timing_s/update_actor]\n")
-    assert read_table(path)[0].phases == {}
-
-
-def test_settings_of_a_table_come_over_the_defaults_and_a_wrong_one_is_named(tmp_path: Path) -> None:
-    path = table(tmp_path, "colocate_sync,a,8,,,1,1,,,")
-    path.with_suffix(".yaml").write_text("settings: [cost.lengths.cap=99]\nengines: {a: [model=qwen0.5b]}\nchunks: 8\n")
-    settings, row = read_table_settings(path), read_table(path)[0]
-    job = settings.job(row, ["algorithm.group_size=4"])
-    assert (job.cost.lengths.cap, job.model.name, job.device.name) == (99, "qwen0.5b", "h20")
-    assert (settings.chunks, job.algorithm.group_size) == (8, 4)
-    path.with_suffix(".yaml").write_text("chunk: 8\n")
-    with pytest.raises(ConfigError, match="some.yaml: chunk=8 is no setting"):
-        read_table_settings(path)
+def test_a_quantity_narrows_with_the_systems_seen_and_widens_without_them() -> None:
+    priors = read_priors()
+    mean, deviation = priors.quantities["alone_over_shared"].normal
+    before, wider = priors.without(["verl"]).quantities["alone_over_shared"].normal
+    assert mean < before == 0.0 and deviation < wider
+    drawn = priors.draw(64, 0, {"tail": 0.5}, {})
+    assert set(drawn["tail"].tolist()) == {0.5} and 0 < drawn["decode_share"].min() < drawn["decode_share"].max() < 1
