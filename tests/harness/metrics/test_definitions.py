@@ -47,8 +47,11 @@ def test_what_the_product_writes_as_a_metric_is_declared() -> None:
     written (`check_names`)."""
     looks_like_one = re.compile(rf"({'|'.join(FAMILIES)})/[a-z][a-z0-9_]*")
     unknown: dict[str, set[str]] = {}
-    foreign = ROOT / "harness/prediction/logs"  # names of others, whose logs are read
-    for path in sorted(path for path in (ROOT / "harness").rglob("*.py") if foreign not in path.parents):
+    foreign = {
+        ROOT / "harness/prediction/logs",
+        ROOT / "harness/prediction/table.py",
+    }  # names of others, which are read
+    for path in sorted(path for path in (ROOT / "harness").rglob("*.py") if not foreign & {path, *path.parents}):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.Constant) and isinstance(node.value, str) and looks_like_one.fullmatch(node.value):
                 if node.value not in METRIC_NAMES | OTHER_TEXTS:
