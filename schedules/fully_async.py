@@ -53,11 +53,7 @@ class FullyAsync(Schedule):
         return self.max_staleness
 
     async def run(self, job: Job) -> None:
-        await gather(
-            job.rollout.stream(),
-            *(stage.stream() for stage in job.stages),
-            self._train(job),
-        )
+        await gather(job.rollout.stream(), *(stage.stream() for stage in job.stages), self._train(job))
 
     async def _train(self, job: Job) -> None:
         """Consumes trained columns, produces versions; each one published admits the next groups and unblocks

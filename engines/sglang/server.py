@@ -172,10 +172,7 @@ def _flags(
         "--log-level": options.log_level,
     }
     if cpu:
-        flags |= {
-            "--attention-backend": "torch_native",
-            "--sampling-backend": "pytorch",
-        }
+        flags |= {"--attention-backend": "torch_native", "--sampling-backend": "pytorch"}
     if cpu or options.max_total_tokens is not None:
         limit = options.max_total_tokens or _CPU_CACHE_TOKENS
         flags["--max-total-tokens"] = max(longest, min(slots * longest, limit))

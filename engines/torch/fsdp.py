@@ -26,12 +26,7 @@ import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import CPUOffloadPolicy, FSDPModule, MixedPrecisionPolicy, fully_shard
 from torch.distributed.tensor import DTensor, Replicate, distribute_module
-from torch.distributed.tensor.parallel import (
-    ColwiseParallel,
-    RowwiseParallel,
-    SequenceParallel,
-    parallelize_module,
-)
+from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
 from engines.stores import all_connected
@@ -443,10 +438,7 @@ def share_layers(model: PreTrainedModel, world: DeviceMesh) -> dist.ProcessGroup
             norm = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
             plan |= {"self_attn.q_norm": norm, "self_attn.k_norm": norm}
         parallelize_module(layer, mesh, plan)
-    outer = {
-        "model.embed_tokens": RowwiseParallel(input_layouts=Replicate()),
-        "model.norm": Whole(local_output=True),
-    }
+    outer = {"model.embed_tokens": RowwiseParallel(input_layouts=Replicate()), "model.norm": Whole(local_output=True)}
     if hasattr(model, VALUE_HEAD):
         parallelize_module(model, mesh, outer | {VALUE_HEAD: Whole(local_output=True)})
         return mesh.get_group()

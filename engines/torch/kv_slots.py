@@ -308,12 +308,7 @@ class SlotModel:
         if self._by_block:
             return self._blocks(tokens, positions, cached)
         decoder = self.model.base_model
-        output = decoder(
-            input_ids=tokens[None],
-            position_ids=positions[None],
-            use_cache=False,
-            slot_attention=cached,
-        )
+        output = decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False, slot_attention=cached)
         return output.last_hidden_state[0]
 
     def _blocks(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:

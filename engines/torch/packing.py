@@ -98,10 +98,7 @@ class PackedBatch:
     def hidden(self, decoder: PreTrainedModel) -> torch.Tensor:
         """Hidden states of a decoder that `use_packed_attention` has prepared."""
         output = decoder(
-            input_ids=self.tokens[None],
-            position_ids=self.positions[None],
-            use_cache=False,
-            boundaries=self.boundaries,
+            input_ids=self.tokens[None], position_ids=self.positions[None], use_cache=False, boundaries=self.boundaries
         )
         return output.last_hidden_state[0, self.predicting]
 

@@ -66,11 +66,7 @@ class TokenScorer(ScoringModel):
     """A model that is asked for log-probabilities, never for logits. `group`: the ranks that share the vocabulary."""
 
     def __init__(
-        self,
-        model: PreTrainedModel,
-        temperature: float,
-        layout: Layout,
-        group: dist.ProcessGroup | None = None,
+        self, model: PreTrainedModel, temperature: float, layout: Layout, group: dist.ProcessGroup | None = None
     ) -> None:
         super().__init__(model, layout)
         self._temperature, self._group, self._float32 = temperature, group, float32_head(model)

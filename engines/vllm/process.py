@@ -171,11 +171,7 @@ def _start(folder: str, arguments: dict[str, Any], log_level: str, count: Callab
     os.environ["VLLM_WORKER_MULTIPROC_METHOD"] = "spawn"  # this process has threads: a fork would inherit their locks
     os.environ["VLLM_CPU_OMP_THREADS_BIND"] = "nobind"  # cores are assigned by the parent process
     os.environ["OMP_NUM_THREADS"] = str(torch.get_num_threads())
-    for name, value in (
-        ("HF_HUB_OFFLINE", "1"),
-        ("VLLM_NO_USAGE_STATS", "1"),
-        ("VLLM_LOGGING_LEVEL", log_level),
-    ):
+    for name, value in (("HF_HUB_OFFLINE", "1"), ("VLLM_NO_USAGE_STATS", "1"), ("VLLM_LOGGING_LEVEL", log_level)):
         os.environ.setdefault(name, value)
     from vllm.engine.arg_utils import AsyncEngineArgs
     from vllm.v1.engine.async_llm import AsyncLLM

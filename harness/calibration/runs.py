@@ -212,10 +212,7 @@ def _sharing(measured: WorkTimes, base: CostConfig) -> dict[str, float]:
     if not measured.wake_s.size:
         return {}
     speed = base.host_bytes_per_s
-    return {
-        "reload_s": _beyond(measured.wake_s, speed, base),
-        "offload_s": _beyond(measured.sleep_s, speed, base),
-    }
+    return {"reload_s": _beyond(measured.wake_s, speed, base), "offload_s": _beyond(measured.sleep_s, speed, base)}
 
 
 def _transfers(measured: WorkTimes, base: CostConfig) -> tuple[float, Phase]:

@@ -114,8 +114,10 @@ def read_trace(path: Path) -> np.ndarray:
     """Recorded lengths, a whole number of tokens per line: int64 [lines]."""
     lengths = []
     for number, line in enumerate(path.read_text(encoding="utf-8").split(), 1):
-        if not line.isdecimal() or int(line) < 1:
-            raise ValueError(f"{path}:{number}: {line!r} is no number of tokens; write a whole number >= 1 per line")
+        if not line.isdecimal() or len(line) > 18 or int(line) < 1:
+            raise ValueError(
+                f"{path}:{number}: {line[:40]!r} is no number of tokens; write a whole number >= 1 per line"
+            )
         lengths.append(int(line))
     if not lengths:
         raise ValueError(f"{path} holds no length; write a whole number of tokens per line")

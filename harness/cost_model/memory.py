@@ -11,11 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.config import ConfigError, DeviceConfig, ModelConfig, RooflineConfig
-from harness.cost_model.shape import (
-    kv_bytes_per_token,
-    parameters,
-    weight_bytes,
-)
+from harness.cost_model.shape import kv_bytes_per_token, parameters, weight_bytes
 
 GIB = 1 << 30
 

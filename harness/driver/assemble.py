@@ -143,13 +143,7 @@ def assemble(run: RunSpec, backend: RunBackend, observer: Observer, recording: R
         rollout=rollout,
         device_stages=[pool for role, pool in stages.items() if role not in HOST_ROLES],
         host_stages=[pool for role, pool in stages.items() if role in HOST_ROLES and role != "filter"],
-        trainer=TrainerPool(
-            roles["actor"],
-            observer,
-            already,
-            prompts.trained,
-            critics=roles.get("critic", ()),
-        ),
+        trainer=TrainerPool(roles["actor"], observer, already, prompts.trained, critics=roles.get("critic", ())),
         weights=PublishedWeights(
             coordinator,
             queue,
@@ -301,11 +295,7 @@ def _filter_reads(run: RunSpec, backend: RunBackend) -> Sequence[str] | None:
 
 
 def _host_restarts(
-    run: RunSpec,
-    backend: RunBackend,
-    queue: TransferQueue,
-    roles: Roles,
-    observer: Observer,
+    run: RunSpec, backend: RunBackend, queue: TransferQueue, roles: Roles, observer: Observer
 ) -> WorkerRestarts | None:
     """Restarts of the worker that has all roles of the host; None where one of them remembers something."""
     if run.config.algorithm.kl_target is not None:
@@ -361,11 +351,7 @@ def _checkpoints(
 
 
 def _evaluation(
-    run: RunSpec,
-    backend: RunBackend,
-    fleet: Fleet[RolloutRole],
-    roles: Roles,
-    observer: Observer,
+    run: RunSpec, backend: RunBackend, fleet: Fleet[RolloutRole], roles: Roles, observer: Observer
 ) -> Evaluation | None:
     """The evaluation of a run that samples, where it is wanted."""
     config = run.config

@@ -203,11 +203,7 @@ class Evaluation:
         return problems, requests
 
     def _responses(
-        self,
-        version: int,
-        problems: Sequence[Problem],
-        completions: Sequence[Completion],
-        judged: Judged,
+        self, version: int, problems: Sequence[Problem], completions: Sequence[Completion], judged: Judged
     ) -> dict[str, Any]:
         """Columns of eval_responses.parquet."""
         count, each = len(problems), 1 + self.settings.k
@@ -233,12 +229,7 @@ class Evaluation:
         }
 
     def _found(
-        self,
-        version: int,
-        completions: Sequence[Completion],
-        judged: Judged,
-        seconds: float,
-        custom: dict[str, float],
+        self, version: int, completions: Sequence[Completion], judged: Judged, seconds: float, custom: dict[str, float]
     ) -> Evaluated:
         settings, rewards = self.settings, np.array(judged.rewards)
         right = np.where(np.isnan(rewards), np.nan, judged.exact).reshape(-1, 1 + settings.k)

@@ -178,12 +178,7 @@ class RolloutPool(Pool[RolloutRole]):
             raise ValueError(f"{len(names)} rollout engines cannot be split into {count} cohorts")
         made = [
             RolloutPool(
-                self.fleet,
-                self.observer,
-                f"{self.name} {k}",
-                among=names[k::count],
-                whole=self,
-                already=self._already,
+                self.fleet, self.observer, f"{self.name} {k}", among=names[k::count], whole=self, already=self._already
             )
             for k in range(count)
         ]

@@ -179,10 +179,7 @@ class PublishedWeights:
         await self.checkpoints.begin(version)
 
     async def _record(
-        self,
-        ended: EndedIteration,
-        queue: Awaitable[tuple[Mapping[str, Any], None]],
-        cut: Callable[[], Cut] | None,
+        self, ended: EndedIteration, queue: Awaitable[tuple[Mapping[str, Any], None]], cut: Callable[[], Cut] | None
     ) -> None:
         """Has the iteration written down; only then its rows are finished. The queue forgets them at once, unless a
         checkpoint waits for it."""

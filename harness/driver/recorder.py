@@ -57,14 +57,7 @@ class Recorder:
     Twenty-four attributes: five are for others to look at while a run goes on, and six are its files.
     """
 
-    def __init__(
-        self,
-        timeline: Timeline,
-        clock: Clock,
-        recording: RecordingSettings,
-        *,
-        devices: int,
-    ) -> None:
+    def __init__(self, timeline: Timeline, clock: Clock, recording: RecordingSettings, *, devices: int) -> None:
         """recording: how samples are written down, by whoever reads them."""
         self.timeline, self.clock, self.recording = timeline, clock, recording
         self.group_size, self.devices = recording.group_size, devices

@@ -272,11 +272,7 @@ def _initial_model(config: JobConfig, task: Task | None, results: Path, console:
 
 
 def _start(
-    stack: ExitStack,
-    runner: asyncio.Runner,
-    session: Session,
-    open_mirror: Callable[[], Mirror],
-    console: Console,
+    stack: ExitStack, runner: asyncio.Runner, session: Session, open_mirror: Callable[[], Mirror], console: Console
 ) -> Mirror:
     """Bring everything up. MLflow takes seconds to load and to make its database: the roles start meanwhile."""
     cluster = cluster_address()

@@ -31,12 +31,12 @@ LARGEST = {
 }
 """Bytes, by name: many times what the longest runs here wrote."""
 
-Count = Annotated[int, msgspec.Meta(ge=0)]
+Count = Annotated[int, msgspec.Meta(ge=0, le=(1 << 63) - 1)]
 Seconds = Annotated[float, msgspec.Meta(ge=0)]
 _Name = Annotated[str, msgspec.Meta(pattern=r"^[A-Za-z0-9_][\w.=+:-]*$", max_length=400)]
 _Folder = Annotated[str, msgspec.Meta(pattern=r"^[^./\x00-\x1f][^/\x00-\x1f]*$", max_length=255)]
 _Command = Annotated[list[str], msgspec.Meta(min_length=1)]
-_Positive = Annotated[int, msgspec.Meta(ge=1)]
+_Positive = Annotated[int, msgspec.Meta(ge=1, le=(1 << 63) - 1)]
 
 
 class _Git(msgspec.Struct):
@@ -46,8 +46,8 @@ class _Git(msgspec.Struct):
 
 class _Hardware(msgspec.Struct):
     cpu: str
-    cores: int | None
-    memory_bytes: int
+    cores: Count | None
+    memory_bytes: Count
     gpus: list[str]
     platform: str
 

@@ -172,11 +172,7 @@ class _Door:
 
 
 def _prospects(
-    config: JobConfig,
-    schedule: Schedule,
-    candidates: Sequence[Candidate],
-    lengths: LengthSamples,
-    door: _Door | None,
+    config: JobConfig, schedule: Schedule, candidates: Sequence[Candidate], lengths: LengthSamples, door: _Door | None
 ) -> Iterator[Prospect[Candidate]]:
     """Candidates that fit memory and pass the checks, with the time that they need at least, and probably."""
     roles, streaming = device_roles(config), isinstance(schedule, _STREAMING)

@@ -45,12 +45,7 @@ _TIMEOUT_S = 3600.0  # longest wait for all of them
 _STALENESS = "max_staleness"
 
 _GIVEN = frozenset(
-    {
-        "engine.tensor_parallel",
-        "training.tensor_parallel",
-        "training.pipeline_parallel",
-        "training.expert_parallel",
-    }
+    {"engine.tensor_parallel", "training.tensor_parallel", "training.pipeline_parallel", "training.expert_parallel"}
 )
 """Costs that are given are those of one layout: no other is searched."""
 

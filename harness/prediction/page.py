@@ -18,10 +18,7 @@ from harness.prediction.forecast import SURE, Forecast, interval
 from harness.prediction.prediction import Predicted
 from harness.report.plots import BLUE, GRAY, ORANGE, save_figure
 
-READ = {
-    "train": "synchronous rows, and the training phases of the others",
-    "sync": "synchronous rows only",
-}
+READ = {"train": "synchronous rows, and the training phases of the others", "sync": "synchronous rows only"}
 """Rows that a prediction reads, by GIVEN."""
 
 COLUMNS = (

@@ -79,12 +79,7 @@ _Result = TypeVar("_Result")
 
 
 def parallel_as_completed(
-    work: Callable[[_Argument], _Result],
-    arguments: Sequence[_Argument],
-    *,
-    processes: int,
-    timeout_s: float,
-    what: str,
+    work: Callable[[_Argument], _Result], arguments: Sequence[_Argument], *, processes: int, timeout_s: float, what: str
 ) -> Iterator[tuple[int, _Result]]:
     """(index of the argument, its result) as results come; the first arguments are started first.
 
@@ -110,12 +105,7 @@ def parallel_as_completed(
 
 
 def parallel_map(
-    work: Callable[[_Argument], _Result],
-    arguments: Sequence[_Argument],
-    *,
-    processes: int,
-    timeout_s: float,
-    what: str,
+    work: Callable[[_Argument], _Result], arguments: Sequence[_Argument], *, processes: int, timeout_s: float, what: str
 ) -> list[_Result]:
     """The results of all arguments, in their order. Raises as `parallel_as_completed` does."""
     found = dict(parallel_as_completed(work, arguments, processes=processes, timeout_s=timeout_s, what=what))

@@ -11,15 +11,7 @@ from harness.runtime.runtime import Handle, Waits, WorkerDied, ask_all, death_in
 from harness.weight_sync.endpoints import EngineWorker
 from harness.weight_sync.membership import Fleet, LostEngine
 from harness.weight_sync.plan import TransferError, TransferPlan
-from harness.weight_sync.transports import (
-    Receiver,
-    Sender,
-    TransferOutcome,
-    WeightTransport,
-    ask_each,
-    stage,
-    swap,
-)
+from harness.weight_sync.transports import Receiver, Sender, TransferOutcome, WeightTransport, ask_each, stage, swap
 
 Observe = Callable[[Iterable[Span]], None]
 """Called with the spans of each worker that took part in a transfer."""

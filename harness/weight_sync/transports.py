@@ -173,8 +173,7 @@ async def send_and_receive(
 ) -> TransferOutcome:
     """Send and load at once: both sides have to take part."""
     sent, received = await asyncio.gather(
-        _publish(trainers, version, on_death),
-        _load(receivers, version, timeout_s, on_death),
+        _publish(trainers, version, on_death), _load(receivers, version, timeout_s, on_death)
     )
     return sent + received
 

@@ -46,13 +46,7 @@ class FifoReader:
             yield batch
 
     async def _next(self, partition: str) -> Batch | None:
-        return await self.queue.get(
-            self.task,
-            self.rows,
-            partition=partition,
-            rank=self.rank,
-            consumer=str(self.rank),
-        )
+        return await self.queue.get(self.task, self.rows, partition=partition, rank=self.rank, consumer=str(self.rank))
 
 
 class CompletionReader:

@@ -77,14 +77,7 @@ class Feed:
     """
 
     def __init__(
-        self,
-        queue: TransferQueue,
-        flow: SampleFlow,
-        order: FeedOrder,
-        waits: Waits,
-        *,
-        group_size: int,
-        share: int,
+        self, queue: TransferQueue, flow: SampleFlow, order: FeedOrder, waits: Waits, *, group_size: int, share: int
     ) -> None:
         self._queue, self._flow, self._order, self._waits = queue, flow, order, waits
         self.group_size, self.share = group_size, share

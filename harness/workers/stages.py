@@ -107,8 +107,7 @@ class StageRole(ComputingRole, ABC):
                 raise
             self._spans.append(Span(self.role, self.name, self.kind, start, end, self.version, iteration))
             _, batch = await asyncio.gather(
-                self.queue.put(batch.partition, batch.rows, columns),
-                following or self._fetch(partition),
+                self.queue.put(batch.partition, batch.rows, columns), following or self._fetch(partition)
             )
 
     async def _fetch(self, partition: str | None) -> Batch | None:

@@ -95,10 +95,10 @@ def payload(told: TrainedIteration, tokens: int, recording: RecordingSettings, p
         wanted = {name: Ragged if isinstance(column, Ragged) else np.ndarray for name, column in columns.items()}
         raw = m.decode(message, dict[str, m.msgspec.Raw])
         read: dict[str, Any] = {name: m.decode(value, wanted[name]) for name, value in raw.items()}
-        samples.add(part, Batch("train_0", part.rows, read, lease=0))
+        samples.add([part], Batch("train_0", part.rows, read, lease=0))
         busy += time.thread_time() - start
     start = time.thread_time()
-    samples.recorded()
+    samples.recorded({})
     return busy + time.thread_time() - start, size
 
 

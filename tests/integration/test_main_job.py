@@ -25,11 +25,7 @@ def fully_async(results: Path) -> Path:
 def colocate_sync(results: Path) -> Path:
     """On two devices: two rollout engines, a training world of two."""
     return bench(
-        results,
-        "main_colocated",
-        "schedule=colocate_sync",
-        "algorithm.reference=true",
-        f"iterations={ITERATIONS}",
+        results, "main_colocated", "schedule=colocate_sync", "algorithm.reference=true", f"iterations={ITERATIONS}"
     )
 
 

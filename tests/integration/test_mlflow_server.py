@@ -95,9 +95,7 @@ def test_a_server_that_is_killed_during_a_run_loses_nothing(
     assert not (results / "mlflow.db").exists()
 
     path = finished_run(
-        results,
-        RunIdentity("broken", "cell", 0, "fully_async", "tiny", "torch", "real"),
-        before=at(3, server.kill),
+        results, RunIdentity("broken", "cell", 0, "fully_async", "tiny", "torch", "real"), before=at(3, server.kill)
     )
     assert "127.0.0.1" in (path / INCOMPLETE).read_text()
     with pytest.raises(ConfigError, match=r"127\.0\.0\.1.*; start the server, or set MLFLOW_TRACKING_URI"):

@@ -86,8 +86,7 @@ def test_a_run_that_sigterm_asks_to_leave_has_a_checkpoint_and_ends_bit_for_bit_
 
 
 @pytest.mark.parametrize(
-    ("schedule", "devices", "others"),
-    [("colocate_sync", 1, 2), ("colocate_sync", 2, 1), ("separated_sync", 2, 3)],
+    ("schedule", "devices", "others"), [("colocate_sync", 1, 2), ("colocate_sync", 2, 1), ("separated_sync", 2, 3)]
 )
 def test_a_run_on_other_devices_begins_with_a_checkpoint_and_ends_within_rounding_of_one_that_did_not_move(
     schedule: str, devices: int, others: int, results: Path, drivers: Drivers

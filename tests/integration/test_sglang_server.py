@@ -126,10 +126,7 @@ async def test_a_server_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPat
 
 
 SMALLER = f"{SMALL} engine=sglang engine.slots=16 iterations=3 algorithm.batch_groups=4 algorithm.group_size=4"
-OWN_SERVERS = {
-    "colocate_sync": "cluster.devices=1",
-    "half_step": "cluster.devices=3 schedule.split.rollout=2",
-}
+OWN_SERVERS = {"colocate_sync": "cluster.devices=1", "half_step": "cluster.devices=3 schedule.split.rollout=2"}
 """Schedules whose runs start servers of their own, with the settings that they need."""
 
 

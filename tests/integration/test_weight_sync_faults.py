@@ -27,12 +27,7 @@ class Run:
     """A coordinator over a trainer and two engines."""
 
     def __init__(
-        self,
-        handles: dict[str, ProcessHandle],
-        transport: str,
-        retry: RetryPolicy,
-        on_lost: OnLost,
-        timeout_s: float,
+        self, handles: dict[str, ProcessHandle], transport: str, retry: RetryPolicy, on_lost: OnLost, timeout_s: float
     ) -> None:
         self.handles, self.transport, self.retry, self.on_lost = handles, transport, retry, on_lost
         self.timeout_s = timeout_s
@@ -98,9 +93,7 @@ def running(
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_receiver_that_dies_in_mid_transfer_is_named_and_the_run_goes_on_without_it(
-    transport: str,
-) -> None:
+async def test_a_receiver_that_dies_in_mid_transfer_is_named_and_the_run_goes_on_without_it(transport: str) -> None:
     with running(transport, on_lost="go_on", engine_dies=Fault(version=2)) as run:
         await run.coordinator.connect()
         await run.publish(1)
@@ -113,9 +106,7 @@ async def test_a_receiver_that_dies_in_mid_transfer_is_named_and_the_run_goes_on
 
 
 @pytest.mark.parametrize("transport", HANDED_OVER)
-async def test_a_receiver_that_dies_in_mid_transfer_ends_the_run_where_it_is_set_to(
-    transport: str,
-) -> None:
+async def test_a_receiver_that_dies_in_mid_transfer_ends_the_run_where_it_is_set_to(transport: str) -> None:
     with running(transport, engine_dies=Fault(version=2)) as run:
         await run.coordinator.connect()
         await run.publish(1)
@@ -125,9 +116,7 @@ async def test_a_receiver_that_dies_in_mid_transfer_ends_the_run_where_it_is_set
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_sender_that_dies_in_mid_transfer_ends_the_run_and_no_mixture_is_served(
-    transport: str,
-) -> None:
+async def test_a_sender_that_dies_in_mid_transfer_ends_the_run_and_no_mixture_is_served(transport: str) -> None:
     with running(transport, trainer_dies=Fault(version=2)) as run:
         await run.coordinator.connect()
         await run.publish(1)

@@ -73,17 +73,10 @@ def theirs(case: Case, log_probs: torch.Tensor, old: torch.Tensor, more: dict[st
     """The loss of `GRPOTrainer._compute_loss`. more: of its inputs."""
     mask = case.padded(case.mask.double())
     accelerator = SimpleNamespace(
-        num_processes=1,
-        gather=lambda of: of,
-        reduce=lambda of, reduction: of,
-        pad_across_processes=lambda of, **_: of,
+        num_processes=1, gather=lambda of: of, reduce=lambda of, reduction: of, pad_across_processes=lambda of, **_: of
     )
     stand_in = SimpleNamespace(
-        _get_per_token_logps_and_entropies=lambda *_, **__: (
-            case.padded(log_probs),
-            case.padded(case.entropies),
-            None,
-        ),
+        _get_per_token_logps_and_entropies=lambda *_, **__: (case.padded(log_probs), case.padded(case.entropies), None),
         get_off_policy_mask=trainer.get_off_policy_mask,
         get_gamma_weights=trainer.get_gamma_weights,
         get_high_entropy_mask=lambda *given: trainer.get_high_entropy_mask(

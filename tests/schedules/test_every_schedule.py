@@ -68,13 +68,7 @@ def test_a_schedule_says_how_weights_travel_and_how_stale_it_is(schedule: str) -
 
 async def test_every_version_is_made_known_once_and_in_order(schedule: str) -> None:
     log = await FakeJob(iterations=5).play(made(schedule))
-    assert [line.split()[1] for line in log.of("publish", "send", "mark")] == [
-        "1",
-        "2",
-        "3",
-        "4",
-        "5",
-    ]
+    assert [line.split()[1] for line in log.of("publish", "send", "mark")] == ["1", "2", "3", "4", "5"]
     assert log.of("train") == [f"train {i}" for i in range(5)]
 
 

@@ -126,14 +126,7 @@ async def test_k_step_off_with_k_1_is_one_step_off_call_by_call() -> None:
 async def test_k_step_off_makes_k_versions_on_a_rollout_batch_and_gives_engines_the_last() -> None:
     log = await FakeJob(iterations=6).play(KStepOff(k=2))
     assert log.of("generate") == ["generate 0-1", "generate 2-3", "generate 4-5"]
-    assert log.of("publish", "mark") == [
-        "mark 1",
-        "publish 2",
-        "mark 3",
-        "publish 4",
-        "mark 5",
-        "publish 6",
-    ]
+    assert log.of("publish", "mark") == ["mark 1", "publish 2", "mark 3", "publish 4", "mark 5", "publish 6"]
     assert log.of("admit") == ["admit 32", "admit 48", "admit 64", "admit 80"], "limit(v) = (v + 4) * 8 at boundaries"
     assert log.at("generate 2-3") < log.at("train 0") < log.at("generate 2-3 done") < log.at("publish 2")
     assert log.at("train 1 done") < log.at("publish 2") < log.at("generate 4-5")
@@ -143,13 +136,7 @@ async def test_k_step_off_makes_k_versions_on_a_rollout_batch_and_gives_engines_
 async def test_the_last_rollout_batch_of_k_step_off_is_what_is_left() -> None:
     log = await FakeJob(iterations=5).play(KStepOff(k=3))
     assert log.of("generate") == ["generate 0-2", "generate 3-4"]
-    assert log.of("publish", "mark") == [
-        "mark 1",
-        "mark 2",
-        "publish 3",
-        "mark 4",
-        "publish 5",
-    ]
+    assert log.of("publish", "mark") == ["mark 1", "mark 2", "publish 3", "mark 4", "publish 5"]
 
 
 @pytest.mark.parametrize("k", [0, -2])
@@ -229,10 +216,7 @@ async def test_streaming_admits_and_dispatches_up_to_the_limit_of_the_published_
     limits = [capacity.limit(version) for version in range(5)]
     log = job.log
     assert log.of("admit") == [f"admit {limit}" for limit in limits]
-    assert log.of("limit", "resume") == [
-        f"limit {limits[0]}",
-        *[f"resume {limit}" for limit in limits[1:]],
-    ]
+    assert log.of("limit", "resume") == [f"limit {limits[0]}", *[f"resume {limit}" for limit in limits[1:]]]
     for version in range(1, 5):
         published = log.at(f"publish {version} done")
         assert published < log.at(f"resume {limits[version]}") and published < log.at(f"admit {limits[version]}")
@@ -350,16 +334,7 @@ async def test_dropped_groups_are_made_up_for_in_every_later_limit() -> None:
     log = await job.play(FullyAsync(max_staleness=1, order="completion", on_stale="drop"))
     assert log.of("drop") == ["drop 16", "drop 24", "drop 35"], "limits of versions 0, 1, 2: the last one was widened"
     assert log.of("limit", "resume") == [
-        *(
-            "limit 16",
-            "resume 24",
-            "resume 32",
-            "limit 35",
-            "resume 43",
-            "resume 51",
-            "limit 53",
-            "resume 61",
-        )
+        *("limit 16", "resume 24", "resume 32", "limit 35", "resume 43", "resume 51", "limit 53", "resume 61")
     ]
     assert log.of("admit") == [f"admit {line.split()[1]}" for line in log.of("limit", "resume")]
     assert log.at("drop 16 done") < log.at("limit 35") < log.at("admit 35 done") < log.at("train 2")

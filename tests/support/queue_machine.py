@@ -552,11 +552,7 @@ def run_machine(make: Callable[[], Side], cases: int, steps: int, least: Mapping
     Machine.make = staticmethod(make)  # type: ignore[method-assign,assignment]
     run_state_machine_as_test(  # type: ignore[no-untyped-call]
         Machine,
-        settings=settings(
-            max_examples=tried,
-            stateful_step_count=steps,
-            suppress_health_check=list(HealthCheck),
-        ),
+        settings=settings(max_examples=tried, stateful_step_count=steps, suppress_health_check=list(HealthCheck)),
     )
     short = {what: Machine.seen[what] for what, times in least.items() if Machine.seen[what] < times * tried / cases}
     assert not short, f"happened less often than asked for: {short}, of {dict(Machine.seen)}"

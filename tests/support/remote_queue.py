@@ -25,8 +25,7 @@ from harness.transfer_queue.storage.shm import ShmBackend
 
 COLUMNS = {"tokens": ColumnSpec("int64", ragged=True), "reward": ColumnSpec("float32")}
 SPEC = QueueSpec(
-    COLUMNS,
-    {"score": TaskSpec(("tokens",)), "train": TaskSpec(("tokens", "reward"), "ready", lease_s=float("inf"))},
+    COLUMNS, {"score": TaskSpec(("tokens",)), "train": TaskSpec(("tokens", "reward"), "ready", lease_s=float("inf"))}
 )
 
 

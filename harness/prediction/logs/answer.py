@@ -145,12 +145,7 @@ def _in_turn(run: StepRow) -> StepRow:
 
 
 def _forecasts(
-    evidence: Evidence,
-    asked: Sequence[StepRow],
-    draws: int,
-    seed: int,
-    processes: int,
-    progress: Callable[[str], None],
+    evidence: Evidence, asked: Sequence[StepRow], draws: int, seed: int, processes: int, progress: Callable[[str], None]
 ) -> list[Forecast]:
     wanted = replace(evidence, asked=tuple(asked))
     return list(predict(wanted, draws, seed, processes=processes, progress=progress).forecasts)

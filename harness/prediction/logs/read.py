@@ -389,11 +389,7 @@ def _samples(
 
 
 def _devices(
-    framework: Framework,
-    said: _Said,
-    logged: Mapping[str, float | None],
-    means: Mapping[str, float],
-    schedule: str,
+    framework: Framework, said: _Said, logged: Mapping[str, float | None], means: Mapping[str, float], schedule: str
 ) -> tuple[int, int]:
     """Devices that generate and that train; (0, 0) where somebody has to say it."""
     nodes, per_node = said.count("nodes"), said.count("per_node") or (1 if framework is CADENCE else None)

@@ -185,10 +185,7 @@ def worth_picking(frames: tuple[Frame, ...], starts: Mapping[int, Mapping[str, i
 
 
 def picked(
-    frames: tuple[Frame, ...],
-    starts: Mapping[int, Mapping[str, int]],
-    part: Part,
-    specs: Mapping[str, ColumnSpec],
+    frames: tuple[Frame, ...], starts: Mapping[int, Mapping[str, int]], part: Part, specs: Mapping[str, ColumnSpec]
 ) -> dict[str, Column]:
     """The columns of this part. ValueError where a segment ends too early, or a frame does not hold what it says."""
     ends = np.cumsum([frames[f].rows for f in starts]).tolist()

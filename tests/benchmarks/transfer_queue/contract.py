@@ -33,11 +33,7 @@ class Client(Protocol):
         """Rows 0, 1, ... of a new partition, if this queue has to be told."""
 
     def put(
-        self,
-        partition: str,
-        rows: np.ndarray,
-        ragged: Mapping[str, Sequence[Native]],
-        dense: Mapping[str, np.ndarray],
+        self, partition: str, rows: np.ndarray, ragged: Mapping[str, Sequence[Native]], dense: Mapping[str, np.ndarray]
     ) -> None:
         """Write new rows."""
 

@@ -12,14 +12,7 @@ from multiprocessing.shared_memory import SharedMemory
 import numpy as np
 
 from tests.benchmarks.transfer_queue.cases import GROUP, MICRO_BATCH
-from tests.benchmarks.transfer_queue.workload import (
-    MEDIAN_TOKENS,
-    ROLLOUT,
-    SPREAD,
-    TRAINING,
-    WRITTEN,
-    bytes_of,
-)
+from tests.benchmarks.transfer_queue.workload import MEDIAN_TOKENS, ROLLOUT, SPREAD, TRAINING, WRITTEN, bytes_of
 
 ROUNDS = 5
 SLOTS = 16

@@ -34,10 +34,7 @@ class Peer:
     def start(self, flows: Mapping[str, Tasks]) -> Any:
         assert transfer_queue.__version__ == VERSION, f"expected {VERSION}, not {transfer_queue.__version__}"
         ray.init("local", num_cpus=4, include_dashboard=False, log_to_driver=False, logging_level="ERROR")
-        settings = {
-            "controller": {"polling_mode": True},
-            "backend": {"SimpleStorage": {"num_data_storage_units": 1}},
-        }
+        settings = {"controller": {"polling_mode": True}, "backend": {"SimpleStorage": {"num_data_storage_units": 1}}}
         transfer_queue.init(OmegaConf.create(settings, flags={"allow_objects": True}))
         return ray.get(transfer_queue.interface._TQ_CONTROLLER.get_config.remote())
 

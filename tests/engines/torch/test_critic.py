@@ -38,11 +38,7 @@ def values_of(samples: Sequence[int]) -> ValueBatch:
     return ValueBatch(batch.prompts, batch.responses, *ragged)
 
 
-def critic(
-    world: World,
-    training: TrainingConfig | None = None,
-    model: ModelConfig = SMALL,
-) -> FSDPCritic:
+def critic(world: World, training: TrainingConfig | None = None, model: ModelConfig = SMALL) -> FSDPCritic:
     """Its head is not 0, so that all of it has a gradient."""
     engine = FSDPCritic(value_model(outline_model(model)), CLIPPED, mesh=world.mesh, device=CPU, training=training)
     with torch.no_grad():

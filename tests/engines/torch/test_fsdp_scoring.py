@@ -17,18 +17,7 @@ from engines.torch.model import build_model
 from engines.torch.scoring import TorchLogProb
 from harness.config import Layout, ModelConfig, TrainingConfig
 from harness.protocols import Scorer
-from tests.support.fsdp_samples import (
-    CPU,
-    FREE,
-    SMALL,
-    Tensors,
-    World,
-    batch_of,
-    computed,
-    full,
-    train,
-    weights,
-)
+from tests.support.fsdp_samples import CPU, FREE, SMALL, Tensors, World, batch_of, computed, full, train, weights
 from tests.support.processes import run_in_processes
 
 BFLOAT16 = replace(SMALL, dtype="bfloat16")

@@ -26,15 +26,7 @@ from harness.calibration.profile.rows import (
 from harness.calibration.profile.timing import Stopwatch
 from harness.calibration.profile.transfers import parts_of, time_transfers
 from harness.cli import main as cli
-from harness.config import (
-    BytesCost,
-    ConfigError,
-    CostConfig,
-    ModelConfig,
-    RooflineConfig,
-    TrainingConfig,
-    TransferCost,
-)
+from harness.config import BytesCost, ConfigError, CostConfig, ModelConfig, RooflineConfig, TrainingConfig, TransferCost
 from harness.config.compose import choices, compose_job
 from harness.cost_model import shape
 from harness.cost_model.cost import transfer_times

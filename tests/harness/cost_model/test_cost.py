@@ -13,14 +13,7 @@ from hypothesis import strategies as st
 from harness.config import CostConfig, LengthsConfig
 from harness.config.compose import compose_job
 from harness.config.transports import TransferTimes
-from harness.cost_model.cost import (
-    offload_s,
-    rank_shares,
-    reload_s,
-    sample_tokens,
-    slowest_share_s,
-    transfer_times,
-)
+from harness.cost_model.cost import offload_s, rank_shares, reload_s, sample_tokens, slowest_share_s, transfer_times
 from harness.cost_model.lengths import ResponseLengths, read_trace
 from harness.cost_model.shape import parameters
 from harness.transfer_queue import LocalQueue, QueueSpec, Ragged

@@ -14,10 +14,7 @@ from omegaconf import OmegaConf
 from harness.config import ConfigError, CostConfig, DeviceConfig, ModelConfig, RooflineConfig, SystemConfig
 from harness.config.compose import EXPERIMENTS, choices, compose_job
 from harness.cost_model.cost import DecodeCost
-from harness.cost_model.memory import (
-    JobLayout,
-    kv_tokens,
-)
+from harness.cost_model.memory import JobLayout, kv_tokens
 from harness.cost_model.roofline import all_reduce_s, all_to_all_s, gather_s, ring_bytes_per_s, roofline
 from harness.cost_model.shape import (
     active_parameters,

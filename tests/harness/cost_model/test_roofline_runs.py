@@ -174,9 +174,7 @@ def test_a_colocated_run_of_constant_lengths_without_switching_equals_arithmetic
 def test_an_engine_of_two_devices_keeps_both_busy() -> None:
     config = job("fully_async", engines=4, ranks=4)
     config = replace(
-        config,
-        engine=replace(config.engine, tensor_parallel=2),
-        training=replace(config.training, tensor_parallel=2),
+        config, engine=replace(config.engine, tensor_parallel=2), training=replace(config.training, tensor_parallel=2)
     )
     timeline = simulate(config, 0).timeline
     engines = [place for (role, _), place in timeline.placement.items() if role == "rollout"]

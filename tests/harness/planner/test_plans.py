@@ -118,10 +118,7 @@ def test_a_plan_says_how_much_time_is_left() -> None:
     ("figures", "expected"),
     [
         ({"seconds": 100.2}, "no difference worth its lag"),
-        (
-            {"seconds": 150.0, "rollout_idle": 0.4},
-            "rollout devices do nothing for 40% of the time (against 10%), ",
-        ),
+        ({"seconds": 150.0, "rollout_idle": 0.4}, "rollout devices do nothing for 40% of the time (against 10%), "),
         ({"seconds": 150.0, "training_idle": 0.4}, "training devices do nothing for 40% .*waiting for samples"),
         ({"seconds": 150.0, "training_idle": 0.4, "longest_s": 90.0}, "longest response alone takes 90 s"),
         ({"seconds": 105.0, "exposed_s": 6.0}, "stand still for weights for 6 s"),

@@ -24,10 +24,7 @@ from harness.rpc.handshake import ANSWER, REFUSED, STEP
 from harness.rpc.sockets import Framer, listen
 from harness.runtime import messages as m
 from harness.runtime.fork_server import ForkServer
-from harness.runtime.local_runtime import (
-    LocalRuntime,
-    launch_server,
-)
+from harness.runtime.local_runtime import LocalRuntime, launch_server
 from harness.runtime.runtime import WorkerDied
 from harness.runtime.worker_client import RemoteRole, WorkerConnection
 from harness.runtime.worker_server import WorkerServer

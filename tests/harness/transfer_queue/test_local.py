@@ -9,14 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.transfer_queue import (
-    LeaseExpired,
-    LocalQueue,
-    QueueClosed,
-    Ragged,
-    TaskSpec,
-    TransferQueue,
-)
+from harness.transfer_queue import LeaseExpired, LocalQueue, QueueClosed, Ragged, TaskSpec, TransferQueue
 from harness.transfer_queue.control.policies import POLICIES
 from harness.transfer_queue.rows.columns import Column
 from harness.transfer_queue.rows.frames import Frame

@@ -112,10 +112,7 @@ def test_what_was_packed_is_unpacked(column: Column) -> None:
 
 def test_rows_are_gathered_over_frames_in_the_order_asked_for() -> None:
     runs = ((1, 1, 2), (0, 0, 1), (1, 0, 1), (0, 1, 2))
-    columns = [
-        {"r": RAGGED.take([0, 1]), "d": DENSE[[0, 1]]},
-        {"r": RAGGED.take([2, 3]), "d": DENSE[[2, 3]]},
-    ]
+    columns = [{"r": RAGGED.take([0, 1]), "d": DENSE[[0, 1]]}, {"r": RAGGED.take([2, 3]), "d": DENSE[[2, 3]]}]
     storage = LocalStorage()
     frames = [storage.write("p", column) for column in columns]
     check(storage.read(assignment(frames, runs), SPECS), [3, 0, 2, 1])

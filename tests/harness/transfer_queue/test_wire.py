@@ -15,26 +15,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rpc.handshake import (
-    ANSWER,
-    REFUSED,
-    STEP,
-    Handshake,
-    greet_blocking,
-    new_nonce,
-    new_token,
-)
-from harness.rpc.sockets import (
-    HEADER,
-    Framed,
-    Framer,
-    Outbox,
-    Splitter,
-    WireError,
-    portions,
-    receive,
-    socket_address,
-)
+from harness.rpc.handshake import ANSWER, REFUSED, STEP, Handshake, greet_blocking, new_nonce, new_token
+from harness.rpc.sockets import HEADER, Framed, Framer, Outbox, Splitter, WireError, portions, receive, socket_address
 from harness.transfer_queue import Column, ColumnSpec, LeaseExpired, QueueClosed, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame, Part

@@ -12,15 +12,7 @@ from harness.weight_sync.coordinator import NotBrought
 from harness.weight_sync.membership import LostEngine
 from harness.weight_sync.plan import plan_transfer
 from harness.weight_sync.transports import send_and_receive, stage_then_swap, write_then_read
-from tests.support.coordinated_workers import (
-    BROKEN,
-    DIED,
-    OFFER,
-    PLAN,
-    WRONG,
-    Setting,
-    Worker,
-)
+from tests.support.coordinated_workers import BROKEN, DIED, OFFER, PLAN, WRONG, Setting, Worker
 from tests.support.role_setting import settle
 from tests.support.unnoticed import none_unnoticed
 
@@ -109,11 +101,7 @@ async def test_every_rank_and_every_engine_is_asked_at_once_for_the_same_version
     written = setting.trainers[0].hold("send")
     publishing = asyncio.create_task(setting.coordinator.distribute(7))
     await settle()
-    assert sorted(setting.calls()) == [
-        *(f"{name}.load" for name in RECEIVERS),
-        "trainer0.send",
-        "trainer1.send",
-    ]
+    assert sorted(setting.calls()) == [*(f"{name}.load" for name in RECEIVERS), "trainer0.send", "trainer1.send"]
     written.set()
     await publishing
     assert all(worker.arguments["load"] == (7,) for worker in (*setting.engines, setting.scorer))

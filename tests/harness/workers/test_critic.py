@@ -90,9 +90,7 @@ async def test_values_become_advantages_and_returns_that_the_critic_learns_from(
     for iteration in range(2):
         rows = await setting.batch(iteration)
         report, *_ = await asyncio.gather(
-            setting.critic.train(iteration),
-            setting.critic.process(iteration),
-            setting.advantages.process(iteration),
+            setting.critic.train(iteration), setting.critic.process(iteration), setting.advantages.process(iteration)
         )
         trained = await setting.queue.read("actor", iteration)
         for row, advantages in zip(rows, trained.ragged("advantage").rows(), strict=True):

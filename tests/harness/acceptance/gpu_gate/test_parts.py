@@ -10,9 +10,9 @@ from pathlib import Path
 
 import pytest
 
-from harness.acceptance.gpu_gate.gate import request
+from harness.acceptance.gpu_gate.gate import PARTS, request
 from harness.acceptance.gpu_gate.part import GateSetting
-from harness.acceptance.gpu_gate.parts import PARTS, engines
+from harness.acceptance.gpu_gate.parts import engines
 from harness.acceptance.gpu_gate.results import LeftOut
 from harness.config import ConfigError
 from tests.support.project import ROOT
