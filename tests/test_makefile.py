@@ -65,7 +65,7 @@ def test_a_word_that_is_misspelt_is_named_and_nothing_runs(words: tuple[str, ...
 
 def test_what_is_misspelt_is_refused_before_anything_is_installed(installed: Path) -> None:
     shutil.rmtree(installed / ".venv")
-    done = make("bench", "SCHEDUL=half_step", f"PYTHON={sys.executable}", folder=installed)
+    done = make("bench", "SCHEDUL=half_step", f"PYTHON={shlex.quote(sys.executable)}", folder=installed)
     assert done.returncode == 2 and "bench does not take SCHEDUL=" in done.stderr
     assert not (installed / ".venv").exists()
 
@@ -112,7 +112,7 @@ def test_a_run_has_the_environment_of_its_engine(words: tuple[str, ...], needs: 
 
 def test_help_names_every_goal_and_needs_no_environment(installed: Path) -> None:
     shutil.rmtree(installed / ".venv")
-    told = make(f"PYTHON={sys.executable} -S", folder=installed).stdout  # nothing but Python's own modules
+    told = make(f"PYTHON={shlex.quote(sys.executable)} -S", folder=installed).stdout  # nothing but Python's own modules
     goals = {*COMMANDS, *OWN} - {"help", "lint", "tests"}
     assert {goal for goal in goals if not re.search(rf"(?<![\w-]){goal}(?![\w-])", told)} == set()
 
