@@ -19,8 +19,11 @@ def main(name: str) -> None:
     while True:
         newest = get(f"versions?newer_than={version}&timeout_s={0 if version >= 0 else 30}")["trainer"]
         if newest is not None and newest > version:
+            status, weights, _ = send(f"weights/{newest}", None, "")
+            if status == 410:  # the trainer has been faster: there are newer ones
+                continue
             version = newest
-            policy.load_state_dict(load(send(f"weights/{version}", None, "")[1]))
+            policy.load_state_dict(load(weights))
             post(f"engines/{name}/version", version=version)
         if version < 0:
             continue

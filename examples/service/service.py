@@ -36,7 +36,7 @@ def receive(task: str, reader: str, count: int, minimum: int = 1) -> tuple[int, 
 
 
 def send(path: str, body: bytes | None, kind: str) -> tuple[int, bytes, Any]:
-    """POST, or GET without a body: status, answer and headers."""
+    """POST, or GET without a body: status, answer, headers. 410: nothing more, or weights that newer ones replaced."""
     headers = {"Authorization": f"Bearer {TOKEN}", "Content-Type": kind}
     request = urllib.request.Request(f"{URL}/{path}", body, headers)
     try:

@@ -33,7 +33,7 @@ from fastapi.responses import FileResponse, Response
 from starlette.requests import ClientDisconnect
 
 from harness.rpc.http_server import authenticated_app
-from harness.service.job import Conflict, ServedJob, Unknown
+from harness.service.job import Conflict, Replaced, ServedJob, Unknown
 from harness.service.metrics import CONTENT_TYPE, prometheus_text
 from harness.service.requests import AdmitRequest, JobRequest, ReceiveRequest, Seconds, Version, VersionReport
 from harness.service.tensors import decode, encode
@@ -55,12 +55,13 @@ _ROWS: dict[int | str, dict[str, Any]] = {
     204: {"description": "Not in this time, or there are newer weights than this engine's."},
     410: {"description": "Nothing more; of the trainer, until the next version."},
 }
+_WEIGHTS: dict[int | str, dict[str, Any]] = {200: _CONTENT, 410: {"description": "Newer ones have replaced them."}}
 
 
 def service_app(token: str, folder: Path, now: Callable[[], float] = time.monotonic) -> FastAPI:
     """An application that serves one job to those who have the token. folder: of the weights; now: seconds, for
     leases."""
-    refusals = {Conflict: 409, LeaseExpired: 409, QueueClosed: 409, Unknown: 404, ValueError: 400}
+    refusals = {Conflict: 409, LeaseExpired: 409, QueueClosed: 409, Replaced: 410, Unknown: 404, ValueError: 400}
     columns = dict.fromkeys(("/load_prompt_data", "/send_experience_data"), _LARGEST_COLUMNS)
     larger = columns | {"/sync_actor_model": _LARGEST_WEIGHTS}
     app = authenticated_app("Cadence", token, refusals, largest_body=_LARGEST_JSON, larger=larger)
@@ -116,11 +117,13 @@ def service_app(token: str, folder: Path, now: Callable[[], float] = time.monoto
         await job().sync(version, request.stream())
         return {"version": version}
 
-    @app.get("/weights/{version}", response_class=FileResponse, responses={200: _CONTENT})
+    @app.get("/weights/{version}", response_class=FileResponse, responses=_WEIGHTS)
     async def weights(version: Version) -> FileResponse:
         path = job().weights.path(version)
         if not path.is_file():
-            raise Unknown(f"weights of version {version} are not here; the newest are {job().version}")
+            newest = job().version
+            kind = Replaced if newest is not None and version < newest else Unknown
+            raise kind(f"weights of version {version} are not here; the newest are {newest}")
         return FileResponse(path, media_type=_TENSORS)
 
     @app.post("/engines/{name}/version")

@@ -34,6 +34,10 @@ class Unknown(LookupError):
     """Raised for an engine, lease or version that does not exist."""
 
 
+class Replaced(LookupError):
+    """Raised for weights that newer ones have replaced: ask which are the newest, and take those."""
+
+
 Gone = Callable[[], Awaitable[bool]]
 """Whether who asked is there no more."""
 

@@ -137,6 +137,24 @@ async def test_a_version_of_more_digits_than_a_file_may_have_in_its_name_is_refu
     assert refused.status_code == 422 and refused.json()["detail"][0]["type"] == "less_than_equal"
 
 
+async def test_weights_that_newer_ones_replaced_are_gone_and_those_to_come_are_unknown(
+    http: httpx2.AsyncClient,
+) -> None:
+    await begun(http)
+    for version in range(1, 3):
+        lease = (await receive(http, "rollout", "a")).headers["X-Lease"]
+        response = {"response": np.arange(4), "response.lengths": np.ones(4, np.int64)}
+        rows = {"rows": np.arange(4 * (version - 1), 4 * version)}
+        await put(http, f"/send_experience_data?lease={lease}", rows | response)
+        await receive(http, "train", "trainer")
+        assert (await put(http, f"/sync_actor_model?version={version}", {"w": np.ones(3)})).status_code == 200
+        assert (await put(http, "/load_prompt_data", {"prompt": np.arange(4)})).status_code == 200
+        await http.post("/engines/a/version", json={"version": version})
+        await http.post("/admit", json={"below": 2 * (version + 1)})
+    found = [(await http.get(f"/weights/{version}")).status_code for version in range(4)]
+    assert found == [410, 200, 200, 404]
+
+
 async def test_tensors_that_do_not_fit_are_refused_in_words(http: httpx2.AsyncClient) -> None:
     await begun(http)
     lease = (await receive(http, "rollout", "a")).headers["X-Lease"]
