@@ -68,13 +68,8 @@ define supported
 	)
 endef
 
-# Other indexes than PyPI may have torch for CPUs under the same version, and pip prefers it. Torch cannot be imported yet.
-for_cuda = $(if $(CUDA),@$(1)/bin/python -c "import runpy; import sysconfig; torch = runpy.run_path(sysconfig.get_path('purelib') + '/torch/version.py'); \
-	raise SystemExit(0 if torch['cuda'] else 'torch ' + torch['__version__'] + ' in $(1) \
-	is a build for CPUs: make clean, and make again where pip finds none (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL), or WHEELS=cpu')")
-
 # ENVIRONMENT, LIST OF PINS. Nothing is resolved: lists are complete. Files are those whose digests .ci/hashes.txt has, but for torch,
-# of which an index has its own builds. What has no wheel is built by the setuptools that comes first; nothing else is fetched for it.
+# of which an index has its own builds: CUDA's, or for CPUs. What has no wheel is built by the setuptools that comes first; nothing else is fetched for it.
 PIP_INSTALL = bin/python -m pip install --quiet --disable-pip-version-check --no-deps
 REFUSED = { echo "if pip says that hashes do not match, the index has other files than PyPI: docs/security.md, What is installed"; exit 1; }
 PINS := .ci/pins.py .ci/hashes.txt
@@ -82,7 +77,7 @@ define install
 	@$(1)/bin/python .ci/pins.py $(2) $(1)
 	@$(1)/$(PIP_INSTALL) --require-hashes -r $(1)/build.txt || $(REFUSED)
 	@$(1)/$(PIP_INSTALL) -r $(1)/torch.txt
-	$(call for_cuda,$(1))
+	@$(1)/bin/python .ci/pins.py --built $(2) $(1)
 	@$(1)/$(PIP_INSTALL) --require-hashes --no-build-isolation -r $(1)/pins.txt || $(REFUSED)
 endef
 

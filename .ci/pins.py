@@ -1,6 +1,7 @@
 """What pip is told to install: the versions of a list of pins, with the SHA-256 of each file that it may take.
 
     python .ci/pins.py .ci/constraints.txt .venv     # write build.txt, torch.txt and pins.txt there, for the Makefile
+    python .ci/pins.py --built .ci/constraints.txt .venv     # once torch is there: what else does its build need
     python .ci/pins.py --update                      # after a pin was changed: write .ci/hashes.txt anew, by uv
 
 Digests are those of the package index, of all files for CPython 3.11 and 3.12 on Linux and macOS. Torch has none: each
@@ -10,6 +11,7 @@ index has builds of its own under the same version, for CPUs and for every CUDA.
 from __future__ import annotations
 
 import re
+import runpy
 import subprocess
 import sys
 import tomllib
@@ -61,6 +63,28 @@ def write_lists(pins: list[str], folder: Path) -> None:
         (folder / name).write_text("".join(f"{line}\n" for line in lines))
 
 
+def add_libraries(path: Path, folder: Path) -> None:
+    """Hold the torch that the index gave, which cannot be imported yet, against what a list is for.
+
+    A build for CUDA runs without GPUs too, with its libraries, which the list for CUDA has: they are added to pins.txt.
+    A build for CPUs where GPUs are ends the program.
+    """
+    (version,) = folder.glob("lib/python3*/site-packages/torch/version.py")
+    torch = runpy.run_path(str(version))
+    built = f"torch {torch['__version__']} in {folder} is a build for"
+    if path.stem.endswith("-cuda") and not torch["cuda"]:
+        where = "make again where pip finds none (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL), or WHEELS=cpu"
+        sys.exit(f"{built} CPUs: make clean, and {where}")
+    if torch["cuda"] and not path.stem.endswith("-cuda"):
+        where = "where pip finds one for CPUs (PIP_FIND_LINKS, PIP_EXTRA_INDEX_URL) none are needed"
+        print(f"{built} CUDA {torch['cuda']}, whose libraries are installed too, 3 GB; {where}", flush=True)
+        known, listed = hashes(), {package_of(pin) for pin in pins_of(path)}
+        missing = [pin for pin in pins_of(path.with_stem(f"{path.stem}-cuda")) if package_of(pin) not in listed]
+        libraries = [pin for pin in missing if package_of(pin).startswith(("nvidia-", "cuda-", "triton"))]
+        with (folder / "pins.txt").open("a") as file:
+            file.writelines(f"{hashed(pin, known)}\n" for pin in libraries)
+
+
 def fits(wheel: str) -> bool:
     """Whether a supported interpreter on a supported machine may take a file of this name."""
     from packaging.utils import parse_wheel_filename  # of the environment for development
@@ -104,5 +128,7 @@ def update() -> None:
 if __name__ == "__main__":
     if sys.argv[1:] == ["--update"]:
         update()
+    elif sys.argv[1] == "--built":
+        add_libraries(Path(sys.argv[2]), Path(sys.argv[3]))
     else:
         write_lists(pins_of(Path(sys.argv[1])), Path(sys.argv[2]))

@@ -113,8 +113,38 @@ def test_wheels_says_which_file_is_installed_from() -> None:
     cpu, cuda = installs("WHEELS=cpu"), installs("WHEELS=cuda")
     for kind in ("", "-vllm", "-sglang"):
         assert f".ci/constraints{kind}.txt" in cpu and f".ci/constraints{kind}-cuda.txt" in cuda
-    assert "-cuda" not in cpu and "is a build for CPUs" in cuda
+    assert "-cuda" not in cpu
     assert "WHEELS=gpu is neither cpu nor cuda" in installs("WHEELS=gpu")
+
+
+def after_torch(folder: Path, name: str, *, built_for: str | None) -> tuple[str, str]:
+    """What is said, and the pins left to install, once an index gave that build."""
+    version = folder / "lib" / "python3.11" / "site-packages" / "torch" / "version.py"
+    version.parent.mkdir(parents=True)
+    version.write_text(f"__version__ = '2.13.0'\ncuda = {built_for!r}\n")
+    (folder / "pins.txt").touch()
+    command = [sys.executable, ".ci/pins.py", "--built", FILES[name], folder]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    return done.stdout + done.stderr, (folder / "pins.txt").read_text()
+
+
+@pytest.mark.parametrize("name", ["constraints.txt", "constraints-vllm.txt", "constraints-sglang.txt"])
+def test_cudas_libraries_come_with_a_build_for_cuda_also_where_no_gpu_is(name: str, tmp_path: Path) -> None:
+    said, pins = after_torch(tmp_path, name, built_for="13.0")
+    assert "is a build for CUDA 13.0" in said
+    added = {canonicalize_name(line.partition("==")[0]) for line in pins.splitlines()}
+    assert {"nvidia-nccl-cu13", "nvidia-cublas", "nvidia-cudnn-cu13", "triton"} <= added | pinned(name).keys()
+    assert not added & pinned(name).keys()
+
+
+@pytest.mark.parametrize(("name", "built_for"), [("constraints.txt", None), ("constraints-cuda.txt", "13.0")])
+def test_nothing_is_added_for_the_build_that_a_list_is_for(name: str, built_for: str | None, tmp_path: Path) -> None:
+    assert after_torch(tmp_path, name, built_for=built_for) == ("", "")
+
+
+def test_a_build_for_cpus_is_refused_where_gpus_are(tmp_path: Path) -> None:
+    said, _ = after_torch(tmp_path, "constraints-cuda.txt", built_for=None)
+    assert "is a build for CPUs: make clean" in said
 
 
 def test_a_machine_with_nvidias_driver_gets_cuda(tmp_path: Path) -> None:
