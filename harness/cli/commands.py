@@ -146,6 +146,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             file="look",
         ),
         "ui": Command("MLflow on what was written", (_plain("port", "on loopback", "N"),), file="look"),
+        "metrics": Command("every number that a run writes, with its unit and formula", file="list"),
         "mlflow-sync": Command("bring MLflow up to date from the files", (_EXPERIMENT,), file="look"),
     },
     "simulate and plan": {

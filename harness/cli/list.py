@@ -1,4 +1,4 @@
-"""`make list`: what can be chosen."""
+"""`make list`, `make metrics`: what can be chosen, and what is measured."""
 
 from __future__ import annotations
 
@@ -29,4 +29,17 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         soft_wrap=True,
     )
     console.print('  make bench ARGS="schedule.max_staleness=1 algorithm.correction=tis"', highlight=False)
+    return 0
+
+
+def metrics(arguments: Sequence[str], results: Path, console: Console) -> int:
+    """Every metric of an iteration: name, unit, title and, where that leaves something open, formula."""
+    from harness.metrics.definitions import DEFINITIONS, FAMILIES, MEANINGS
+
+    say(console, "of an iteration; its window begins where the one before ends; over the samples that it trained")
+    for metric in DEFINITIONS:
+        said = ": ".join([metric.title, *filter(None, [MEANINGS.get(metric.name)])])
+        say(console, f"  {metric.name:<35}{metric.unit or '-':<17}{said}")
+    for names, said in FAMILIES.items():
+        say(console, f"  {names}: {said}")
     return 0

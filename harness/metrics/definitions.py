@@ -215,8 +215,76 @@ DEFINITIONS: tuple[Metric, ...] = (
     Metric("ledger/dropped_spare", "not needed", "samples"),
     Metric("ledger/in_flight", "in flight", "samples"),
 )
-"""Metrics of an iteration, besides `idle/<role>` for each role, what the queue measures as `queue/...`, and
-`custom/<name>` for each extra value of a task's scores."""
+"""Metrics of an iteration, besides those of `FAMILIES`."""
+
+MEANINGS: dict[str, str] = {
+    "time/weight_sync_s": "seconds in which some transfer was published, staged or loaded",
+    "time/weight_sync_exposed_s": "a device did nothing else meanwhile; mean over devices that hold trained weights",
+    "time/wait_for_slowest_rank_s": "mean over ranks, as if a micro-batch lasted by its fullest rank's packed tokens",
+    "throughput/tokens_per_s": "prompts and responses",
+    "throughput/tokens_per_s_per_device": "over all devices of the run",
+    "throughput/mfu": "these samples' operations, each once / (window x devices x dense bfloat16 peak)",
+    "throughput/fraction_of_bound": "(largest over pools of: mean busy seconds of the pool's devices) / window",
+    "staleness/mean": "mean of lag_mean",
+    "staleness/max": "largest lag_worst",
+    "staleness/steps_mean": "iterations times the optimizer steps that make a version",
+    "staleness/steps_max": "iterations times the optimizer steps that make a version",
+    "staleness/in_flight_mean": "mean of lag_in_flight",
+    "staleness/in_queue_mean": "mean of lag_in_queue",
+    "staleness/span_max": "largest span",
+    "reward/mean": "of those that were scored",
+    "reward/exact_match": "as sampled, not greedy",
+    "reward/same_in_group": "share of groups; their advantages are 0",
+    "reward/baseline": "the greedy ones of algorithm.advantage=remax",
+    "filter/refused": "since the last iteration",
+    "filter/share": "of all that were refused or trained",
+    "filter/rounds": "of the trained groups",
+    "turns/environment_tokens": "mean of a sample; in no response length",
+    "turns/failed": "share; a step raised an error or took too long",
+    "response_length/mean": "tokens that the policy sampled",
+    "response_length/p99": "with linear interpolation",
+    "response_length/truncated": "share that the limit on tokens ended; not simulated",
+    "eval/greedy": "share of greedy responses that are right",
+    "eval/sampled": "share of sampled responses that are right",
+    "eval/pass_at_k": "share of problems with at least one right sampled response",
+    "train/grad_norm": "before clipping, mean over the iteration's steps; null where one is not finite",
+    "train/learning_rate": "of the iteration's last step",
+    "train/skipped_steps": "of the run so far",
+    "train/rank_imbalance": "over the iteration's micro-batches, in each of which all ranks wait for the fullest",
+    "critic/loss": "over the tokens that it learns from, as all means of critic/",
+    "critic/clip_fraction": "without a gradient, as they moved too far",
+    "critic/explained_variance": "1 - var(returns - values) / var(returns); left out where all returns are alike",
+    "critic/value_mean": "advantages were made with these",
+    "critic/lag": "of the critic that wrote them behind the one that learns",
+    "policy/kl_ref": "k3; where the job has a reference (algorithm.kl_coef above 0, or algorithm.reference=true)",
+    "policy/kl_coef": "in the reward (algorithm.kl_in=reward), mean over samples",
+    "policy/entropy": "at the sampling temperature",
+    "policy/clip_fraction": "whose gradient PPO's clip would cut off, whatever the correction",
+    "policy/ratio_max": "of new to behaviour probability",
+    "policy/kl_behaviour": "KL(mu, pi) by k3",
+    "policy/kl_behaviour_reverse": "KL(pi, mu), by importance weights",
+    "policy/effective_samples": "that would say as much at equal weights",
+    "policy/ratio_p01": "over tokens, right to half a percent, as the other two",
+    "policy/left_out": "share of all tokens that have an advantage and no policy gradient",
+    "policy/cut": "share of all tokens (tis, cispo, dppo_*)",
+    "policy/rejected": "share of sampled tokens, where algorithm.rejection is set",
+    "policy/mismatch_kl": "k3 of the trainer's recomputed log-probabilities from the engine's: kernels, batching",
+    "policy/proximal_lag": "behind the trainer's, mean over samples",
+    "straggler/cut": "share, where engine.on_straggler=cut",
+    "straggler/dropped": "since the last iteration",
+}
+"""Formula, condition or whole of the metrics whose titles leave it open; `mu` sampled, `pi` is trained."""
+
+FAMILIES: dict[str, str] = {
+    "idle/<role>": "1 - busy / window, mean over the role's devices, which roles share; overlaps count once",
+    "custom/<name>": "an extra value of a task's scores: mean over those that have one",
+    "eval/custom/<name>": "what eval.function returned",
+    "queue/live_rows, bytes, bytes/<column>, open_leases, partitions": "of the queue's live partitions",
+    "queue/<task>/depth_samples, ready, waiting_gets": "neither handed out nor dropped; ready; gets that wait",
+    "queue/<task>/oldest_s": "seconds that the oldest ready row has waited",
+    "queue/<task>/handout_p50_ms, _p99_ms, _max_ms": "how long the latest 1,024 rows lay ready",
+}
+"""Metrics whose names hold a role, a column, a task or a user's own name, and what they are."""
 
 OF_LEDGER: dict[str, Fault] = {
     "engines": Fault("{times} a rollout engine was lost"),

@@ -25,6 +25,7 @@ from harness.config import ConfigError
 from harness.config.compose import GROUPS
 from harness.config.registries import SCHEDULES
 from harness.driver.checkpointing import LeftAtCheckpoint
+from harness.metrics.definitions import DEFINITIONS
 from harness.studies.papers.experiment import names
 from tests.support.project import ROOT
 
@@ -238,6 +239,13 @@ def test_a_command_whose_output_is_closed_ends_without_a_word(words: list[str], 
     done = subprocess.run(command, stdout=output, stderr=errors, env=environment, timeout=120, check=False)
     os.close(output)
     assert (done.returncode, done.stderr or b"") == (status, b"")
+
+
+def test_metrics_names_every_metric_with_what_its_title_leaves_open(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["metrics"]) == 0
+    printed = capsys.readouterr().out
+    assert all(f"  {metric.name} " in printed and metric.title in printed for metric in DEFINITIONS)
+    assert "largest over pools" in printed and "idle/<role>: 1 - busy / window" in printed
 
 
 def test_list_names_every_choice_of_every_group(capsys: pytest.CaptureFixture[str]) -> None:

@@ -9,7 +9,7 @@ from typing import get_args
 import msgspec
 import pytest
 
-from harness.metrics.definitions import DEFINITIONS, METRIC_NAMES, OF_LEDGER, Metric, found_faults
+from harness.metrics.definitions import DEFINITIONS, MEANINGS, METRIC_NAMES, OF_LEDGER, Metric, found_faults
 from harness.metrics.ledger import Ledger
 from harness.metrics.samples import Fate
 from harness.metrics.schemas import LedgerFile
@@ -37,7 +37,7 @@ NO_FAULTS = {
 
 
 def test_every_metric_is_declared_once_with_a_title_of_its_own() -> None:
-    assert len(METRIC_NAMES) == len(DEFINITIONS)
+    assert len(METRIC_NAMES) == len(DEFINITIONS) and MEANINGS.keys() <= METRIC_NAMES
     titles = [(metric.title, metric.unit) for metric in DEFINITIONS]
     assert len(set(titles)) == len(titles) and all(title and title[0] != " " for title, _ in titles)
 
