@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.support.bare_machine import bare_environment
 from tests.support.project import ROOT
 from tests.support.real_runs import SMALL, bench
 
@@ -32,20 +33,18 @@ def brought_along(module: str, unwanted: tuple[str, ...]) -> list[str]:
     return done.stdout.split()
 
 
-def test_engines_weight_sync_and_rl_run_where_ray_hydra_and_mlflow_are_not() -> None:
+def test_engines_weight_sync_and_losses_load_where_only_torch_and_transformers_are(tmp_path: Path) -> None:
     folders = (
-        "engines",
-        "engines/torch",
-        "engines/vllm",
-        "engines/sglang",
-        "harness/weight_sync",
-        "harness/rl",
-        "harness/calibration/profile",
-        "harness/acceptance/gpu_gate",
+        *("engines", "engines/torch", "engines/vllm", "engines/sglang", "harness/weight_sync", "harness/rl"),
+        *("harness/rl/losses", "harness/calibration/profile", "harness/acceptance/gpu_gate"),
         "harness/acceptance/gpu_gate/parts",
     )
-    together = ", ".join(module for folder in folders for module in modules(folder))
-    assert brought_along(together, GPU_MACHINE) == []
+    more = {"harness.rl.warm_start", "harness.calibration.profile.fitting", "harness.acceptance.gpu_gate.parts.jobs"}
+    together = [module for folder in folders for module in modules(folder) if module not in more]
+    program = f"import {', '.join(together)}\nimport msgspec"
+    environment = bare_environment(tmp_path)
+    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
+    assert done.stderr.strip().endswith("No module named 'msgspec'") and program.count(",") > 50, done.stderr
 
 
 def test_metrics_reports_and_comparisons_load_without_torch_ray_or_vllm() -> None:

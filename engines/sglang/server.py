@@ -12,14 +12,13 @@ from pathlib import Path
 from random import SystemRandom
 from typing import TYPE_CHECKING
 
-import psutil
 import torch
 
 from engines.loading import write_model
 from engines.sglang.options import SOCKET, TOKEN, URL, Options, interpreter, servers
 from engines.torch.model import float32_head
 from harness.protocols import EngineDied
-from harness.rpc.children import kill_group
+from harness.rpc.children import descendants, kill_group
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -117,11 +116,7 @@ class LocalServer:
     @property
     def process_ids(self) -> tuple[int, ...]:
         """The server's processes, the one that answers first."""
-        try:
-            children = psutil.Process(self._process.pid).children(recursive=True)
-        except psutil.NoSuchProcess:
-            children = []
-        return (self._process.pid, *(child.pid for child in children))
+        return (self._process.pid, *(child.number for child in descendants(self._process.pid)))
 
     def has_started(self) -> None:
         """Remove the model's folder, which the server has read: nothing stays on disk, however this process ends. Its

@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import torch
+from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
 
 from engines.torch.first_weights import Part, local_part, part_of_tensor
 
@@ -24,17 +24,23 @@ FORMAT = "cadence training state 1"
 _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
-class _Place(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+@dataclass(frozen=True)
+class _Place:
     """The place of a file's tensor in the whole one."""
 
     shape: tuple[int, ...]
     start: tuple[int, ...]
 
 
-class _Header(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
+@with_config(ConfigDict(extra="forbid", strict=True))
+@dataclass(frozen=True)
+class _Header:
     rank: int
     ranks: int
     places: dict[str, _Place]
+
+
+_HEADER = TypeAdapter(_Header)
 
 
 @dataclass(frozen=True)
@@ -54,7 +60,7 @@ class TrainingState:
         path = folder / f"rank-{self.rank:05}.safetensors"
         if path.exists():
             raise FileExistsError(f"{path} is there already; save into a new folder")
-        header = msgspec.json.encode(_Header(self.rank, self.ranks, dict(self.places))).decode()
+        header = _HEADER.dump_json(_Header(self.rank, self.ranks, dict(self.places))).decode()
         save_file(dict(self.tensors), path, metadata={"format": FORMAT, "state": header})
         with path.open("rb") as file:
             digest = hashlib.file_digest(file, "sha256").hexdigest()
@@ -117,7 +123,7 @@ class SavedState:
             try:
                 file = self._stack.enter_context(safe_open(path, framework="pt"))
                 header = self._header(path, file.metadata() or {})
-            except (SafetensorError, msgspec.DecodeError) as error:
+            except (SafetensorError, ValidationError) as error:
                 raise ValueError(f"{path} holds no state of training: {error}") from error
             self.ranks = header.ranks
             for name, place in header.places.items():
@@ -162,7 +168,7 @@ class SavedState:
     def _header(path: Path, metadata: Mapping[str, str]) -> _Header:
         if metadata.get("format") != FORMAT:
             raise ValueError(f"{path} is of format {metadata.get('format')!r}; this code reads {FORMAT!r}")
-        return msgspec.json.decode(metadata.get("state", ""), type=_Header)
+        return _HEADER.validate_json(metadata.get("state", ""))
 
 
 def _overlap(wanted: Part, start: Sequence[int], size: Sequence[int]) -> tuple[Part, Part] | None:

@@ -10,7 +10,6 @@ from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
-import psutil
 import torch
 from transformers.utils.logging import disable_progress_bar
 
@@ -18,6 +17,7 @@ from engines.loading import write_model
 from engines.torch.model import model_shape
 from engines.vllm.options import BACKEND, Options
 from harness.protocols import EngineDied
+from harness.rpc.children import descendants, end_within, process_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,14 +58,14 @@ class VLLMProcess:
             arguments = _arguments(model, slots, device, options, tensor_parallel)
             self.llm = _start(folder, arguments, options.log_level, self._count)
         self._core: BaseProcess = self.llm.engine_core.resources.engine_manager.processes[0]
-        core = psutil.Process(self._core.pid)
-        self._processes = [core, *core.children(recursive=True)]
+        assert self._core.pid is not None, "vLLM answers once its core has started"
+        self._processes = [process_id(self._core.pid), *descendants(self._core.pid)]
         self._death: asyncio.Future[None] | None = None
 
     @property
     def process_ids(self) -> list[int]:
         """Ids of vLLM's own processes."""
-        return [process.pid for process in self._processes]
+        return [process.number for process in self._processes]
 
     async def ask(self, what: str, answer: Awaitable[Answer], timeout_s: float | None = None) -> Answer:
         """Wait for `answer`, at most `timeout_s`, or the engine's own limit. `what` ends the sentence "did not ...".
@@ -147,7 +147,7 @@ class VLLMProcess:
         for socket in (talk.input_socket, talk.output_socket):
             socket.close(linger=0)
         talk.ctx.term()  # vLLM leaves it to the garbage collector, which complains
-        await asyncio.to_thread(_end, self._processes)
+        await asyncio.to_thread(end_within, _STOP_S, self._processes)
         del self.llm  # or it would be shut down again when the interpreter has gone
 
     def _watched(self) -> asyncio.Future[None]:
@@ -262,11 +262,3 @@ def _memory(
         weights = sum(sizes) + 4 * max(options.weight_bucket_bytes, *sizes)
         share = min(1.0, (cache + weights) / torch.cuda.mem_get_info(device)[1])
     return {"kv_cache_memory_bytes": cache, "gpu_memory_utilization": share}
-
-
-def _end(processes: Sequence[psutil.Process]) -> None:
-    """Kill processes that are left: a worker whose parent was killed ends by itself, but not always at once."""
-    _, left = psutil.wait_procs(processes, timeout=_STOP_S)
-    for process in left:
-        process.kill()
-    psutil.wait_procs(left, timeout=_STOP_S)

@@ -42,7 +42,8 @@ from harness.rl.filters import GIVEN, given_to_filter
 from harness.runtime.runtime import Build, Handle, RealClock, RoleName, collect_waits
 from harness.runtime.virtual_runtime import LocalRole
 from harness.tasks import Dealer, environment_of, extra_metrics, make_buffer
-from harness.transfer_queue import LocalQueue, TransferQueue
+from harness.transfer_queue import TransferQueue
+from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.membership import Fleet

@@ -18,6 +18,8 @@ from typing import Annotated, Any, get_origin, get_type_hints
 import msgspec
 import numpy as np
 
+from harness.runtime.runtime import Wire
+
 FRAME_LIMIT = 64 << 20
 """Bytes of a message, which takes half a second at 1 Gbit/s: rows stay in the queue, and what comes here is of a fixed
 size for each sample. Checks refuse batches whose samples would not fit (`BYTES_OF_A_SAMPLE`), evaluations are cut into
@@ -31,14 +33,6 @@ mask."""
 
 class CannotTravel(TypeError):
     """A value, or the type that an annotation asks for, that has no wire form."""
-
-
-@dataclass(frozen=True)
-class Wire:
-    """A mark in the annotation of an argument or a result: what travels for it, `Annotated[WeightOffer, Wire(A | B)]`.
-    Members of a union of objects are msgspec structs with tags."""
-
-    type: Any
 
 
 # -- values

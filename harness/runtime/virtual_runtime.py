@@ -13,7 +13,8 @@ from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar
 
 from harness.runtime.runtime import Build, Handle, Role, RoleName, Storage, role_name
-from harness.transfer_queue import LocalQueue, QueueSpec, TransferQueue
+from harness.transfer_queue import QueueSpec, TransferQueue
+from harness.transfer_queue.local import LocalQueue
 
 T = TypeVar("T")
 

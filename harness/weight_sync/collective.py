@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Mapping
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -27,7 +28,8 @@ from harness.weight_sync.process_group import (
 )
 
 
-class CollectiveOffer(GroupOffer, frozen=True):
+@dataclass(frozen=True)
+class CollectiveOffer(GroupOffer):
     """A plan, and where to meet for its broadcasts."""
 
     def receiver(self, number: int, device: torch.device, previous: object = None) -> CollectiveReceiver:

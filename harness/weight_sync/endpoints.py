@@ -5,16 +5,15 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
-from typing import Annotated, Protocol, runtime_checkable
+from dataclasses import dataclass
+from typing import Annotated, Protocol, get_args, runtime_checkable
 
-import msgspec
 import torch
 import torch.distributed as dist
 
 from harness.config.transports import transport_of
 from harness.protocols import Clock, Span, TrainEngine
-from harness.runtime.messages import Wire, decode, encode
-from harness.runtime.runtime import Waits
+from harness.runtime.runtime import Waits, Wire
 from harness.weight_sync.plan import TransferPlan, pack, plan_transfer
 from harness.weight_sync.process_group import GroupOffer, open_rendezvous
 
@@ -94,20 +93,28 @@ class WeightOffer(Protocol):
         Raises TransferError where the ends did not meet."""
 
 
-class SentOffer(msgspec.Struct, frozen=True):
-    """An offer on its way from the trainer: its transport by name, or import path, and its bytes."""
+@dataclass(frozen=True)
+class SentOffer:
+    """An offer on its way from the trainer: its transport by name, or import path; its class, and its bytes."""
 
     transport: str
+    kind: str
     data: bytes
 
     @classmethod
     def of(cls, transport: str, offer: GroupOffer) -> SentOffer:
         """Encode an offer of this transport."""
-        return cls(transport, encode(offer))
+        from harness.runtime.messages import encode
+
+        return cls(transport, type(offer).__name__, encode(offer))
 
     def opened(self) -> GroupOffer:
         """Decode it. Raises ConfigError where this process has no such transport."""
-        offer: GroupOffer = decode(self.data, transport_of(self.transport).with_ends().offers)
+        from harness.runtime.messages import decode
+
+        offers = transport_of(self.transport).with_ends().offers
+        kinds = {kind.__name__: kind for kind in get_args(offers) or (offers,)}
+        offer: GroupOffer = decode(self.data, kinds[self.kind])
         return offer
 
     @property

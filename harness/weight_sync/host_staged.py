@@ -12,6 +12,7 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Collection, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 
 import torch
 import torch.distributed as dist
@@ -24,7 +25,8 @@ Copy = list[torch.Tensor]
 """Weights in host memory: uint8, a tensor for each bucket."""
 
 
-class HostStagedOffer(GroupOffer, frozen=True):
+@dataclass(frozen=True)
+class HostStagedOffer(GroupOffer):
     """A plan, and where to meet for its broadcasts, which are of host tensors whatever the devices."""
 
     def receiver(self, number: int, device: torch.device, previous: object = None) -> HostStagedReceiver:

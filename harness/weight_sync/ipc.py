@@ -12,12 +12,12 @@ import os
 import shutil
 import tempfile
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from mmap import mmap
 from pathlib import Path
 from typing import Any
 from weakref import finalize
 
-import msgspec
 import torch
 import torch.distributed as dist
 
@@ -37,7 +37,8 @@ from harness.weight_sync.process_group import (
 _ALIGNMENT = 64  # bytes; where a slot begins, and its digests
 
 
-class CudaHandle(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class CudaHandle:
     """How another process maps a slot: what CUDA says of its memory, as torch.multiprocessing reduces a tensor."""
 
     device: int
@@ -83,7 +84,8 @@ class CudaHandle(msgspec.Struct, frozen=True):
         )
 
 
-class SharedOffer(GroupOffer, frozen=True, tag=True):
+@dataclass(frozen=True)
+class SharedOffer(GroupOffer):
     """Slots by their path, and where to meet. The file is unlinked once all receivers joined."""
 
     path: Path
@@ -111,7 +113,8 @@ class SharedOffer(GroupOffer, frozen=True, tag=True):
         self.path.unlink()
 
 
-class CudaOffer(GroupOffer, frozen=True, tag=True):
+@dataclass(frozen=True)
+class CudaOffer(GroupOffer):
     """Slots by their handles, and where to meet. The sender has to hold the slots until all receivers have joined; the
     memory is freed with the last process that has it mapped."""
 

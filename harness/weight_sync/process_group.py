@@ -16,7 +16,6 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any, Protocol, cast
 
-import msgspec
 import torch
 import torch.distributed as dist
 
@@ -270,7 +269,8 @@ def open_rendezvous(host: str, receivers: int, timeout_s: float, senders: int = 
     return Rendezvous(host, store.port, receivers + 1, timeout_s, senders), store
 
 
-class GroupOffer(msgspec.Struct, frozen=True):
+@dataclass(frozen=True)
+class GroupOffer:
     """The facts by which receivers, and senders beside the first one, join a transport whose ends meet as a process
     group; small, and travels. plan: of what travels; rendezvous: where they meet."""
 

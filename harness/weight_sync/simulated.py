@@ -10,7 +10,7 @@ import torch
 
 from harness.config.transports import TransferTimes, transport_of
 from harness.protocols import Clock
-from harness.runtime.messages import Wire
+from harness.runtime.runtime import Wire
 from harness.weight_sync.endpoints import HostReceiver, HostSender, SentOffer, WeightOffer, WeightReceiver, WeightSender
 from harness.weight_sync.host_staged import require_sent, require_staged
 from harness.weight_sync.plan import TransferPlan

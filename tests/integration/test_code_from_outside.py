@@ -90,7 +90,8 @@ from schedules.separated_sync import SeparatedSync
 FOLDER = Path(__file__).parent / "weights"
 
 
-class FolderOffer(GroupOffer, frozen=True):
+@dataclass(frozen=True)
+class FolderOffer(GroupOffer):
     folder: str
 
     def sender(self, store, device, previous=None, number=0):

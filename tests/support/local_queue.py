@@ -10,7 +10,8 @@ from typing import Any, TypeVar
 import numpy as np
 
 from harness.runtime.virtual_runtime import run_virtual
-from harness.transfer_queue import Batch, ColumnSpec, LocalQueue, QueueSpec, TaskSpec
+from harness.transfer_queue import Batch, ColumnSpec, QueueSpec, TaskSpec
+from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.rows.columns import Column
 from harness.transfer_queue.storage.inline import LocalStorage
 

@@ -9,7 +9,8 @@ from collections.abc import Coroutine, Mapping
 from typing import Any, Protocol, TypeVar
 
 from harness.runtime.virtual_runtime import VirtualLoop
-from harness.transfer_queue import LocalQueue, QueueSpec
+from harness.transfer_queue import QueueSpec
+from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.remote.server import QueueServer

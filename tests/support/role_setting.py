@@ -15,7 +15,8 @@ from harness.config import ModelConfig
 from harness.config.registries import find
 from harness.protocols import Clock, Completion, PauseMode, Request, RolloutEngine, Sampling
 from harness.tasks import Task
-from harness.transfer_queue import Column, LocalQueue, Ragged
+from harness.transfer_queue import Column, Ragged
+from harness.transfer_queue.local import LocalQueue
 from harness.workers.dataflow import JobShape, partition_name, queue_spec, text_column
 from harness.workers.episodes import Episodes
 from harness.workers.rollout import Ports, RolloutRole, RolloutSettings

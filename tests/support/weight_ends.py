@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from datetime import timedelta
 from typing import Any
 
-import msgspec
 import torch
 from torch.distributed import Store, TCPStore
 
@@ -74,7 +74,7 @@ def met_again(offer: Offer, before: tuple[Any, Any]) -> tuple[Any, Any]:
     rendezvous, store = open_rendezvous(LOOPBACK, 1, offer.rendezvous.timeout_s)
     if isinstance(offer, SharedOffer):
         return meet(share_slots(offer.plan, rendezvous), store, before)
-    return meet(msgspec.structs.replace(offer, rendezvous=rendezvous), store, before)
+    return meet(replace(offer, rendezvous=rendezvous), store, before)
 
 
 def store_of(offer: Offer) -> Store:

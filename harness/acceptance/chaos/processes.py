@@ -20,7 +20,8 @@ import torch
 from harness.driver.build import WorkerSpec
 from harness.runtime.runtime import Build, Handle, RoleName, Storage, WorkerDied, role_name
 from harness.runtime.virtual_runtime import LocalRole, VirtualRuntime
-from harness.transfer_queue import Batch, GetRequest, LocalQueue, QueueSpec, TransferQueue
+from harness.transfer_queue import Batch, GetRequest, QueueSpec, TransferQueue
+from harness.transfer_queue.local import LocalQueue
 from harness.weight_sync.plan import TransferError
 
 DRIVER = "driver"

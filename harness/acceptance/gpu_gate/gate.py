@@ -17,8 +17,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
-import psutil
-
 from harness.acceptance.gpu_gate.results import (
     PartResult,
     lines,
@@ -30,7 +28,7 @@ from harness.acceptance.gpu_gate.results import (
     write_result,
 )
 from harness.config import ConfigError
-from harness.rpc.children import kill_group
+from harness.rpc.children import ProcessId, descendants, kill_group
 
 FOLDER = "gate-gpu"
 
@@ -166,7 +164,7 @@ def _run(part: GatePart, kind: str, folder: Path) -> PartResult:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True
         )
-        below: dict[int, psutil.Process] = {}
+        below: set[ProcessId] = set()
         try:
             code = _wait(process, part.limit_s, below)
         finally:
@@ -183,7 +181,7 @@ def _run(part: GatePart, kind: str, folder: Path) -> PartResult:
     return found
 
 
-def _wait(process: subprocess.Popen[bytes], limit_s: float, below: dict[int, psutil.Process]) -> int | None:
+def _wait(process: subprocess.Popen[bytes], limit_s: float, below: set[ProcessId]) -> int | None:
     """Exit code of a process, None where it runs longer than `limit_s`. below: gets all processes that it starts, of
     which some may leave its session."""
     deadline = time.monotonic() + limit_s
@@ -191,23 +189,17 @@ def _wait(process: subprocess.Popen[bytes], limit_s: float, below: dict[int, psu
         try:
             return process.wait(0.2)
         except subprocess.TimeoutExpired:
-            try:
-                below |= {child.pid: child for child in psutil.Process(process.pid).children(recursive=True)}
-            except psutil.NoSuchProcess:
-                continue
+            below.update(descendants(process.pid))
     return None
 
 
-def _end(process: subprocess.Popen[bytes], below: dict[int, psutil.Process]) -> None:
+def _end(process: subprocess.Popen[bytes], below: set[ProcessId]) -> None:
     """Kill it and what it left behind."""
     if process.poll() is None:
         kill_group(process.pid)
         process.wait()
-    for child in below.values():
-        try:
-            child.kill()  # psutil knows a process by its start, too: a number that was given anew is let be
-        except psutil.NoSuchProcess:
-            continue
+    for child in below:
+        child.kill()
 
 
 def _how(code: int) -> str:

@@ -16,7 +16,8 @@ from harness.config.transports import TransferTimes
 from harness.cost_model.cost import offload_s, rank_shares, reload_s, sample_tokens, slowest_share_s, transfer_times
 from harness.cost_model.lengths import ResponseLengths, read_trace
 from harness.cost_model.shape import parameters
-from harness.transfer_queue import LocalQueue, QueueSpec, Ragged
+from harness.transfer_queue import QueueSpec, Ragged
+from harness.transfer_queue.local import LocalQueue
 from harness.workers.dataflow import PROMPT_COLUMNS, ROLLOUT_COLUMNS, JobShape, queue_spec
 
 TINY = compose_job(["cost=tiny_cpu"])

@@ -15,7 +15,8 @@ from harness.driver.observer import EndedIteration
 from harness.driver.pools import RolloutPool, StagePool, TrainerPool
 from harness.driver.published_weights import PublishedWeights
 from harness.protocols import Span
-from harness.transfer_queue import LocalQueue, QueueSpec
+from harness.transfer_queue import QueueSpec
+from harness.transfer_queue.local import LocalQueue
 from harness.weight_sync.membership import Fleet
 from harness.workers.recording import Recorded, TrainedIteration
 from harness.workers.training import TrainedRows, TrainReport

@@ -5,6 +5,10 @@ from __future__ import annotations
 import socket
 import subprocess
 import sys
+import time
+from dataclasses import replace
+
+from harness.rpc.children import descendants, end_within, process_id
 
 STUCK = """
 import socket, sys, time
@@ -29,3 +33,18 @@ def test_a_process_whose_event_loop_is_stuck_ends_with_its_peer_and_not_before()
             assert process.wait(60) == 1
         finally:
             process.kill()
+
+
+def test_all_that_a_process_started_is_found_and_ended_and_no_process_that_got_its_number() -> None:
+    with subprocess.Popen(["sh", "-c", "sleep 600 & sleep 600"], start_new_session=True) as parent:
+        until = time.monotonic() + 60
+        while len(found := descendants(parent.pid)) < 2 and time.monotonic() < until:
+            time.sleep(0.01)
+        every = [process_id(parent.pid), *found]
+        assert [one.alive for one in every] == 3 * [True]
+        later = replace(every[0], started=every[0].started + 1)
+        later.kill()
+        assert not later.alive and every[0].alive
+        end_within(0.01, every)
+        assert [one.alive for one in every] == 3 * [False]
+    assert descendants(parent.pid) == []

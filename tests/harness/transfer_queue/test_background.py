@@ -8,8 +8,9 @@ import math
 import numpy as np
 import pytest
 
-from harness.transfer_queue import ColumnSpec, LocalQueue, QueueSpec, TaskSpec
+from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
 from harness.transfer_queue.control.reporting import queue_metrics
+from harness.transfer_queue.local import LocalQueue
 from tests.support.local_queue import virtual
 from tests.support.remote_queue import serving
 

@@ -8,7 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from harness.transfer_queue import ColumnSpec, LocalQueue, QueueSpec, TaskSpec
+from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
+from harness.transfer_queue.local import LocalQueue
 from tests.support.local_queue import virtual
 from tests.support.queue_in_a_folder import Queue
 from tests.support.remote_queue import serving

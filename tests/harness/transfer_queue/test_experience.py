@@ -10,18 +10,9 @@ import numpy as np
 import pytest
 import torch
 
-from harness.transfer_queue import (
-    Batch,
-    Column,
-    ColumnSpec,
-    GetRequest,
-    LeaseExpired,
-    LocalQueue,
-    QueueSpec,
-    Ragged,
-    TaskSpec,
-)
+from harness.transfer_queue import Batch, Column, ColumnSpec, GetRequest, LeaseExpired, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.experience import Experience, ExperienceQueue, Values, to_column, to_tensor
+from harness.transfer_queue.local import LocalQueue
 
 SPEC = QueueSpec(
     {

@@ -13,8 +13,9 @@ import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
-from harness.transfer_queue import Batch, ColumnSpec, GetRequest, LeaseExpired, LocalQueue, QueueSpec, TaskSpec
+from harness.transfer_queue import Batch, ColumnSpec, GetRequest, LeaseExpired, QueueSpec, TaskSpec
 from harness.transfer_queue.loader import StreamingDataLoader
+from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.remote.sync_client import SyncQueue
 

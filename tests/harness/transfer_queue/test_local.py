@@ -9,8 +9,9 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.transfer_queue import LeaseExpired, LocalQueue, QueueClosed, Ragged, TaskSpec, TransferQueue
+from harness.transfer_queue import LeaseExpired, QueueClosed, Ragged, TaskSpec, TransferQueue
 from harness.transfer_queue.control.policies import POLICIES
+from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.rows.columns import Column
 from harness.transfer_queue.rows.frames import Frame
 from harness.transfer_queue.storage.inline import LocalStorage

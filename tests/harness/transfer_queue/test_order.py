@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from harness.transfer_queue import LocalQueue, Ragged, TaskSpec
+from harness.transfer_queue import Ragged, TaskSpec
+from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.rows.columns import Column
 from tests.support.local_queue import filled, ids, queue, rewards, soon, virtual
 

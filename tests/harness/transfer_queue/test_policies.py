@@ -12,12 +12,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.transfer_queue import ColumnSpec, LeaseExpired, LocalQueue, QueueSpec, Ragged, TaskSpec
+from harness.transfer_queue import ColumnSpec, LeaseExpired, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.control.controller import Controller
 from harness.transfer_queue.control.leases import LOST_KEPT, Leases, Share
 from harness.transfer_queue.control.policies import POLICIES, SPLITS, balanced, contiguous
 from harness.transfer_queue.control.reporting import KEPT, Latency, queue_metrics
 from harness.transfer_queue.control.spec import GetRequest
+from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.rows.frames import Frame
 from tests.support.examples import examples
 from tests.support.local_queue import filled, ids, queue, rewards, virtual

@@ -19,19 +19,10 @@ from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from harness.rpc.handshake import ANSWER
-from harness.transfer_queue import (
-    Batch,
-    Column,
-    ColumnSpec,
-    GetRequest,
-    LocalQueue,
-    QueueSpec,
-    Ragged,
-    TaskSpec,
-    TransferQueue,
-)
+from harness.transfer_queue import Batch, Column, ColumnSpec, GetRequest, QueueSpec, Ragged, TaskSpec, TransferQueue
 from harness.transfer_queue.control.policies import POLICIES
 from harness.transfer_queue.loader import StreamingDataLoader
+from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.storage.shm import ShmBackend

@@ -21,8 +21,9 @@ import pytest
 
 from harness.rpc.handshake import greet_blocking
 from harness.rpc.sockets import HEADER, socket_address
-from harness.transfer_queue import ColumnSpec, LeaseExpired, LocalQueue, QueueSpec, Ragged, TaskSpec
+from harness.transfer_queue import ColumnSpec, LeaseExpired, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.control.spec import GetRequest
+from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.rows.columns import Column

@@ -9,7 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.transfer_queue import ColumnSpec, LocalQueue, QueueSpec, TaskSpec
+from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
+from harness.transfer_queue.local import LocalQueue
 from tests.support.local_queue import virtual
 
 ROW_BYTES = 8

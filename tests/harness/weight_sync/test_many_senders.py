@@ -4,9 +4,9 @@ import asyncio
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from dataclasses import replace
 from typing import Any
 
-import msgspec
 import pytest
 import torch
 from torch.distributed import TCPStore, destroy_process_group, init_process_group
@@ -88,7 +88,7 @@ class Ends:
 
     def meet(self) -> None:
         self.rendezvous, self._store = open_rendezvous(LOOPBACK, 1, LONG_S, SENDERS)
-        offer: Any = msgspec.structs.replace(self.offer, rendezvous=self.rendezvous)
+        offer: Any = replace(self.offer, rendezvous=self.rendezvous)
         joining = [
             self.pool.submit(offer.sender, self.rendezvous.connect(), CPU, before, number)
             for number, before in enumerate(self.senders)

@@ -24,7 +24,8 @@ from harness.rl.token_advantages import token_advantages_of
 from harness.runtime.virtual_runtime import run_virtual
 from harness.tasks import Sample, Score, Task, sample_of, score_of
 from harness.tasks.characters import Reverse
-from harness.transfer_queue import Batch, Column, LocalQueue, Ragged
+from harness.transfer_queue import Batch, Column, Ragged
+from harness.transfer_queue.local import LocalQueue
 from harness.workers.actor import ActorRole
 from harness.workers.dataflow import iteration_of, partition_name
 from harness.workers.readers import FifoReader, RankQueue

@@ -1,0 +1,57 @@
+"""A machine that has torch and transformers with what these require, and nothing else."""
+
+from __future__ import annotations
+
+import os
+from importlib import metadata
+from pathlib import Path
+
+from packaging.requirements import Requirement
+from packaging.utils import canonicalize_name
+
+from tests.support.project import ROOT
+
+_HOOK = """
+import sys
+
+
+class Refuse:
+    def find_spec(self, name, path=None, target=None):
+        if name.partition(".")[0] in REFUSED:
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+
+
+sys.meta_path.insert(0, Refuse())
+"""
+
+
+def required_by(*names: str) -> set[str]:
+    """Canonical names of these distributions and of all that they require here, without extras."""
+    found: set[str] = set()
+    waiting = list(names)
+    while waiting:
+        name = canonicalize_name(waiting.pop())
+        if name in found:
+            continue
+        found.add(name)
+        try:
+            requires = metadata.requires(name) or []
+        except metadata.PackageNotFoundError:  # CUDA's libraries, where torch is of the CPU's
+            continue
+        needed = [Requirement(line) for line in requires]
+        waiting += [one.name for one in needed if one.marker is None or one.marker.evaluate({"extra": ""})]
+    return found
+
+
+def bare_environment(folder: Path) -> dict[str, str]:
+    """Environment in which Python refuses to import what torch and transformers do not require, in the processes that
+    it starts, too. folder: gets the hook that does."""
+    there = required_by("torch", "transformers")
+    refused = {
+        module
+        for module, names in metadata.packages_distributions().items()
+        if not there & {canonicalize_name(name) for name in names} and not (ROOT / module).exists()
+    }
+    assert {"msgspec", "psutil", "hydra", "mlflow", "ray", "pyarrow", "scipy"} <= refused
+    (folder / "sitecustomize.py").write_text(f"REFUSED = {refused!r}\n{_HOOK}")
+    return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
