@@ -13,7 +13,7 @@ from harness.config import CostConfig, JobConfig, LatencyConfig, LengthsConfig
 from harness.config.compose import DOCS
 from harness.driver.session import simulate
 from harness.metrics.atomic_files import write_text
-from harness.studies.schedule_table import ITERATIONS, WARMUP, Condition, ScheduleFigures, as_csv, figures, job, rows
+from harness.studies.schedule_table import Condition, ScheduleFigures, as_csv, figures, job, rows
 
 PAGE = DOCS / "agentic.md"
 TURNS = LengthsConfig(kind="lognormal", mean=4.0, sigma=0.7, cap=16)
