@@ -132,7 +132,7 @@ def outcome_of(measures: Sequence[Measure]) -> str | None:
     return next((key for key in OUTCOMES if key in compared), None)
 
 
-_TRAINED = ("those that sampled, by their lag older than the one in training", "trained ones")
+_TRAINED = ("those that sampled, older by their lag", "trained ones")
 _HELD_OUT_PROBLEMS = "held-out problems, the same in every run"
 _SUBJECTS = {
     "eval/": ("the final one", _HELD_OUT_PROBLEMS),
