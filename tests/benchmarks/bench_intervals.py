@@ -1,4 +1,4 @@
-"""How often intervals of few runs hold the truth, by simulation: the tables of docs/statistics.md.
+"""How often intervals of few runs hold the truth, by simulation: figures of docs/statistics.md.
 
     python -m tests.benchmarks.bench_intervals [--repeats 20000]
 
