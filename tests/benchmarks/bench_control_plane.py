@@ -2,10 +2,9 @@
 
     python -m tests.benchmarks.bench_control_plane [--sizes 1024x8192,8192x8192]
 
-Rows of random tokens lie in a queue of its own process, as after training. `payload`: all that is written of them comes
-encoded to the driver, which decodes it and writes it (as runs did once). `record`: the driver asks the recorder, in a
-worker of its own, which reads and writes. Prints for each size seconds of CPU of the driver's thread, bytes that come
-to it, and seconds until all is written. 8,192 x 8,192 tokens take about 6 GiB of memory.
+Rows of random tokens lie in a queue of its own process, as after training; the driver asks the recorder, in a worker of
+its own, which reads and writes. Prints for each size seconds of CPU of the driver's thread, bytes that come to it, and
+seconds until all is written. 8,192 x 8,192 tokens take about 6 GiB of memory.
 """
 
 from __future__ import annotations
@@ -29,16 +28,9 @@ from harness.rl.diagnostics import diagnostics
 from harness.runtime import messages as m
 from harness.runtime.local_runtime import LocalRuntime
 from harness.runtime.runtime import RealClock, RoleName
-from harness.transfer_queue import Batch, Column, QueueSpec, Ragged, TaskSpec, TransferQueue
+from harness.transfer_queue import Column, QueueSpec, Ragged, TaskSpec, TransferQueue
 from harness.workers.dataflow import PROMPT_COLUMNS, RECORD, RECORDED, REWARD_COLUMNS, ROLLOUT_COLUMNS, text_column
-from harness.workers.recording import (
-    RecordingSettings,
-    RecordRole,
-    TokenDecoder,
-    TrainedIteration,
-    WrittenSoFar,
-    _IterationSamples,
-)
+from harness.workers.recording import RecordingSettings, RecordRole, TokenDecoder, TrainedIteration, WrittenSoFar
 from harness.workers.training import TrainedRows, TrainReport
 
 GROUP, MICRO_BATCH, PROMPT = 8, 64, 256
@@ -83,25 +75,6 @@ def trained(samples: int, sums: dict[str, float], into: WrittenSoFar) -> Trained
     return TrainedIteration(0, [parts], sums, [], [], refused=0, late=0, into=into)
 
 
-def payload(told: TrainedIteration, tokens: int, recording: RecordingSettings, parts: SampleParts) -> tuple[float, int]:
-    """Busy seconds and bytes where the driver gets and writes everything."""
-    busy, size = 0.0, 0
-    samples = _IterationSamples(recording, told, parts)
-    for part in told.ranks[0]:
-        columns = columns_of(part.rows, tokens)
-        message = m.encode(columns)
-        size += len(message)
-        start = time.thread_time()
-        wanted = {name: Ragged if isinstance(column, Ragged) else np.ndarray for name, column in columns.items()}
-        raw = m.decode(message, dict[str, m.msgspec.Raw])
-        read: dict[str, Any] = {name: m.decode(value, wanted[name]) for name, value in raw.items()}
-        samples.add([part], Batch("train_0", part.rows, read, lease=0))
-        busy += time.thread_time() - start
-    start = time.thread_time()
-    samples.recorded({})
-    return busy + time.thread_time() - start, size
-
-
 def build(roles: Any, *, queue: TransferQueue, recording: RecordingSettings) -> dict[RoleName, Any]:
     return {(RECORD, 0): RecordRole(queue, RealClock.starting_now(), recording)}
 
@@ -133,21 +106,16 @@ async def record(
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--sizes", default="1024x8192,8192x8192", help="samples x tokens, some of them")
-    print(f"{'samples x tokens':>18} {'way':>8} {'driver busy s':>14} {'bytes':>15} {'written after s':>16}")
+    print(f"{'samples x tokens':>18} {'driver busy s':>14} {'bytes':>15} {'written after s':>16}")
     for size in parser.parse_args().sizes.split(","):
         samples, tokens = map(int, size.split("x"))
         recording = RecordingSettings(TokenDecoder(), GROUP, run_of=RunOf(FORMAT, 0, 1, GROUP))
-        for way in ("payload", "record"):
-            with tempfile.TemporaryDirectory() as folder:
-                with closing(SampleParts(Path(folder), (), recording.run_of)) as parts:
-                    told = trained(samples, SUMS, WrittenSoFar(folder, parts.sizes))
-                    if way == "payload":
-                        busy, got = payload(told, tokens, recording, parts)
-                        after = busy
-                if way == "record":
-                    with LocalRuntime(gpu=False, start_timeout_s=120, call_timeout_s=600) as runtime:
-                        busy, got, after = asyncio.run(record(runtime, told, tokens, recording))
-            print(f"{size:>18} {way:>8} {busy:>14.4f} {got:>15,} {after:>16.2f}", flush=True)
+        with tempfile.TemporaryDirectory() as folder:
+            with closing(SampleParts(Path(folder), (), recording.run_of)) as parts:
+                told = trained(samples, SUMS, WrittenSoFar(folder, parts.sizes))
+            with LocalRuntime(gpu=False, start_timeout_s=120, call_timeout_s=600) as runtime:
+                busy, got, after = asyncio.run(record(runtime, told, tokens, recording))
+        print(f"{size:>18} {busy:>14.4f} {got:>15,} {after:>16.2f}", flush=True)
 
 
 if __name__ == "__main__":

@@ -25,7 +25,6 @@ ARGUMENTS = {
     "bench_bound": SHORT,
     "bench_checkpoints": [*SHORT, "iterations=9", "--rounds", "1", "--every", "3"],
     "bench_control_plane": ["--sizes", "64x64"],
-    "bench_convergence": [*SHORT, "--schedules", "one_step_off", "--seeds", "0"],
     "bench_intervals": ["--repeats", "200"],
     "bench_overhead": ["--rounds", "1", "--iterations", "6", "model.warm_start=false"],
     "bench_memory": ["--every", "2", "iterations=8"],
