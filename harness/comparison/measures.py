@@ -132,26 +132,6 @@ def outcome_of(measures: Sequence[Measure]) -> str | None:
     return next((key for key in OUTCOMES if key in compared), None)
 
 
-_TRAINED = ("those that sampled, older by their lag", "trained ones")
-_HELD_OUT_PROBLEMS = "held-out problems, the same in every run"
-_SUBJECTS = {
-    "eval/": ("the final one", _HELD_OUT_PROBLEMS),
-    "reach/": ("those evaluated on the way", _HELD_OUT_PROBLEMS),
-    "filter/": (_TRAINED[0], "all whose group was whole"),
-    "policy/": ("the one in training, against those that sampled", "trained ones"),
-    "ledger/": ("none", "admitted ones"),
-    **dict.fromkeys(("reward/", "custom/", "response_length/", "staleness/"), _TRAINED),
-    **dict.fromkeys(("throughput/", "seconds"), ("none", "trained ones")),
-    **dict.fromkeys(("idle/", "time/", "train/"), ("none", "none")),
-}
-
-
-def subject_of(key: str) -> tuple[str, str]:
-    """The policy and the samples that a measure is of, in the words of docs/statistics.md. Raises StopIteration for a
-    measure of which nobody said it."""
-    return next(subject for start, subject in _SUBJECTS.items() if key.startswith(start))
-
-
 def of_trained_samples(key: str) -> bool:
     """Whether a measure is of the rewards of samples that were trained."""
     return key.startswith("reward/")

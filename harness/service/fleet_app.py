@@ -27,7 +27,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import logging
 import os
 import time
 from collections.abc import Callable
@@ -40,11 +39,8 @@ from fastapi import FastAPI
 from fastapi.responses import Response
 from pydantic import BaseModel, Field
 
-from harness.protocols import Clock
 from harness.rpc.http_server import LOOPBACK, authenticated_app, serving
 from harness.weight_sync.membership import Fleet, Kind, MemberRequest, Membership, MembershipConflict, UnknownMember
-
-log = logging.getLogger(__name__)
 
 _KEEP_ALIVE_S = 2.0  # less than the server's 5 s: a connection that it just closed loses the request
 
@@ -203,23 +199,6 @@ class ServiceClient:
             detail = response.json().get("detail", response.reason_phrase) if response.content else ""
             raise Refused(response.status_code, f"weight sync service at {self.url}: {detail}")
         return response.json()
-
-
-async def send_heartbeats(
-    client: ServiceClient, name: str, version: Callable[[], int], clock: Clock, *, every_s: float
-) -> None:
-    """Consumes the member's version, produces heartbeats, until it is cancelled. While the service is away the member
-    goes on as it is, and reports again once there is one; a refusal is raised."""
-    away = False
-    while True:
-        try:
-            await client.heartbeat(name, version())
-            away = False
-        except ConnectionError as error:
-            if not away:
-                log.warning("%s goes on without the service: %s", name, error)
-            away = True
-        await clock.sleep(every_s)
 
 
 async def _serve(app: FastAPI, host: str, port: int) -> None:

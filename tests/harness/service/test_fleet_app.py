@@ -10,8 +10,8 @@ import pytest
 
 from harness.rpc import http_server
 from harness.rpc.http_server import LOOPBACK, serving
-from harness.runtime.runtime import RealClock, WorkerDied
-from harness.service.fleet_app import Refused, ServiceClient, fleet_app, membership_app, send_heartbeats
+from harness.runtime.runtime import WorkerDied
+from harness.service.fleet_app import Refused, ServiceClient, fleet_app, membership_app
 from harness.weight_sync.membership import Fleet, LostEngine, Membership, OnLost
 from tests.support.proxies import Proxy
 
@@ -173,40 +173,18 @@ async def test_a_service_that_is_not_there_is_named() -> None:
             await client.topology()
 
 
-async def test_a_restarted_service_knows_all_members_again_with_the_versions_that_they_hold(
-    caplog: pytest.LogCaptureFixture,
-) -> None:
-    clock, held, warned = RealClock.starting_now(), {"a": 1, "b": 2}, asyncio.Event()
-    caplog.handler.addFilter(lambda record: warned.set() is None)
-
-    async def until_it_knows(client: ServiceClient, expected: dict[str, int]) -> None:
-        while {name: member["version"] for name, member in (await members(client)).items()} != expected:
-            pass
-
-    async with asyncio.timeout(60), asyncio.TaskGroup() as tasks:
-        async with serving(membership_app(Membership(), TOKEN)) as url:
-            client = await ServiceClient(url, TOKEN, timeout_s=60.0).__aenter__()
-            beats = [
-                tasks.create_task(send_heartbeats(client, name, lambda name=name: held[name], clock, every_s=0.01))
-                for name in held
-            ]
-            await until_it_knows(client, held)
-        await warned.wait()
-        held["a"] = 3  # an update while the service was away
-        membership = Membership()
-        async with serving(membership_app(membership, TOKEN), port=int(url.rpartition(":")[2])):
-            await until_it_knows(client, {"a": 3, "b": 2})
+async def test_a_restarted_service_knows_all_members_again_with_the_versions_that_they_hold() -> None:
+    async with serving(membership_app(Membership(), TOKEN)) as url:
+        async with ServiceClient(url, TOKEN, timeout_s=60.0) as client:
+            for name, version in {"a": 1, "b": 2}.items():
+                await client.heartbeat(name, version)
+    membership = Membership()
+    async with serving(membership_app(membership, TOKEN)) as url:
+        async with ServiceClient(url, TOKEN, timeout_s=60.0) as client:
+            for name, version in {"a": 3, "b": 2}.items():  # an update while the service was away
+                await client.heartbeat(name, version)
+            assert {name: member["version"] for name, member in (await members(client)).items()} == {"a": 3, "b": 2}
             assert sorted(membership.ranks.values()) == [1, 2]
-            for beat in beats:
-                beat.cancel()
-            await client.__aexit__()
-    assert "goes on without the service: no weight sync service" in caplog.text
-
-
-async def test_a_refusal_ends_the_heartbeats(url: str) -> None:
-    async with ServiceClient(url, "another token", timeout_s=60.0) as stranger:
-        with pytest.raises(Refused, match="token is wrong"):
-            await send_heartbeats(stranger, "a", lambda: 0, RealClock.starting_now(), every_s=0.01)
 
 
 # --- the engines of a run --------------------------------------------------------------------------------------------

@@ -1,27 +1,21 @@
-"""Each sentence of the TransferQueue's contract, on the queue in one event loop. Where time matters it is virtual."""
+"""Each sentence of the TransferQueue's contract, on the queue in one event loop. Where time matters it is virtual.
+
+What it refuses is held in test_wire.py, with the same words over a socket."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Mapping
 
 import numpy as np
 import pytest
 
-from harness.transfer_queue import LeaseExpired, QueueClosed, Ragged, TaskSpec, TransferQueue
+from harness.transfer_queue import LeaseExpired, QueueClosed, Ragged, TaskSpec
 from harness.transfer_queue.control.policies import POLICIES
-from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.rows.columns import Column
 from harness.transfer_queue.rows.frames import Frame
 from harness.transfer_queue.storage.inline import LocalStorage
 from tests.support.local_queue import filled, ids, queue, rewards, soon, virtual
-
-
-def test_both_clients_satisfy_the_protocol() -> None:
-    local: type[TransferQueue] = LocalQueue  # checked by mypy
-    assert local is LocalQueue
-
 
 # -- writing
 
@@ -39,36 +33,6 @@ async def test_a_row_is_handed_out_once_all_of_its_columns_are_written_in_any_or
     assert batch is not None and ids(batch) == [0, 1] and batch.partition == "a"
     assert batch.dense("reward").tolist() == [0, 1]
     assert [row.tolist() for row in batch.ragged("tokens").rows()] == [[7, 8], [9]]
-
-
-@pytest.mark.parametrize(
-    ("partition", "rows", "columns", "message"),
-    [
-        ("a", [0, 1], {"speed": np.zeros(2)}, "column 'speed' is unknown"),
-        ("a", [0, 1], {"reward": np.zeros(3, np.float32)}, "must be \\[2\\]"),
-        ("a", [0, 1], {"reward": np.zeros(2, np.float64)}, "holds float32, not float64"),
-        ("b", [0, 1], {"reward": np.zeros(2, np.float32)}, "partition 'b' is unknown"),
-        ("gone", [9], {"reward": np.zeros(1, np.float32)}, "partition 'gone' was cleared"),
-        ("a", [0, 4], {"reward": np.zeros(2, np.float32)}, "row 4 is not in partition 'a'"),
-        ("a", [0, 0], {"reward": np.zeros(2, np.float32)}, "names a row twice"),
-        ("a", [0, 3], {"reward": np.zeros(2, np.float32)}, "'reward' of row 3 .* already written"),
-        ("a", [0.5], {"reward": np.zeros(1, np.float32)}, "rows must be a list of integers"),
-        ("a", [0, 1], {"reward": np.zeros(2, np.float32), "tokens": np.zeros(2)}, "'tokens' takes a Ragged"),
-    ],
-)
-async def test_a_bad_put_is_an_error_to_its_writer_and_the_queue_goes_on(
-    partition: str, rows: list[Any], columns: dict[str, Any], message: str
-) -> None:
-    q = queue()
-    await q.create_partition("gone", [9])
-    await q.clear("gone")
-    await q.create_partition("a", range(4))
-    await q.put("a", [3], rewards([3]))
-    with pytest.raises(ValueError, match=message):
-        await q.put(partition, rows, columns)
-    assert (await q.describe())["partitions"]["a"]["written"] == {"tokens": 0, "reward": 1, "old": 0}
-    await q.put("a", [0, 1, 2], rewards(range(3)))
-    assert ids(await q.get("score", 4)) == [0, 1, 2, 3]
 
 
 async def test_a_batch_does_not_change_with_the_writers_array_nor_with_another_readers() -> None:
@@ -106,15 +70,6 @@ async def test_rows_may_be_any_ids_and_keep_the_partitions_order() -> None:
 
 
 @pytest.mark.parametrize(
-    ("rows", "group_size", "message"),
-    [([], 1, "one or more different rows"), ([1, 1], 1, "different rows"), (range(5), 2, "whole groups of 2")],
-)
-async def test_a_partition_that_cannot_be_is_refused(rows: Sequence[int], group_size: int, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        await queue().create_partition("a", rows, group_size)
-
-
-@pytest.mark.parametrize(
     ("task", "message"),
     [
         (TaskSpec(("speed",)), "unknown columns \\['speed'\\]"),
@@ -130,23 +85,6 @@ def test_a_task_that_cannot_work_is_refused_when_the_queue_is_made(task: TaskSpe
 
 
 # -- reading
-
-
-@pytest.mark.parametrize(
-    ("task", "count", "options", "message"),
-    [
-        ("nobody", 1, {}, "task 'nobody' is unknown"),
-        ("score", 0, {}, "1 <= minimum <= count"),
-        ("score", 2, {"minimum": 3}, "minimum=3, count=2"),
-        ("score", 2, {"rank": 1}, "rank 1 of task 'score' is outside its 1 ranks"),
-        ("groups", 3, {}, "whole groups of 2 rows: count 3"),
-    ],
-)
-async def test_a_get_that_cannot_be_served_is_refused(task: str, count: int, options: Any, message: str) -> None:
-    q = queue(score=TaskSpec(("reward",)), groups=TaskSpec(("reward",), whole_groups=True))
-    await filled(q, range(4), group_size=2)
-    with pytest.raises(ValueError, match=message):
-        await q.get(task, count, **options)
 
 
 async def test_a_get_waits_for_its_minimum_and_takes_up_to_its_count() -> None:
@@ -360,13 +298,6 @@ async def test_a_short_final_batch_is_split_as_evenly_as_whole_groups_allow() ->
     assert last[2] is not None and last[2].dense("reward").shape == (0,)
 
 
-async def test_ranks_that_ask_for_different_counts_are_told() -> None:
-    q = await filled(queue(train=TaskSpec(("reward",), ranks=2)), range(8))
-    await q.get("train", 2, rank=0)
-    with pytest.raises(ValueError, match="rank 1 .* asks for 3 rows where another rank asked for 2"):
-        await q.get("train", 3, rank=1)
-
-
 async def test_a_rank_that_dies_finds_its_share_again_and_the_others_are_not_disturbed() -> None:
     q = await filled(queue(train=TaskSpec(("reward",), ranks=2)), range(8))
     assert ids(await q.get("train", 2, rank=0, consumer="w0")) == [0, 1]
@@ -491,11 +422,6 @@ async def test_a_batch_given_back_goes_out_again() -> None:
     assert ids(await q.get("score", 4)) == [0, 1, 2, 3]
 
 
-async def test_an_acknowledgement_of_nothing_is_refused() -> None:
-    with pytest.raises(ValueError, match="lease 3 was never given"):
-        await queue().acknowledge(3)
-
-
 # -- room, clearing, description
 
 
@@ -520,11 +446,6 @@ async def test_a_writer_without_room_is_told_the_slowest_task() -> None:
         await q.create_partition("b", range(4, 8), timeout_s=5)
     await q.clear("a")
     await q.create_partition("b", range(4, 8))
-
-
-async def test_a_partition_that_can_never_fit_is_refused_at_once() -> None:
-    with pytest.raises(ValueError, match="5 rows, more than capacity_rows=4"):
-        await queue(capacity_rows=4).create_partition("a", range(5))
 
 
 async def test_closing_refuses_those_who_wait_for_room() -> None:

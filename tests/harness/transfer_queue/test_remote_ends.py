@@ -13,7 +13,6 @@ import tempfile
 from contextlib import AsyncExitStack
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from harness.rpc import listener, stream
@@ -225,18 +224,6 @@ async def test_a_portal_connects_on_its_own() -> None:
         assert list((await queue.describe())["partitions"]) == ["a"]
 
 
-@pytest.mark.parametrize("token", [b"", b"wrong"])
-async def test_a_client_without_the_token_is_refused(token: bytes) -> None:
-    async with serving() as (server, queue):
-        stranger = RemoteQueue(endpoint_of(server, token))
-        for _ in range(2):
-            with pytest.raises(PermissionError, match="refuses a client without its token"):
-                await stranger.describe()
-        with pytest.raises(PermissionError, match="refuses a client without its token"):
-            await asyncio.to_thread(SyncQueue(endpoint_of(server, token)).describe)
-        assert await queue.waiting() == []
-
-
 async def test_a_queue_is_saved_below_the_folder_that_it_was_started_with_and_nowhere_else(tmp_path: Path) -> None:
     saves = tmp_path / "checkpoints"
     saves.mkdir()
@@ -394,26 +381,6 @@ async def test_a_garbled_message_is_the_error_of_its_call(caplog: pytest.LogCapt
         assert await stranger.asks(m.Waiting()) == m.Done([]) and await queue.waiting() == []
 
 
-async def test_a_truncated_frame_leaves_nothing() -> None:
-    async with serving() as (server, queue):
-        await queue.create_partition("a", range(2))
-        async with Stranger.at(server) as stranger:
-            put = m.encode(m.Put("a", np.arange(2).tobytes(), (2, {"reward": 8}, bytes(8)), {}, None))
-            await asyncio.get_running_loop().sock_sendall(stranger.sock, HEADER.pack(len(put), 0, 2) + put[:-1])
-        await queue.put("a", range(2), rewards(range(2)))
-        assert (await queue.describe())["partitions"]["a"]["written"]["reward"] == 2
-
-
-async def test_an_oversized_message_ends_its_connection_only() -> None:
-    async with serving(limit=1000) as (server, queue), Stranger.at(server) as stranger:
-        await stranger.say(2, bytes(1001))
-        answer = (await stranger.hear())[1]
-        assert isinstance(answer, m.Failed) and "1001 bytes was announced; the limit is 1000" in answer.text
-        with pytest.raises(ConnectionError):
-            await stranger.hear()
-        assert await queue.waiting() == []
-
-
 async def test_an_oversized_put_is_refused_before_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Framer.__init__, "__defaults__", (10_000,))
     monkeypatch.setitem(stream.FramedStream.__init__.__kwdefaults__, "limit", 10_000)
@@ -461,44 +428,6 @@ async def test_large_messages_that_are_not_whole_share_so_much_memory(
         assert [(await other.hear())[0] for other in others] == [6, 6, 6]
         await asyncio.gather(*said)
         assert not server.room._sizes
-
-
-async def test_columns_that_do_not_fit_the_schema_are_refused() -> None:
-    async with serving() as (_, queue):
-        await queue.create_partition("a", range(4))
-        with pytest.raises(ValueError, match="column 'x' is unknown"):
-            await queue.put("a", range(4), {"x": np.zeros(4)})
-        with pytest.raises(ValueError, match="holds float32, not float64"):
-            await queue.put("a", range(4), {"reward": np.zeros(4)})
-        with pytest.raises(ValueError, match="partition 'b' is unknown"):
-            await queue.put("b", range(4), tokens(range(4)))
-        with pytest.raises(ValueError, match="partition 'b' is unknown"):
-            await queue.put("b", range(4), rewards(range(4)))
-        await queue.put("a", range(4), tokens(range(4)))
-        with pytest.raises(ValueError, match="is already written"):
-            await queue.put("a", range(4), tokens(range(4)))
-        await queue.clear("a")
-        with pytest.raises(ValueError, match="partition 'a' was cleared"):
-            await queue.put("a", range(4), rewards(range(4)))
-
-
-@pytest.mark.parametrize(
-    ("frame", "error"),
-    [
-        ((2, {"x": 8}, bytes(8)), "column 'x' is unknown"),
-        ((2, {"reward": 12}, bytes(12)), "12 bytes cannot hold 2 rows"),
-        ((2, {"reward": 8}, bytes(9)), "a frame of 8 bytes came with 9"),
-        ((3, {"reward": 12}, bytes(12)), "a frame of 3 rows came for 2 row ids"),
-        ((2, {"reward": 8}, (1 << 32, 0)), "has no segment"),
-    ],
-)
-async def test_a_frame_is_not_believed(frame: m.WireFrame, error: str) -> None:
-    async with serving() as (server, queue), Stranger.at(server) as stranger:
-        await queue.create_partition("a", range(2))
-        await queue.put("a", range(2), tokens(range(2)))  # into a segment of another's
-        answer = await stranger.asks(m.Put("a", np.arange(2).tobytes(), frame, {}, None))
-        assert isinstance(answer, m.Failed) and answer.kind == "ValueError" and error in answer.text
-        assert (await queue.describe())["partitions"]["a"]["written"]["reward"] == 0
 
 
 async def test_a_segment_that_could_shrink_is_refused_and_closed() -> None:

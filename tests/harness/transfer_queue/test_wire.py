@@ -463,6 +463,7 @@ def test_a_message_that_is_too_long_is_refused_before_it_came(server: ServerThre
         (m.encode(["Nonsense"]), "Nonsense"),
         (m.encode(m.Put("a", bytes(7), (0, {}, b""), {}, None)), "7 bytes are not int64 numbers"),
         (m.encode(m.Put("a", bytes(8), (2, {}, b""), {}, None)), "a frame of 2 rows came for 1 row ids"),
+        (m.encode(m.Put("a", bytes(8), (1, {"x": 8}, bytes(8)), {}, None)), "column 'x' is unknown"),
         (m.encode(m.Put("a", bytes(8), (1, {"reward": 5}, bytes(5)), {}, None)), "5 bytes cannot hold 1 rows"),
         (m.encode(m.Put("a", bytes(8), (1, {"reward": 4}, bytes(3)), {}, None)), "4 bytes came with 3"),
         (m.encode(m.Put("a", bytes(8), (1, {"reward": 4}, (7, 0)), {}, None)), "has no segment 7 in partition 'a'"),
