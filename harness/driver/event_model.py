@@ -10,13 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import math
-from bisect import bisect_right
+from bisect import bisect_right, insort
 from collections import deque
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from heapq import heapify, heappop, heappush
+from itertools import groupby
 from operator import itemgetter
 
 import numpy as np
@@ -72,7 +73,7 @@ def not_covered(config: JobConfig, schedule: Schedule, placement: Placement) -> 
     """The parts of a job that the event model does not know; "" where it knows all."""
     rollout_shares = len(placement.roles_on(placement.devices["rollout"][0])) > 1
     reasons = {
-        f"order={schedule.order}": schedule.order != "fifo",
+        f"order={schedule.order}": schedule.order not in ("fifo", "completion"),
         "a critic": config.algorithm.has_critic,
         "groups that are refused and dealt again": config.refills,
         "turns with an environment": config.cost.turns is not None,
@@ -154,7 +155,7 @@ class _Engine:
 
     def __init__(self, job: _Job, number: int) -> None:
         self.job, self.number = job, number
-        self.bound = job.groups  # groups from here on are not its own yet
+        self.bound = _MASK  # groups from here on are not its own yet
         self.paused = self.asleep = False
         self.queued = 0  # groups that it waits for
         self._cost, self._slots, self._n = job.decode, job.slots, job.group_size
@@ -592,6 +593,80 @@ class _Frontier:
             await future
 
 
+class _Arrivals:
+    """Groups that one reader takes as they come, where the order is that of completion
+    (harness/transfer_queue/control/policies.py): of one partition at a time, that whose first one came first."""
+
+    def __init__(self, part_of: Sequence[int]) -> None:
+        self.taken = 0
+        self.started: dict[int, set[int]] = {}  # groups that are not taken yet, by the bound under which they began
+        self._part_of, self._ready = part_of, dict[int, list[tuple[int, int]]]()
+        self._most, self._due = 0, tuple[tuple[int, int], ...]()
+        self._asked: asyncio.Future[list[int]] | None = None
+
+    def add(self, groups: Iterable[int], tick: int = 0) -> None:
+        """These came, of one partition; those of a lower tick, then of a lower number, go first."""
+        for group in groups:
+            insort(self._ready.setdefault(self._part_of[group], []), (tick, group))
+        self._serve()
+
+    def begun(self, groups: Iterable[int], bound: int) -> None:
+        """Note under which bound an engine took groups."""
+        self.started.setdefault(bound, set()).update(groups)
+
+    def drop(self, below: int) -> set[int]:
+        """Take out what was begun under this bound or a lower one."""
+        dropped = set().union(*(self.started.pop(bound) for bound in list(self.started) if bound <= below))
+        for part, ready in self._ready.items():
+            self._ready[part] = [one for one in ready if one[1] not in dropped]
+        return dropped
+
+    def ask(self, most: int, due: Iterable[tuple[int, int]] = ()) -> asyncio.Future[list[int]]:
+        """Up to so many groups, as soon as there is one. due: (bound, n) pairs, bounds ascending: what was begun under
+        this bound is among the first n that are ever taken (`precedence` in harness/transfer_queue/control)."""
+        self._most, self._due = most, tuple(due)
+        self._asked = asked = asyncio.get_running_loop().create_future()
+        self._serve()
+        return asked
+
+    def close(self) -> None:
+        """Nobody asks in earnest any more."""
+        if self._asked is not None:
+            self._asked.set_result([])
+
+    def _serve(self) -> None:
+        if self._asked is None:
+            return
+        most, among = self._precedence()
+        ready = self._ready
+        if among is not None:
+            ready = {part: [one for one in its if one[1] in among] for part, its in ready.items()}
+        turns = [(its[0][0], part) for part, its in ready.items() if its]
+        if not turns:
+            return
+        _, part = min(turns)
+        taken = ready[part][:most]
+        groups = [group for _, group in taken]
+        self._ready[part] = [one for one in self._ready[part] if one not in taken]
+        for started in self.started.values():
+            started.difference_update(groups)
+        self.taken += len(groups)
+        asked, self._asked = self._asked, None
+        asked.set_result(groups)
+
+    def _precedence(self) -> tuple[int, set[int] | None]:
+        """How many may go at once, and among which they have to be."""
+        most = self._most
+        for bound, until in self._due:
+            waiting = set().union(*(groups for begun, groups in self.started.items() if begun <= bound))
+            if waiting:
+                slack = until - self.taken - len(waiting)
+                if slack < 1:
+                    return most, waiting
+                most = min(most, slack)
+        return most, None
+
+
 class _Job:
     """`schedules.protocol.Job`, and what its fronts share: many attributes, lists by sample or by group among them."""
 
@@ -601,7 +676,7 @@ class _Job:
         algorithm = config.algorithm
         self.config, self.schedule, self.placement, self.cost = config, schedule, placement, cost
         self.iterations, self.batch, self.group_size = config.iterations, algorithm.batch_groups, algorithm.group_size
-        self.groups = self.iterations * self.batch
+        self.in_order = schedule.order == "fifo"
         self.slots, self.prompt = config.engine.slots, cost.prompt_tokens
         self.decode = DecodeCost.of(cost)
         self.prefill_s = self.decode.prefill(self.prompt)
@@ -609,19 +684,20 @@ class _Job:
         self.step_s = [  # of a decode step of so many samples, their contexts aside
             decode.step_s + max(decode.weights(n), n * decode.per_sample_s) for n in range(self.slots + 1)
         ]
-        samples = self.groups * self.group_size
-        drawn = ResponseLengths.of_job(config, seed).of(np.arange(samples))
-        self.tokens = (drawn + self.prompt).reshape(self.groups, self.group_size)
-        self.lengths: list[int] = drawn.tolist()
-        self.context, self.left = [self.prompt] * samples, list(self.lengths)
-        self.start, self.end = [0] * samples, [0] * samples
-        self.unfinished = [self.group_size] * self.groups
+        self._drawn = ResponseLengths.of_job(config, seed)
+        self.tokens = np.empty((0, self.group_size), np.int64)
+        self.lengths, self.context, self.left = list[int](), list[int](), list[int]()  # by sample, as are those below
+        self.start, self.end = list[int](), list[int]()
+        self.unfinished, self.versions, self.oldest = list[int](), list[float](), list[int]()  # by group
+        self.took = list[float]()  # seconds of each group in its engine
         self.older: dict[int, tuple[int, float, int]] = {}  # of preempted samples: tokens, their versions, the oldest
-        self.versions, self.oldest = np.zeros(self.groups), np.zeros(self.groups)
-        # the queue
-        self.admitted, self.closed = 0, False
-        self._next = [batch * self.batch for batch in range(self.iterations)]  # group to hand out, of each batch
-        self._first = 0  # batch that has some
+        # the queue: a partition for each batch, and behind them for groups in the place of those that are dropped
+        self.groups = self.iterations * self.batch
+        self.admitted, self.closed, self.stale = 0, False, set[int]()
+        self._next, self.ends_of = list[int](), list[int]()  # of each part: the group to hand out, the end
+        self.part_of = list[int]()  # by group
+        self._first = 0  # partition that has some
+        self.make_parts(self.groups, self.batch)
         self.queue: dict[_Engine, int] = {}  # engines that wait for groups, and when each asked
         self._asked = 0
         self._wakes: list[tuple[float, int, _Engine, int]] = []
@@ -635,10 +711,11 @@ class _Job:
         self.ranks = {role: len(devices) // rank_devices for role, devices in placement.devices.items()}
         links = sender_links(config, schedule.transport, len(placement.devices["actor"]), config.engine.tensor_parallel)
         self.times = transfer_times(cost, schedule.transport, links, self.ranks["actor"])
-        self._scored: dict[tuple[int, int, int], float] = {}
+        self._scored: dict[tuple[Sequence[int], int], float] = {}
         # fronts
         self.engines = [_Engine(self, number) for number in range(engines)]
         self.generated, self.rewarded = _Frontier(self.groups), _Frontier(self.groups)
+        self.arrivals, self._tick_of, self._lacking = _Arrivals(self.part_of), 0, dict[int, int]()
         self.prompts, self.rollout = _Prompts(self), _Rollout(self, self.engines)
         self.rewards = _Rewards(self)
         self.host_stages = [self.rewards]
@@ -650,7 +727,6 @@ class _Job:
         self.generated_s: list[float] = []  # as each iteration ended
         self.worked: dict[str, float] = {}  # seconds, of roles, of loading and of sending
         self.worked_s: list[dict[str, float]] = []  # as each iteration ended
-        self.took = np.zeros(self.groups)  # seconds of each group in its engine
 
     @property
     def stages(self) -> list[_Rewards | _Scoring]:
@@ -672,16 +748,17 @@ class _Job:
 
     def steps(self) -> FastSteps:
         """The iterations as they came out."""
-        lags = np.arange(self.iterations)
+        lags, trained = np.arange(self.iterations), np.array(self.trainer.trained)
         return FastSteps(
             np.diff(np.array(self.ends), prepend=0.0),
             np.diff(np.array(self.generated_s), prepend=0.0) / len(self.engines),
             np.array(self.trainer.waited),
-            lags - self.versions.reshape(self.iterations, -1).mean(axis=1),
-            lags - self.oldest.reshape(self.iterations, -1).min(axis=1),
-            self.took.reshape(self.iterations, -1).max(axis=1),
+            lags - np.array(self.versions)[trained].mean(axis=1),
+            lags - np.array(self.oldest)[trained].min(axis=1),
+            np.array(self.took)[trained].max(axis=1),
             self._exposed(),
             {role: self._busy(devices) for role, devices in self.placement.devices.items()},
+            len(self.stale) * self.group_size,
         )
 
     def _busy(self, devices: tuple[int, ...]) -> NDArray[np.float64]:
@@ -743,23 +820,44 @@ class _Job:
 
     # -- the queue
 
-    def take(self, batch: int | None, wanted: int, bound: int) -> range | None:
-        """Groups of a batch, or of the oldest that has some, at most so many and below a bound; an empty range where
-        none is there yet, None where none will come."""
-        if batch is None:
-            while self._first < self.iterations and self._next[self._first] == (self._first + 1) * self.batch:
+    def make_parts(self, groups: int, size: int) -> None:
+        """Make partitions of so many groups more, each of `size`."""
+        n, first = self.group_size, len(self.part_of)
+        drawn = self._drawn.of(np.arange(first * n, (first + groups) * n))
+        self.tokens = np.concatenate((self.tokens, (drawn + self.prompt).reshape(groups, n)))
+        lengths: list[int] = drawn.tolist()
+        self.lengths += lengths
+        self.left += lengths
+        self.context += [self.prompt] * len(lengths)
+        self.start += [0] * len(lengths)
+        self.end += [0] * len(lengths)
+        self.unfinished += [n] * groups
+        self.versions += [0.0] * groups
+        self.oldest += [0] * groups
+        self.took += [0.0] * groups
+        self.part_of += [len(self._next) + group // size for group in range(groups)]
+        self._next += range(first, first + groups, size)
+        self.ends_of += range(first + size, first + groups + size, size)
+
+    def take(self, part: int | None, wanted: int, bound: int) -> range | None:
+        """Groups of a partition, or of the oldest that has some, at most so many and below a bound; an empty range
+        where none is there yet, None where none will come."""
+        if part is None:
+            while self._first < len(self._next) and self._next[self._first] == self.ends_of[self._first]:
                 self._first += 1
-            if self._first == self.iterations or (self.closed and self._next[self._first] >= self.admitted):
-                return None
-            batch = self._first
-        elif self._next[batch] == (batch + 1) * self.batch:
+            if self._first == len(self._next) or self._next[self._first] >= self.admitted:
+                return None if self.closed else range(0)
+            part = self._first
+        elif self._next[part] == self.ends_of[part]:
             return None
-        first = self._next[batch]
-        end = min(first + wanted, (batch + 1) * self.batch, self.admitted, bound)
+        first = self._next[part]
+        end = min(first + wanted, self.ends_of[part], self.admitted, bound)
         if end <= first:
             return range(0)
-        self._next[batch] = end
-        self.took[first:end] = -self.now
+        self._next[part] = end
+        self.took[first:end] = [-self.now] * (end - first)
+        if not self.in_order:
+            self.arrivals.begun(range(first, end), bound)
         return range(first, end)
 
     def wait(self, engine: _Engine) -> None:
@@ -812,29 +910,57 @@ class _Job:
         """Note that these groups are generated."""
         for group in groups:
             self.took[group] += self.now
-        self.generated.add(groups)
-        self.rewards.add(groups)
+        if self.in_order:
+            self.generated.add(groups)
+            self.rewards.add(groups)
+            return
+        for _, of_one in groupby(groups, key=self.part_of.__getitem__):
+            its = sorted(of_one)
+            self.rewards.add(its)
+            for stage in self.device_stages:
+                stage.arrivals.add(its)
+
+    def came(self, groups: Sequence[int]) -> None:
+        """Note that one of the roles that training waits for is done with these, of one partition."""
+        if self.in_order:
+            self.rewarded.add(groups)
+            return
+        for group in groups:
+            self._lacking[group] = self._lacking.get(group, 1 + len(self.device_stages)) - 1
+        self._tick_of += 1
+        ready = [group for group in groups if not self._lacking[group] and group not in self.stale]
+        self.arrivals.add(ready, self._tick_of)
+
+    def drop(self, below: int) -> int:
+        """Take out of training what was begun under this bound or a lower one."""
+        dropped = self.arrivals.drop(below)
+        self.stale |= dropped
+        self.groups += len(dropped)
+        return len(dropped)
 
     # -- work
 
-    def micro_batches(self, role: str, iteration: int) -> list[tuple[int, int]]:
-        """First group, and the one after the last, of each micro-batch of a role."""
-        size = min(self.batch, self.config.algorithm.micro_batch_groups * self.ranks[role])
-        first, end = iteration * self.batch, (iteration + 1) * self.batch
-        return [(begin, min(begin + size, end)) for begin in range(first, end, size)]
+    def micro_batch(self, role: str) -> int:
+        """Groups that a role takes at once."""
+        return min(self.batch, self.config.algorithm.micro_batch_groups * self.ranks[role])
 
-    def score_s(self, role: str, begin: int, end: int) -> float:
+    def micro_batches(self, role: str, iteration: int) -> list[range]:
+        """The groups of each micro-batch of a role, in order."""
+        size, end = self.micro_batch(role), (iteration + 1) * self.batch
+        return [range(begin, min(begin + size, end)) for begin in range(iteration * self.batch, end, size)]
+
+    def score_s(self, role: str, groups: Sequence[int]) -> float:
         """Seconds of scoring a micro-batch."""
-        key = (begin, end, self.ranks[role])
+        key = (groups if self.in_order else tuple(groups), self.ranks[role])
         if key not in self._scored:
-            tokens = self.tokens[begin:end].ravel()
-            self._scored[key] = scoring_s(self.cost, tokens, key[2], self.group_size, self.config.training)
+            tokens = self.tokens[groups].ravel()
+            self._scored[key] = scoring_s(self.cost, tokens, key[1], self.group_size, self.config.training)
         return self._scored[key]
 
-    def train_s(self, begin: int, end: int) -> float:
+    def train_s(self, groups: Sequence[int]) -> float:
         """Seconds of training on a micro-batch."""
         baselines = int(self.config.algorithm.has_greedy_baseline)
-        tokens = self.tokens[begin:end, baselines:].ravel()
+        tokens = self.tokens[groups, baselines:].ravel()
         return training_s(self.cost, tokens, self.ranks["actor"], self.group_size - baselines, self.config.training)
 
 
@@ -849,15 +975,20 @@ class _Prompts:
         below = min(below, job.groups)
         while job.admitted < below:
             await asyncio.sleep(0)
-            job.admitted = min(below, (job.admitted // job.batch + 1) * job.batch)
+            if job.admitted == job.ends_of[-1]:
+                job.make_parts(below - job.admitted, below - job.admitted)
+            job.admitted = min(below, job.ends_of[job.part_of[job.admitted]])
             job.serve()
 
     async def drop(self, started_below: int) -> int:
-        raise NotImplementedError("only in the order of completion, which is simulated")
+        return self._job.drop(started_below)
 
     async def close(self) -> None:
-        self._job.closed = True
-        self._job.serve()
+        job = self._job
+        job.closed = True
+        for arrivals in (job.arrivals, job.rewards.arrivals, *(stage.arrivals for stage in job.device_stages)):
+            arrivals.close()
+        job.serve()
 
 
 class _Rollout:
@@ -942,14 +1073,17 @@ class _Rewards:
         self._whole = needs_whole_batch(job.config.algorithm)
         self._ready: list[list[int]] = [[] for _ in range(job.iterations)]
         self._news = asyncio.Event()
+        self.arrivals = _Arrivals(job.part_of)
 
     def add(self, groups: Sequence[int]) -> None:
         if not self._sample_s:
-            self._job.rewarded.add(groups)
-            return
-        for group in groups:
-            heappush(self._ready[group // self._job.batch], group)
-        self._news.set()
+            self._job.came(groups)
+        elif not self._job.in_order:
+            self.arrivals.add(groups)
+        else:
+            for group in groups:
+                heappush(self._ready[group // self._job.batch], group)
+            self._news.set()
 
     def needed(self, end: int) -> int:
         """The first group that training up to `end` does not wait for."""
@@ -962,19 +1096,22 @@ class _Rewards:
         await self._job.rewarded.reached((iteration + 1) * self._job.batch)
 
     async def stream(self) -> None:
-        if self._sample_s:
+        if self._sample_s and not self._job.in_order:
+            while groups := await self.arrivals.ask(1):
+                await self._pass(groups)
+        elif self._sample_s:
             await self._work(range(self._job.iterations))
-        await self._job.rewarded.reached(self._job.groups)
 
     async def _work(self, batches: Sequence[int]) -> None:
-        job = self._job
-        for _ in range(len(batches) * job.batch):
+        for _ in range(len(batches) * self._job.batch):
             while not (ready := next((self._ready[batch] for batch in batches if self._ready[batch]), None)):
                 self._news.clear()
                 await self._news.wait()
-            group = heappop(ready)
-            await asyncio.sleep(self._sample_s * job.group_size)
-            job.rewarded.add([group])
+            await self._pass([heappop(ready)])
+
+    async def _pass(self, groups: Sequence[int]) -> None:
+        await asyncio.sleep(self._sample_s * self._job.group_size * len(groups))
+        self._job.came(groups)
 
 
 class _Scoring:
@@ -983,23 +1120,31 @@ class _Scoring:
     def __init__(self, job: _Job, role: str, place: int) -> None:
         """place: in the order in which the queue hands rows to roles."""
         self.name, self.done, self._job, self._place = role, _Frontier(job.groups), job, place
+        self.arrivals = _Arrivals(job.part_of)
         beside = job.placement.share(role, "actor")
         self.turns: Turns = job.turns_of("actor" if beside else role, 0)
         self.loads = role == "actor_fwd" and not beside
         self.engine_is_free = asyncio.Lock()
 
     async def process(self, iteration: int) -> None:
-        job = self._job
-        for begin, end in job.micro_batches(self.name, iteration):
-            await job.generated.reached(end, self._place)
-            async with self.turns.turn(f"{self.name}[0].work"), self._free():
-                await job.work(self.name, job.score_s(self.name, begin, end))
-            self.done.add(range(begin, end))
+        for groups in self._job.micro_batches(self.name, iteration):
+            await self._job.generated.reached(groups.stop, self._place)
+            await self._score(groups)
+            self.done.add(groups)
             await asyncio.sleep(0)  # who waits for these asks for the device first
 
     async def stream(self) -> None:
-        for iteration in range(self._job.iterations):
-            await self.process(iteration)
+        if self._job.in_order:
+            for iteration in range(self._job.iterations):
+                await self.process(iteration)
+        else:
+            while groups := await self.arrivals.ask(self._job.micro_batch(self.name)):
+                await self._score(groups)
+                self._job.came(groups)
+
+    async def _score(self, groups: Sequence[int]) -> None:
+        async with self.turns.turn(f"{self.name}[0].work"), self._free():
+            await self._job.work(self.name, self._job.score_s(self.name, groups))
 
     async def load(self) -> None:
         """New weights, between two micro-batches."""
@@ -1016,6 +1161,7 @@ class _Trainer:
     def __init__(self, job: _Job) -> None:
         self._job, self.turns = job, job.turns_of("actor", 0)
         self.waited: list[float] = []
+        self.trained: list[Sequence[int]] = []  # groups of each iteration
         self._steps = 0
 
     async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
@@ -1023,52 +1169,75 @@ class _Trainer:
         scored_beside = job.placement.share("actor_fwd", "actor")
         steps, freezes = algorithm.steps_per_version, algorithm.freezes_proximal
         self.waited.append(0.0)
+        arriving = self._in_order(iteration) if job.in_order else self._as_completed(first)
         if steps > 1 and (freezes or scored_beside):
-            parts = []
-            async for begin, end in self._arriving(iteration):
-                parts.append((begin, end))
+            parts = list[Sequence[int]]()
+            async for groups in arriving:
+                parts.append(groups)
                 if freezes:
                     async with self._turn():
-                        await job.work("actor", job.score_s("actor", begin, end))
+                        await job.work("actor", job.score_s("actor", groups))
             async with self._turn():
-                seconds = sum(job.train_s(begin, end) for begin, end in parts)
+                seconds = sum(map(job.train_s, parts))
                 checkpoint_s = job.cost.checkpoint.of(iteration + 1)
                 await job.work("actor", algorithm.epochs * seconds + steps * job.cost.train_step_s + checkpoint_s)
             return
         mini, since = algorithm.mini_batch_groups, 0
-        parts = []
-        async for begin, end in self._arriving(iteration):
+        kept = list[Sequence[int]]()
+        async for groups in arriving:
             if since == mini:
                 await self._step()
                 since = 0
-            await self._compute(begin, end)
-            parts.append((begin, end))
-            since += end - begin
+            await self._compute(groups)
+            kept.append(groups)
+            since += len(groups)
         await self._step()
         for _ in range(1, algorithm.epochs):
             since = 0
-            for begin, end in parts:
+            for groups in kept:
                 if since == mini:
                     await self._step()
                     since = 0
-                await self._compute(begin, end)
-                since += end - begin
+                await self._compute(groups)
+                since += len(groups)
             await self._step()
 
-    async def _arriving(self, iteration: int) -> AsyncIterator[tuple[int, int]]:
+    async def _in_order(self, iteration: int) -> AsyncIterator[Sequence[int]]:
         job = self._job
+        self.trained.append(range(iteration * job.batch, (iteration + 1) * job.batch))
         inputs = [stage.done for stage in job.device_stages]
-        for begin, end in job.micro_batches("actor", iteration):
+        for groups in job.micro_batches("actor", iteration):
             since = job.now
-            await job.rewarded.reached(job.rewards.needed(end))
+            await job.rewarded.reached(job.rewards.needed(groups.stop))
             for frontier in inputs:
-                await frontier.reached(end)
+                await frontier.reached(groups.stop)
             self.waited[-1] += job.now - since
-            yield begin, end
+            yield groups
 
-    async def _compute(self, begin: int, end: int) -> None:
+    async def _as_completed(self, first: Sequence[tuple[int, int]]) -> AsyncIterator[Sequence[int]]:
+        """Whatever is complete, up to a micro-batch; the next one is asked for while one is computed."""
+        job, taken = self._job, list[int]()
+        mini, most = job.config.algorithm.mini_batch_groups, job.micro_batch("actor")
+        due = [(limit, job.arrivals.taken + groups) for limit, groups in first]
+
+        def ask() -> asyncio.Future[list[int]]:
+            return job.arrivals.ask(min(most, job.batch - len(taken), mini - len(taken) % mini), due)
+
+        asked = ask()
+        while len(taken) < job.batch:
+            since = job.now
+            groups = await asked
+            self.waited[-1] += job.now - since
+            taken += groups
+            if len(taken) < job.batch:
+                asked = ask()
+            await asyncio.sleep(0)
+            yield groups
+        self.trained.append(taken)
+
+    async def _compute(self, groups: Sequence[int]) -> None:
         async with self._turn():
-            await self._job.work("actor", self._job.train_s(begin, end))
+            await self._job.work("actor", self._job.train_s(groups))
 
     async def _step(self) -> None:
         self._steps += 1

@@ -43,6 +43,8 @@ def test_it_is_the_schedules_own_file_draw_by_draw(schedule: str, size: list[str
     [
         ("fully_async", ["schedule.pause=abort", "schedule.max_staleness=2.5", "engine.slots=25"]),
         ("fully_async", ["schedule.pause=wait", "schedule.publish_every=2", "algorithm.kl_coef=.1"]),
+        ("fully_async", ["schedule.order=completion", "schedule.on_stale=drop", "algorithm.kl_coef=.1"]),
+        ("fully_async", ["schedule.order=completion", "schedule.on_stale=drop", "cost.reward_s_per_sample=.001"]),
         ("half_step", ["schedule.pause=wait", "algorithm.mini_batches=2"]),
         ("k_step_off", ["schedule.k=3", "schedule.split.actor_fwd=2", "schedule.split.rollout=6"]),
         ("delayed_update", ["cost.reward_s_per_sample=.02", "schedule.split.actor_fwd=2", "schedule.split.rollout=6"]),
@@ -66,8 +68,29 @@ def test_evaluation_checkpoints_conversion_and_other_dealing_last_as_in_the_simu
     assert own.seconds.sum() > without.seconds.sum()
 
 
+@pytest.mark.parametrize("size", [SMALL, MEDIUM], ids=["small", "medium"])
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["schedule.on_stale=drop", "schedule.max_staleness=.5"],
+        ["schedule.on_stale=drop", "algorithm.recompute_log_probs=false", "algorithm.micro_batch_groups=2"],
+        ["schedule.on_stale=drop", "schedule.publish_every=2", "algorithm.mini_batches=2", "schedule.pause=abort"],
+        ["schedule.on_stale=wait", "schedule.max_staleness=1", "algorithm.micro_batch_groups=2"],
+    ],
+)
+def test_as_completed_it_trains_drops_and_replaces_what_the_schedules_file_does(
+    settings: list[str], size: list[str]
+) -> None:
+    config = job("fully_async", *size, "schedule.order=completion", *settings)
+    for seed in (0, 1):
+        fast, own = fast_steps(config, seed), simulated_steps(config, seed)
+        assert (fast.not_covered, fast.dropped) == ("", own.dropped)
+        for name in ("seconds", "generate_s", "wait_s", "lag_mean", "lag_worst"):
+            np.testing.assert_allclose(getattr(fast, name), getattr(own, name), rtol=1e-9, atol=1e-9, err_msg=name)
+
+
 def test_what_it_does_not_cover_is_simulated_and_says_so() -> None:
-    config = job("fully_async", *SMALL, "schedule.order=completion")
+    config = job("fully_async", *SMALL, "schedule.order=longest_first")
     found = fast_steps(config, 0)
-    assert found.not_covered == "order=completion"
+    assert found.not_covered == "order=longest_first"
     np.testing.assert_array_equal(found.seconds, simulated_steps(config, 0).seconds)
