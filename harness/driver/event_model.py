@@ -630,9 +630,10 @@ class _Arrivals:
         return asked
 
     def close(self) -> None:
-        """Nobody asks in earnest any more."""
+        """All that is to be trained is: whoever waits gets nothing."""
         if self._asked is not None:
             self._asked.set_result([])
+            self._asked = None
 
     def _serve(self) -> None:
         if self._asked is None:

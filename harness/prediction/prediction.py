@@ -32,6 +32,8 @@ from harness.prediction.posterior import (
 )
 from harness.prediction.priors import PRIORS, Draws, Priors, read_priors
 from harness.prediction.simulation import (
+    CHECKED,
+    PART,
     DrawnCosts,
     SimulatedStep,
     checked,
@@ -97,7 +99,8 @@ def predict(
     priors = priors or read_priors()
     jobs = [job_of(row, full_workload(row, (), evidence, priors), evidence) for row in evidence.asked]  # or refused
     if draws is None:
-        samples = sum(job.algorithm.batch_samples for job in jobs)
+        batches = [(row, job.algorithm.batch_samples) for row, job in zip(evidence.asked, jobs, strict=True)]
+        samples = sum(min(PART, batch) if streams(row) else batch for row, batch in batches)
         draws = max(_LEAST_DRAWS, min(DRAWS, _SAMPLES // samples))
     systems = posteriors(evidence, draws, seed, given=given, priors=priors, progress=progress)
     predicted = Predicted(evidence, given, systems, [])
@@ -263,6 +266,8 @@ class RowDraws:
         texts.append(f"quantities of {PRIORS.name}")
         if reason := self.only_own_file:
             texts.append(f"{simulated} draws, of a part of the devices: the fast model does not cover {reason}")
+        elif not self.row.shared and streams(self.row):
+            texts.append(f"a part of the devices and of the batch, of {PART:,} samples at least, stands for all")
         return tuple(texts)
 
     @property
@@ -302,11 +307,11 @@ class RowDraws:
         )
 
     def _simulated(self, processes: int) -> tuple[Draws, Draws, Draws]:
-        cases, part = [], bool(self.only_own_file)
-        for draw in range(min(self.count, OWN_DRAWS) if part else self.count):
+        cases, own_file = [], bool(self.only_own_file)
+        least = CHECKED if own_file else PART if streams(self.row) else self.job.algorithm.batch_samples
+        for draw in range(min(self.count, OWN_DRAWS) if own_file else self.count):
             costs = self.costs(draw)
-            job = row_job(self.row, self.job, costs)
-            cases.append((smaller(job) if part else job, draw, costs.fetch_s))
+            cases.append((smaller(row_job(self.row, self.job, costs), least), draw, costs.fetch_s))
         what = f"{len(cases)} draws of {self.row}"
         steps = parallel_map(_step, cases, processes=processes, timeout_s=_TIMEOUT_S, what=what)
         figures = np.array([(step.step_s, step.generation_s, step.wait_s) for step in steps])

@@ -27,8 +27,12 @@ BATCHES = 3
 CHUNKS = 4
 """Equal parts at most in which a trainer that streams takes a batch, as with verl's require_batches."""
 
-CHECKED = 512
-"""Samples of a batch, at least, in jobs that the schedule's own file runs (`smaller`)."""
+PART = 1024
+"""Samples of a batch, at least, of rows whose trainers stream (`smaller`): over 24 draws of verl's 16 + 16 a step lasts
+0.4 % less then than with all 8,192, in one draw 3 % more or less, where draws differ by 19 %."""
+
+CHECKED = 256
+"""The same of jobs that the schedule's own file runs, which takes seconds for thousands of samples."""
 
 _WHOLE = ("one_step_off", "k_step_off", "separated_sync")  # schedules whose trainers begin with whole batches
 
@@ -106,13 +110,14 @@ def uncovered(job: JobConfig) -> str:
     )
 
 
-def smaller(job: JobConfig) -> JobConfig:
-    """A row's job with a part of its engines and as large a part of its batch, of CHECKED samples at least, which takes
-    as long: for the schedule's own file, which takes seconds for thousands of samples."""
+def smaller(job: JobConfig, least: int) -> JobConfig:
+    """A row's job with a part of its engines and as large a part of its batch, of `least` samples or more, which takes
+    as long where the trainer streams; a batch that is waited for as a whole waits for the longest of all its
+    samples."""
     algorithm, cost, split = job.algorithm, job.cost, dict(job.schedule.split)
     engines = int(split["rollout"])
     both = math.gcd(engines, algorithm.batch_groups, algorithm.micro_batch_groups)
-    most = max(1, algorithm.batch_samples // CHECKED)
+    most = max(1, algorithm.batch_samples // least)
     times = max(n for n in range(1, both + 1) if both % n == 0 and n <= most)
     assert isinstance(cost, CostConfig)
     return replace(
@@ -141,7 +146,7 @@ def simulated(job: JobConfig, seed: int, fetch_s: float) -> SimulatedStep:
 
 def checked(job: JobConfig, seed: int) -> float:
     """How far the fast model is from the schedule's own file in this job, made smaller: of the seconds of a step."""
-    return difference(smaller(job), seed)
+    return difference(smaller(job, CHECKED), seed)
 
 
 def one_device_each(config: JobConfig, split: Mapping[str, int | str]) -> JobConfig:
