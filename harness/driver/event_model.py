@@ -605,7 +605,7 @@ class _Arrivals:
         self._asked: asyncio.Future[list[int]] | None = None
 
     def add(self, groups: Iterable[int], tick: int = 0) -> None:
-        """These came, of one partition; those of a lower tick, then of a lower number, go first."""
+        """Note groups that came, of one partition; those of a lower tick, then of a lower number, go first."""
         for group in groups:
             insort(self._ready.setdefault(self._part_of[group], []), (tick, group))
         self._serve()
@@ -1216,7 +1216,7 @@ class _Trainer:
             yield groups
 
     async def _as_completed(self, first: Sequence[tuple[int, int]]) -> AsyncIterator[Sequence[int]]:
-        """Whatever is complete, up to a micro-batch; the next one is asked for while one is computed."""
+        """Take whatever is complete, up to a micro-batch; the next one is asked for while one is computed."""
         job, taken = self._job, list[int]()
         mini, most = job.config.algorithm.mini_batch_groups, job.micro_batch("actor")
         due = [(limit, job.arrivals.taken + groups) for limit, groups in first]
