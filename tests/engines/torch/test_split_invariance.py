@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 
 AGGREGATION_OF = dict(zip(CUTTABLE, cycle(AGGREGATIONS), strict=False))
 """Ranks' sums are divided alike, whatever the loss."""
-BY_RANK = [[range(5), range(9, 12)], [range(5, 9), range(12, SAMPLES)]]
+BY_RANK = [[range(5), range(9, 11)], [range(5, 9), range(11, SAMPLES)]]
 """Micro-batches of unlike sizes; every rank has as many, but not as many samples."""
 
 
