@@ -150,8 +150,9 @@ class ServerControl:
     put its requests back into its queue first: they keep their tokens, and their cache is recomputed.
     """
 
-    def __init__(self, client: SGLangClient) -> None:
-        self._client = client
+    def __init__(self, client: SGLangClient, make_room: Callable[[str], None] = lambda part: None) -> None:
+        """make_room: called before the server takes a part of its memory back."""
+        self._client, self._make_room = client, make_room
         self.paused = False
         self._stale_cache = False
         self._released: list[str] = []
@@ -205,6 +206,7 @@ class ServerControl:
             await self._take(self._released[-1])
 
     async def _take(self, memory: str) -> None:
+        self._make_room(memory)
         await self._client.post("/resume_memory_occupation", {"tags": [memory]})
         self._released.remove(memory)
 

@@ -13,10 +13,12 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
+from functools import partial
 from typing import TYPE_CHECKING
 
 import torch
 
+from engines.device_memory import pass_to_engine
 from engines.requests import RunningSample, SlotEngine
 from engines.sglang.client import ServerControl, SGLangClient
 from engines.sglang.options import DEFAULTS, Options
@@ -63,7 +65,7 @@ class SGLangRollout(SlotEngine):
         except BaseException:
             self._server.stop()
             raise
-        self._client, self._control = client, ServerControl(client)
+        self._client, self._control = client, ServerControl(client, partial(self._make_room, torch.device(device)))
         self._sender = SGLangWeightSender(
             model, client, brackets=self._holds_still, bucket_bytes=options.weight_bucket_bytes
         )
@@ -174,6 +176,10 @@ class SGLangRollout(SlotEngine):
         self._server.stop()
         self._forget_all()
         self._changed.set()
+
+    def _make_room(self, device: torch.device, part: str) -> None:
+        """Raises MemoryError where other processes leave too little of the device."""
+        pass_to_engine(device, self._server.holds.get(part, 0.0), f"{part.replace('_', ' ')} of {self._owner}")
 
     def _start(self) -> None:
         """Give free slots to waiting samples, in the order of submission."""

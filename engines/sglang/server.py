@@ -7,16 +7,18 @@ import secrets
 import socket
 import subprocess
 import tempfile
+from collections.abc import Mapping
 from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
+from types import MappingProxyType
 from typing import TYPE_CHECKING
 
 import torch
 
 from engines.loading import write_model
 from engines.sglang.options import SOCKET, TOKEN, URL, Options, interpreter, servers
-from engines.torch.model import float32_head
+from engines.torch.model import float32_head, model_shape
 from harness.protocols import EngineDied
 from harness.rpc.children import descendants, kill_group
 
@@ -61,6 +63,8 @@ class RemoteServer:
     """A server that was running before and will be afterwards. Its weights are anybody's, until it was given some."""
 
     process_ids: tuple[int, ...] = ()
+    holds: Mapping[str, float] = MappingProxyType({})
+    """Bytes on the device of what it gives back when it sleeps: not known of a server of others."""
     has_initial_weights = False
 
     def __init__(self, url: str, token: str) -> None:
@@ -90,6 +94,7 @@ class LocalServer:
         Raises FileNotFoundError where there is no interpreter for it.
         """
         self.owner, self.token = owner, secrets.token_urlsafe(32)
+        self.holds: Mapping[str, float] = _holds(model, slots, device, options)
         self._folder = tempfile.TemporaryDirectory(prefix="cadence-sglang-")
         folder = Path(self._folder.name)
         (folder / "model").mkdir()
@@ -168,9 +173,8 @@ def _flags(
     }
     if cpu:
         flags |= {"--attention-backend": "torch_native", "--sampling-backend": "pytorch"}
-    if cpu or options.max_total_tokens is not None:
-        limit = options.max_total_tokens or _CPU_CACHE_TOKENS
-        flags["--max-total-tokens"] = max(longest, min(slots * longest, limit))
+    if (tokens := _cache_tokens(model, slots, device, options)) is not None:
+        flags["--max-total-tokens"] = tokens
     chosen = {
         "--attention-backend": options.attention_backend,
         "--sampling-backend": options.sampling_backend,
@@ -192,6 +196,23 @@ def _flags(
         "--enable-weights-cpu-backup": options.memory_saver and not cpu,  # or an engine that slept has none
     }
     return [*(f"{flag}={value}" for flag, value in flags.items()), *(flag for flag, on in switches.items() if on)]
+
+
+def _cache_tokens(model: PreTrainedModel, slots: int, device: torch.device, options: Options) -> int | None:
+    """Tokens of the server's cache; None where SGLang takes what is free of a GPU."""
+    if device.type != "cpu" and options.max_total_tokens is None:
+        return None
+    longest = model.config.max_position_embeddings + _SPARE_TOKENS
+    return max(longest, min(slots * longest, options.max_total_tokens or _CPU_CACHE_TOKENS))
+
+
+def _holds(model: PreTrainedModel, slots: int, device: torch.device, options: Options) -> dict[str, float]:
+    """Bytes of what the server gives back when it sleeps."""
+    itemsize = (model.dtype if options.dtype is None else getattr(torch, options.dtype)).itemsize
+    shape = model_shape(model)
+    token = 2 * shape["layers"] * shape["kv_heads"] * shape["head_dim"] * itemsize
+    weights = sum(parameter.numel() for parameter in model.parameters()) * itemsize
+    return {"weights": weights, "kv_cache": token * (_cache_tokens(model, slots, device, options) or 0)}
 
 
 def _environment(device: torch.device, token: str) -> dict[str, str]:

@@ -20,6 +20,7 @@ from contextlib import contextmanager
 import torch
 from torch.distributed.tensor import DTensor
 
+from engines.device_memory import give_back
 from engines.torch.first_weights import local_part
 from harness.config import OptimizerOffload
 
@@ -37,7 +38,13 @@ class Moments:
         self._away: set[torch.Tensor] = set()
 
     def step(self) -> None:
-        """`optimizer.step()`, with the moments where it reads them."""
+        """`optimizer.step()`, with the moments where it reads them.
+
+        They are made by the first step, and stay: in blocks of their own, not in corners of those of activations, which
+        could then never be given back.
+        """
+        if not self._optimizer.state:
+            give_back(self._device)
         if self._offload != "always":
             with self.on_device():
                 self._optimizer.step()
@@ -89,10 +96,9 @@ class Moments:
         self._away.add(parameter)
 
     def _settle(self) -> None:
-        """Wait until copies are over, and what they were made of is free for other processes of the device."""
+        """Wait until copies are over."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-            torch.cuda.empty_cache()
 
 
 def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:

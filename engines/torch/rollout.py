@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
+from engines.device_memory import give_back
 from engines.loading import ModelWeights, rest_on_host
 from engines.requests import SlotEngine
 from engines.torch.kv_slots import SlotModel
@@ -220,6 +221,7 @@ class TorchRollout(SlotEngine):
     async def wake(self) -> None:
         """Undo `sleep`: weights on the device again, and an empty cache. Nothing happens to an engine that is awake."""
         if self._cache.released:
+            give_back(self._device)  # or weights and cache would lie in the corners of what a trainer left
             self._model.to(self._device)
             self._cache.allocate()
 

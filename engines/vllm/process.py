@@ -52,6 +52,12 @@ class VLLMProcess:
         self._name, self._timeout_s = name, options.timeout_s
         self.sampled = 0
         """Tokens, as vLLM counts them after each of its steps."""
+        memory = _memory(model, slots, device, options, tensor_parallel)
+        self.holds = {
+            "weights": sum(_sizes(model, options)) / tensor_parallel,
+            "kv_cache": memory["kv_cache_memory_bytes"],
+        }
+        """Bytes on each of its devices, of what it gives back when it sleeps."""
         disable_progress_bar()
         with tempfile.TemporaryDirectory(prefix="cadence-vllm-model-") as folder:
             write_model(model, Path(folder))
@@ -249,7 +255,7 @@ def _memory(
     """
     shape = model_shape(model)
     head = -(-shape["head_dim"] // 32) * 32  # the CPU's kernels widen small heads
-    dtype = model.dtype if options.dtype is None else getattr(torch, options.dtype)
+    dtype = _dtype(model, options)
     heads = -(-shape["kv_heads"] // tensor_parallel)  # of each device
     token = 2 * shape["layers"] * heads * head * dtype.itemsize
     wanted = (slots + 1) * -(-shape["max_length"] // options.block_size) * options.block_size * token
@@ -258,7 +264,16 @@ def _memory(
         return {"kv_cache_memory_bytes": cache}
     share = options.gpu_memory_share
     if share is None:
-        sizes = [parameter.numel() * dtype.itemsize for parameter in model.parameters()]
+        sizes = _sizes(model, options)
         weights = sum(sizes) + 4 * max(options.weight_bucket_bytes, *sizes)
         share = min(1.0, (cache + weights) / torch.cuda.mem_get_info(device)[1])
     return {"kv_cache_memory_bytes": cache, "gpu_memory_utilization": share}
+
+
+def _dtype(model: PreTrainedModel, options: Options) -> torch.dtype:
+    return model.dtype if options.dtype is None else getattr(torch, options.dtype)  # type: ignore[no-any-return]
+
+
+def _sizes(model: PreTrainedModel, options: Options) -> list[int]:
+    """Bytes of each parameter in vLLM."""
+    return [parameter.numel() * _dtype(model, options).itemsize for parameter in model.parameters()]

@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, cast
 import numpy as np
 import torch
 
+from engines.device_memory import pass_to_engine
 from engines.requests import RunningSample, SlotEngine
 from engines.vllm.options import DEFAULTS, Options
 from engines.vllm.process import VLLMProcess
@@ -33,8 +34,8 @@ class VLLMRollout(SlotEngine):
 
     device: of this process; tensor_parallel: devices that share each layer, that one and those after it.
 
-    `model` gives the weights to start with and is not kept. Sixteen attributes: most say what is under way between this
-    process and vLLM's.
+    `model` gives the weights to start with and is not kept. Seventeen attributes: most say what is under way between
+    this process and vLLM's.
     """
 
     def __init__(
@@ -52,7 +53,7 @@ class VLLMRollout(SlotEngine):
     ) -> None:
         device = torch.device(device)
         super().__init__(model, name=name, slots=slots, sampling=sampling, clock=clock)
-        self._seed, self._drain_timeout_s = seed, options.drain_timeout_s
+        self._seed, self._drain_timeout_s, self._device = seed, options.drain_timeout_s, device
         self._process = VLLMProcess(
             model, slots=slots, device=device, name=name, options=options, tensor_parallel=tensor_parallel
         )
@@ -230,6 +231,8 @@ class VLLMRollout(SlotEngine):
             await self._change()
 
     async def _wake(self, part: str) -> None:
+        """Raises MemoryError where other processes leave too little of the device."""
+        pass_to_engine(self._device, self._process.holds[part], f"{part.replace('_', ' ')} of engine {self.name}")
         await self._process.tell_worker("wake_up", tags=[part])
         self._asleep.remove(part)
 

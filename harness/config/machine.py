@@ -127,6 +127,19 @@ def gpus() -> tuple[Gpu, ...]:
     return tuple(_chosen(wanted, there))
 
 
+def gpu_processes(uuid: str) -> dict[int, int]:
+    """Bytes of a GPU that each process holds, by its id; empty where the driver does not say, as inside of a container
+    that sees no processes but its own."""
+    with nvml() as library:
+        if library is None:
+            return {}
+        try:
+            found = library.nvmlDeviceGetComputeRunningProcesses(library.nvmlDeviceGetHandleByUUID(uuid))
+        except library.NVMLError:
+            return {}
+    return {process.pid: process.usedGpuMemory for process in found if process.usedGpuMemory}
+
+
 def _devices(library: Any, index: int) -> list[Gpu]:
     """GPU `index`, or its instances."""
     handle = library.nvmlDeviceGetHandleByIndex(index)

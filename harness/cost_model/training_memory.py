@@ -16,6 +16,9 @@ from harness.cost_model.shape import block_parameters, bytes_per_number, head_pa
 CHUNK_ELEMENTS = 1 << 25
 """Logits at a time, as `harness.rl.log_probs.CHUNK_ELEMENTS`, which loads torch."""
 
+GRADIENT_BYTES = 1 << 29
+"""Gradients of logits at a time, from there as well."""
+
 LOGITS_AT_ONCE = 3
 """Chunks of logits that exist together in a forward pass: log-probabilities, their exponential, and the product."""
 
@@ -169,19 +172,28 @@ class RankMemory:
         return min(self.work.scored, max(1, CHUNK_ELEMENTS // columns))
 
     @property
+    def _gradient_rows(self) -> int:
+        """Rows of logits whose gradients are made for one product."""
+        columns = self.model.vocabulary // self.work.tensor
+        chunk = max(1, CHUNK_ELEMENTS // columns)
+        return min(self.work.scored, chunk * max(1, GRADIENT_BYTES // (chunk * columns * self._number)))
+
+    @property
     def head_forward(self) -> float:
         """Chunks of logits; on a CPU also both sides of a product in float32."""
         return LOGITS_AT_ONCE * self.chunk + self._widened
 
     @property
     def head_backward(self) -> float:
-        """Bytes of one chunk, its gradient in half precision, and the gradient of the matrix: of one chunk, and the sum
-        of all in float32."""
+        """Bytes of one chunk, of the gradients that wait for a product, where these are more or other numbers, and of
+        the matrix's gradient: of one product, and the sum of several in float32."""
         table = head_parameters(self.model) / self.work.tensor
-        several = self.work.scored > self._chunk_rows
-        halved = self.chunk / 2 if self._number == 2 else 0.0
+        several = self.work.scored > self._gradient_rows
+        apart = self._number == 2 or self._gradient_rows > self._chunk_rows
+        columns = self.model.vocabulary / self.work.tensor
+        waiting = self._number * columns * self._gradient_rows if apart else 0.0
         hidden = self._number * self.work.scored * self.model.hidden
-        return self.chunk + halved + self._number * table + (4 * table if several else 0.0) + hidden + self._widened
+        return self.chunk + waiting + self._number * table + (4 * table if several else 0.0) + hidden + self._widened
 
     @property
     def head(self) -> float:

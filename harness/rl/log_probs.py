@@ -2,7 +2,9 @@
 
 A vocabulary of 150 thousand makes the logits of a micro-batch the largest tensor by far. `head_log_probs` applies the
 output layer to a few rows at a time, forward and again backward, so that no more than CHUNK_ELEMENTS logits exist
-at once. `token_log_probs` takes logits that exist, and makes no float32 copy of all of them.
+at once. Their gradients wait, in the dtype of the model, until GRADIENT_BYTES of them are there for one product with
+each of the other two matrices: adding to a gradient as large as the vocabulary costs the same however many rows it is
+of. `token_log_probs` takes logits that exist, and makes no float32 copy of all of them.
 """
 
 from __future__ import annotations
@@ -15,6 +17,9 @@ import torch.distributed as dist
 
 CHUNK_ELEMENTS = 1 << 25
 """Float32 logits at a time: 128 MiB; a row is never split."""
+
+GRADIENT_BYTES = 1 << 29
+"""Gradients of logits at a time, in whole chunks: 512 MiB, of eight chunks in half precision, of four in float32."""
 
 
 def token_log_probs(logits: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
@@ -139,26 +144,46 @@ class HeadLogProbs(torch.autograd.Function):
         ctx: Any, grad: torch.Tensor | None, grad_entropies: torch.Tensor | None, _: torch.Tensor | None
     ) -> tuple[torch.Tensor | None, ...]:
         """The gradients by hidden states and matrix, in chunks of rows."""
-        hidden, weight, place, here, normalisers, entropies = ctx.saved_tensors
+        hidden, weight, _, _, normalisers, _ = ctx.saved_tensors
         grad = torch.zeros_like(normalisers) if grad is None else grad
         scale = (grad / ctx.temperature).float().unsqueeze(1)
         grad_hidden = torch.empty_like(hidden)
-        # What many chunks add up is kept in float32; one chunk's sum is the matrix product's own.
-        grad_weight = None if len(hidden) <= _rows(len(weight)) else torch.zeros_like(weight, dtype=torch.float32)
-        for chunk in _chunks(len(hidden), len(weight)):
-            logits = ctx.multiply(hidden[chunk], weight).div_(ctx.temperature)
-            logits.sub_(normalisers[chunk].unsqueeze(1))
-            of_entropy = None
-            if grad_entropies is not None:
-                of_entropy = _entropy_gradient(logits, entropies[chunk], grad_entropies[chunk] / ctx.temperature)
-            softmax = logits.exp_().mul_(-scale[chunk])
-            softmax.scatter_add_(1, place[chunk], scale[chunk] * here[chunk].unsqueeze(1))
-            grad_logits = (softmax if of_entropy is None else softmax.add_(of_entropy)).to(hidden.dtype)
-            grad_hidden[chunk] = grad_logits @ weight
-            part = grad_logits.T @ hidden[chunk]
+        at_once = gradient_rows(len(weight), hidden.itemsize)
+        # What several products add up is kept in float32; the sum inside of one is the matrix product's own.
+        grad_weight = None if len(hidden) <= at_once else torch.zeros_like(weight, dtype=torch.float32)
+        for rows in _slices(0, len(hidden), at_once):
+            grad_logits = _logit_gradients(ctx, rows, scale, grad_entropies)
+            grad_hidden[rows] = grad_logits @ weight
+            part = grad_logits.T @ hidden[rows]
+            del grad_logits  # or the next ones would be made beside them
             grad_weight = part if grad_weight is None else grad_weight.add_(part)
         assert grad_weight is not None, "no rows"
         return _summed(grad_hidden, ctx.group), grad_weight.to(weight.dtype), *[None] * 5
+
+
+def _logit_gradients(ctx: Any, rows: slice, scale: torch.Tensor, grad_entropies: torch.Tensor | None) -> torch.Tensor:
+    """Gradients by the logits of these rows in the dtype of the hidden states: [n, V], made chunk by chunk."""
+    hidden, weight, *_ = ctx.saved_tensors
+    if rows.stop - rows.start <= _rows(len(weight)):
+        return _chunk_gradient(ctx, rows, scale, grad_entropies)
+    made = hidden.new_empty(rows.stop - rows.start, len(weight))
+    for chunk in _slices(rows.start, rows.stop, _rows(len(weight))):
+        of_chunk = _chunk_gradient(ctx, chunk, scale, grad_entropies)
+        made[chunk.start - rows.start : chunk.stop - rows.start] = of_chunk
+    return made
+
+
+def _chunk_gradient(ctx: Any, chunk: slice, scale: torch.Tensor, grad_entropies: torch.Tensor | None) -> torch.Tensor:
+    """The same of one chunk, whose logits are computed again."""
+    hidden, weight, place, here, normalisers, entropies = ctx.saved_tensors
+    logits = ctx.multiply(hidden[chunk], weight).div_(ctx.temperature)
+    logits.sub_(normalisers[chunk].unsqueeze(1))
+    of_entropy = None
+    if grad_entropies is not None:
+        of_entropy = _entropy_gradient(logits, entropies[chunk], grad_entropies[chunk] / ctx.temperature)
+    softmax = logits.exp_().mul_(-scale[chunk])
+    softmax.scatter_add_(1, place[chunk], scale[chunk] * here[chunk].unsqueeze(1))
+    return (softmax if of_entropy is None else softmax.add_(of_entropy)).to(hidden.dtype)
 
 
 def logits_in_float32(hidden: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
@@ -218,6 +243,17 @@ def _rows(vocabulary: int) -> int:
     return max(1, CHUNK_ELEMENTS // vocabulary)
 
 
+def gradient_rows(vocabulary: int, itemsize: int) -> int:
+    """How many rows of gradients of logits, of so many bytes each, are made for one product: whole chunks."""
+    chunk = _rows(vocabulary)
+    return chunk * max(1, GRADIENT_BYTES // (chunk * vocabulary * itemsize))
+
+
 def _chunks(rows: int, vocabulary: int) -> Iterator[slice]:
-    for start in range(0, rows, _rows(vocabulary)):
-        yield slice(start, start + _rows(vocabulary))
+    return _slices(0, rows, _rows(vocabulary))
+
+
+def _slices(start: int, stop: int, size: int) -> Iterator[slice]:
+    """[start, stop) in pieces of `size`, the last one as it is left."""
+    for first in range(start, stop, size):
+        yield slice(first, min(first + size, stop))

@@ -28,6 +28,7 @@ from tests.support.fsdp_samples import FREE, World, computed
 
 WITHIN = 0.05
 CHUNK = 1 << 20  # elements, so that a small vocabulary too has several chunks of logits
+GRADIENT = 4 << 20  # bytes, so that several products add up the output matrix's gradient
 TIMEOUT_S = 300.0
 
 
@@ -113,6 +114,7 @@ CASES = [
 @pytest.mark.parametrize("case", CASES, ids=str)
 def test_training_allocates_what_is_planned(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_memory, "CHUNK_ELEMENTS", CHUNK)
+    monkeypatch.setattr(training_memory, "GRADIENT_BYTES", GRADIENT)
     found, planned = measured(case), case.planned
     expected = {
         "train": max(planned[phase] for phase in ("loss", "backward", "reduce")),
@@ -143,7 +145,7 @@ def measured(case: Case) -> dict[str, int]:
 
 
 def _rank(case: Case, rank: int, port: int, answers: Any) -> None:
-    log_probs.CHUNK_ELEMENTS = CHUNK
+    log_probs.CHUNK_ELEMENTS, log_probs.GRADIENT_BYTES = CHUNK, GRADIENT
     store = TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
     batch, found = case.batch, {}
     with World(store, rank, case.world) as world, CountedMemory() as memory:

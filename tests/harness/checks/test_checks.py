@@ -420,17 +420,17 @@ BIG = ("backend=virtual", "model=qwen7b", "cluster.devices=16", "algorithm.micro
         (
             [WITH_REFERENCE, "cost.lengths.cap=30000"],
             "model=qwen7b needs 181.8 GiB on each device of actor+actor_fwd+reference (backward, 156.5 of them for "
-            "activations), and may use 67.1 GiB of device=h100; use training.recompute_activations=true, more devices "
+            "activations), and may use 71.7 GiB of device=h100; use training.recompute_activations=true, more devices "
             "for actor+actor_fwd+reference, or a device with more memory, as in DEVICE=h200",
         ),
         (
             ["model=qwen32b", "training.recompute_activations=true", "device=ascend910b"],
-            "model=qwen32b: its weights are 61.0 GiB on each device of a rollout engine, which may use 53.6 GiB of "
+            "model=qwen32b: its weights are 61.0 GiB on each device of a rollout engine, which may use 57.6 GiB of "
             'device=ascend910b; set ARGS="engine.tensor_parallel=2" or a device with more memory',
         ),
         (
-            ["model=qwen32b", "cost.lengths.cap=40000", "training.recompute_activations=true"],
-            "model=qwen32b: beside its weights a rollout engine on device=h100 has room for 24",
+            ["model=qwen32b", "cost.lengths.cap=60000", "training.recompute_activations=true"],
+            "model=qwen32b: beside its weights a rollout engine on device=h100 has room for ",
         ),
     ],
 )

@@ -107,7 +107,7 @@ def test_with_a_job_it_says_what_lies_on_each_device(capsys: pytest.CaptureFixtu
     job = ["model=qwen7b", "cluster.devices=8", "device=h100", "max_tokens=2048"]
     assert cli.main(["doctor", "schedule=fully_async", *job]) == 0
     said = capsys.readouterr().out
-    for part in ("fully_async, qwen7b on 8 of 8 x 74.5 GiB", "KV cache", "optimizer state", "fits: at most "):
+    for part in ("fully_async, qwen7b on 8 of 8 x 79.6 GiB", "KV cache", "optimizer state", "fits: at most "):
         assert part in said
     assert cli.main(["doctor", *job]) == 0
     assert "half" in capsys.readouterr().out, "a row for each schedule"

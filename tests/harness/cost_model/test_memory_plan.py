@@ -137,5 +137,6 @@ def test_chunks_of_logits_are_those_of_the_code() -> None:
     from harness.rl import log_probs
 
     assert training_memory.CHUNK_ELEMENTS == log_probs.CHUNK_ELEMENTS
+    assert training_memory.GRADIENT_BYTES == log_probs.GRADIENT_BYTES
     assert engine_memory.PREFILL_TOKENS == kv_slots.PREFILL_TOKENS
     assert all(engine_memory.key_length(n) == kv_slots.key_length(n) for n in (1, 16, 17, 256, 257, 8200))

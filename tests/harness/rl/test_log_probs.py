@@ -185,6 +185,7 @@ def test_forward_and_backward_never_hold_more_than_a_chunk_of_logits(
 ) -> None:
     rows, vocabulary, chunk = 600, 1000, 50_000
     monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
+    monkeypatch.setattr(module, "GRADIENT_BYTES", 4 * chunk)
     hidden, weight, tokens = case(rows, vocabulary)
     with LargestTensor() as largest:
         log_probs = head_log_probs(hidden, weight, tokens)[0] if chunked else plain(hidden, weight, tokens, 1.0)[0]
