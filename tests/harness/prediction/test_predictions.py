@@ -71,7 +71,7 @@ def test_training_phases_of_a_row_are_read_unless_they_are_kept_from_it(tmp_path
 def test_gains_losses_and_what_cannot_be_told_are_told_apart() -> None:
     verdicts = {}
     for name in ("gains", "loses", "cannot_tell"):
-        (one,) = predict(read_evidence(EXPERIMENTS / f"predictions/{name}.csv"), 32).forecasts
+        (one,) = predict(read_evidence(EXPERIMENTS / f"predictions/{name}.csv"), 64).forecasts
         verdicts[name] = one.verdict
         assert (one.settles != "") or one.verdict != "cannot tell"
     assert verdicts == {"gains": "faster", "loses": "slower", "cannot_tell": "cannot tell"}
