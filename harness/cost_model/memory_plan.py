@@ -28,8 +28,12 @@ reduce, step: of a micro-batch, the moments of harness/cost_model/training_memor
 TRAINING: tuple[Phase, ...] = ("loss", "backward", "reduce", "step")
 
 USABLE = 0.9
-"""Share of a device's memory that a job may use. The rest is the driver's and the libraries', and lost between blocks:
-assumed, not measured."""
+"""Share of a device's memory that a job may use. The rest is the driver's, CUDA's and the libraries' in one process, and
+lost between blocks: assumed, not measured."""
+
+ANOTHER_PROCESS = 1 << 30
+"""Bytes of a GPU that an engine's own process takes besides what it holds: CUDA's context, kernels, workspaces, captured
+graphs. Assumed, not measured."""
 
 _ENGINE_BUCKET = 64 << 20
 """`weight_bucket_bytes` of vLLM and SGLang, where nobody set it."""
@@ -179,7 +183,7 @@ def _pool(
         phases += TRAINING
     phases.append("publish")
     if "rollout" in roles:
-        items += _engine(config, setting, sleeps=shared)
+        items += _engine(config, setting, tuple(phases), sleeps=shared)
     if "actor" in roles:
         # What is simulated rests on the host while rollout uses its devices.
         here = [phase for phase in phases if not (shared and setting.simulated and phase == "generate")]
@@ -279,10 +283,10 @@ def _sent(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...], settin
     return [Item(held.what, held.sender, phases if held.kept else ("publish",))]
 
 
-def _engine(config: JobConfig, setting: PlanSetting, *, sleeps: bool) -> list[Item]:
-    """Memory of a rollout engine. sleeps: while others use the device; then weights arrive on the host, or, in other
-    engines than the embedded one, in the memory that these take back for them. New weights are put in place of the old
-    as they come."""
+def _engine(config: JobConfig, setting: PlanSetting, phases: tuple[Phase, ...], *, sleeps: bool) -> list[Item]:
+    """Memory of a rollout engine in a pool with these phases. sleeps: while others use the device; then weights arrive
+    on the host, or, in other engines than the embedded one, in the memory that these take back for them. New weights
+    are put in place of the old as they come."""
     engine = EngineMemory(config.model, config.engine, setting.lengths.sample, setting.simulated)
     awake: tuple[Phase, ...] = ("start", "generate") if sleeps else ("start", "generate", "publish")
     apart = config.engine.name != "torch" and not setting.simulated
@@ -293,7 +297,9 @@ def _engine(config: JobConfig, setting: PlanSetting, *, sleeps: bool) -> list[It
         Item("a step of the engine", engine.work, ("generate",)),
     ]
     if apart:
-        items.append(Item("weights on their way into the engine", _into_engine(config), ("publish",)))
+        kept: tuple[Phase, ...] = ("publish", "generate") if config.engine.name == "sglang" else ("publish",)
+        items.append(Item("weights on their way into the engine", _into_engine(config), kept))
+        items.append(Item("the engine's own process", ANOTHER_PROCESS if setting.gpu else 0.0, phases))
     if not sleeps:
         items += _received(config, setting, "generate")
     return items
@@ -302,7 +308,7 @@ def _engine(config: JobConfig, setting: PlanSetting, *, sleeps: bool) -> list[It
 def _into_engine(config: JobConfig) -> float:
     """Bytes that weights need on their way into an engine with processes of its own: the adapter's bucket; in the
     engine the same one, those before it of which a layer is not complete, and that layer as it is made anew
-    (engines/vllm/worker/transfer.py)."""
+    (engines/vllm/worker/transfer.py). vLLM gives them back before it takes its cache, SGLang when it sleeps."""
     bucket = config.engine.options.get("weight_bucket_bytes") or _ENGINE_BUCKET
     return 4 * max(bucket, _largest(config))
 

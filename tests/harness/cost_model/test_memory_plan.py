@@ -140,3 +140,16 @@ def test_chunks_of_logits_are_those_of_the_code() -> None:
     assert training_memory.GRADIENT_BYTES == log_probs.GRADIENT_BYTES
     assert engine_memory.PREFILL_TOKENS == kv_slots.PREFILL_TOKENS
     assert all(engine_memory.key_length(n) == kv_slots.key_length(n) for n in (1, 16, 17, 256, 257, 8200))
+
+
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engine_with_processes_of_its_own_takes_memory_while_it_sleeps_and_a_server_keeps_its_buckets(
+    engine: str,
+) -> None:
+    _, plan = planned(f"engine={engine}", "schedule=colocate_sync")
+    _, embedded = planned("schedule=colocate_sync")
+    (pool,), (alone,) = plan.pools, embedded.pools
+    assert pool.of("step") == alone.of("step") + GIB
+    assert bytes_of(planned(f"engine={engine}", gpu=False)[1], "rollout", "the engine's own process") == 0
+    (buckets,) = (item for item in pool.items if item.what == "weights on their way into the engine")
+    assert ("generate" in buckets.phases) == (engine == "sglang")
