@@ -28,12 +28,12 @@ reduce, step: of a micro-batch, the moments of harness/cost_model/training_memor
 TRAINING: tuple[Phase, ...] = ("loss", "backward", "reduce", "step")
 
 USABLE = 0.9
-"""Share of a device's memory that a job may use. The rest is the driver's, CUDA's and the libraries' in one process, and
-lost between blocks: assumed, not measured."""
+"""Share of a device's memory that a job may use. The rest is the driver's, CUDA's and the libraries' in one process,
+and lost between blocks: assumed, not measured."""
 
 ANOTHER_PROCESS = 1 << 30
-"""Bytes of a GPU that an engine's own process takes besides what it holds: CUDA's context, kernels, workspaces, captured
-graphs. Assumed, not measured."""
+"""Bytes of a GPU that an engine's own process takes besides what it holds: CUDA's context, kernels, workspaces,
+captured graphs. Assumed, not measured."""
 
 _ENGINE_BUCKET = 64 << 20
 """`weight_bucket_bytes` of vLLM and SGLang, where nobody set it."""
