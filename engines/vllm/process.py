@@ -271,7 +271,7 @@ def _memory(
 
 
 def _dtype(model: PreTrainedModel, options: Options) -> torch.dtype:
-    return model.dtype if options.dtype is None else getattr(torch, options.dtype)  # type: ignore[no-any-return]
+    return model.dtype if options.dtype is None else getattr(torch, options.dtype)
 
 
 def _sizes(model: PreTrainedModel, options: Options) -> list[int]:
