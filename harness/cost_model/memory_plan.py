@@ -297,8 +297,7 @@ def _engine(config: JobConfig, setting: PlanSetting, phases: tuple[Phase, ...], 
         Item("a step of the engine", engine.work, ("generate",)),
     ]
     if apart:
-        kept: tuple[Phase, ...] = ("publish", "generate") if config.engine.name == "sglang" else ("publish",)
-        items.append(Item("weights on their way into the engine", _into_engine(config), kept))
+        items.append(Item("weights on their way into the engine", _into_engine(config), ("publish", "generate")))
         items.append(Item("the engine's own process", ANOTHER_PROCESS if setting.gpu else 0.0, phases))
     if not sleeps:
         items += _received(config, setting, "generate")
@@ -308,7 +307,8 @@ def _engine(config: JobConfig, setting: PlanSetting, phases: tuple[Phase, ...], 
 def _into_engine(config: JobConfig) -> float:
     """Bytes that weights need on their way into an engine with processes of its own: the adapter's bucket; in the
     engine the same one, those before it of which a layer is not complete, and that layer as it is made anew
-    (engines/vllm/worker/transfer.py). vLLM gives them back before it takes its cache, SGLang when it sleeps."""
+    (engines/vllm/worker/transfer.py). A
+    server's allocator keeps them until it sleeps."""
     bucket = config.engine.options.get("weight_bucket_bytes") or _ENGINE_BUCKET
     return 4 * max(bucket, _largest(config))
 
