@@ -15,6 +15,7 @@ from harness.checks.machine import (
     check_instances,
     check_machine_memory,
     check_nodes,
+    check_trial_groups,
     real_setting,
     share_of_engines,
 )
@@ -55,6 +56,8 @@ class JobPlan:
     why: str = ""
     share: EngineShare | None = None
     """Share of a device's memory that a rollout engine may take; of a real job."""
+    trial: bool = False
+    """Its processes share one GPU: it shows that they run, and measures nothing."""
 
 
 def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan:
@@ -123,7 +126,11 @@ def _real(
         raise HardwareMissing(refused)
     _check_engine_alone(config, placement)
     check_devices(config, schedule, placement, machine, gpu)
-    check_instances(groups, machine, gpu)
+    trial = gpu and config.cluster.oversubscribe
+    if trial:
+        check_trial_groups(groups)
+    else:
+        check_instances(groups, machine, gpu)
     check_nodes(schedule, placement, machine, gpu)
     setting = real_setting(config, schedule, machine, WEIGHTS_ALONE, gpu=gpu)
     check_machine_memory(config, schedule, placement, machine, setting)
@@ -137,7 +144,7 @@ def _real(
     check_batch(config, schedule, placement)
     share = share_of_engines(config, memory, setting)
     planned_options(config, share)
-    return JobPlan(placement, gpu, share=share)
+    return JobPlan(placement, gpu, share=share, trial=trial)
 
 
 def _simulated(

@@ -37,7 +37,10 @@ def check_devices(config: JobConfig, schedule: Schedule, placement: Placement, m
     """Raises HardwareMissing where the machine has fewer devices than the job needs."""
     needed, threads = placement.total, config.cluster.threads_per_device
     there = machine.gpus if gpu else machine.cores // threads
-    if needed <= there or (config.cluster.oversubscribe and not gpu):
+    if gpu and there and config.cluster.oversubscribe:
+        _check_trial(config, there)
+        return
+    if needed <= there or config.cluster.oversubscribe:
         return
     if gpu and not there:
         raise ConfigError("cluster.kind=gpu: this machine has no GPU; set cluster.kind=cpu")
@@ -50,6 +53,27 @@ def check_devices(config: JobConfig, schedule: Schedule, placement: Placement, m
     raise HardwareMissing(
         f"the job needs {_count(needed, 'device')}{each}, this machine has {kind}; {', or '.join(fixes)}"
     )
+
+
+def _check_trial(config: JobConfig, gpus: int) -> None:
+    """Processes may share a GPU to try that they run: on one, and as what is no result."""
+    if gpus > 1:
+        raise ConfigError(
+            f"cluster.oversubscribe=true is a trial on one GPU, and there are {gpus}; leave it out, or name one in "
+            "CUDA_VISIBLE_DEVICES"
+        )
+    if not config.smoke:
+        raise ConfigError("cluster.oversubscribe=true on a GPU is a trial, which measures nothing; set smoke=true")
+
+
+def check_trial_groups(groups: Sequence[Communicator]) -> None:
+    """Check that all but weights, which then travel over Gloo, has a process of its own: NCCL joins no two of a GPU."""
+    for group in groups:
+        if group.over == "device" and not group.name.startswith("weights of"):
+            raise HardwareMissing(
+                f"cluster.oversubscribe=true: {group.name} has {len(group.members)} ranks on one GPU, which NCCL joins "
+                "to no group; give each role one device, as in DEVICES=2"
+            )
 
 
 def _fits(config: JobConfig, devices: int) -> bool:
@@ -70,6 +94,11 @@ def check_machine_memory(
     if setting.gpu:
         found = changes_that_fit(config, schedule, machine, setting.lengths)
         fix = f"{', or '.join(found)}, BACKEND=virtual to simulate it" if found else "BACKEND=virtual simulates it"
+        if plan.together:
+            raise HardwareMissing(
+                f"model={config.model.name}: processes that share the GPU need {plan.everything / _GIB:.1f} GiB, and "
+                f"may use {plan.there / _GIB:.1f} GiB; {f'use {found[0]}, or' if found else 'use'} MODEL=tiny"
+            )
         raise HardwareMissing(
             f"{too_much(config, plan, plan.fullest)} of the {machine.gpu_bytes / _GIB:.1f} GiB of a GPU here; "
             f"use {fix}, or MODEL=tiny"
@@ -97,7 +126,8 @@ def real_setting(
         here = float(machine.gpu_bytes) if given is None else given * _GIB
     else:
         here = psutil.virtual_memory().total if given is None else given * _GIB * config.cluster.devices
-    return PlanSetting(lengths, here, schedule.transport, gpu=gpu, usable=USABLE if gpu else 1.0)
+    together = gpu and config.cluster.oversubscribe
+    return PlanSetting(lengths, here, schedule.transport, gpu=gpu, usable=USABLE if gpu else 1.0, together=together)
 
 
 def changes_that_fit(config: JobConfig, schedule: Schedule, machine: Machine, lengths: Lengths) -> list[str]:

@@ -75,9 +75,10 @@ def _real(chosen: dict[str, int], folder: Path, console: Console) -> int:
 
 
 def gate_gpu(arguments: Sequence[str], results: Path, console: Console) -> int:
-    """Run the parts that are missing; exit code 0 where every part that ran passed."""
+    """Run the parts that are missing; exit code 0 where everything was asked and passed, 1 where something failed, 3
+    where something was left out."""
     from harness.acceptance.gpu_gate import gate
 
-    given, _ = own_arguments(arguments, "device", "parts", "force", "minutes")
+    given, _ = own_arguments(arguments, "device", "parts", "force", "limit_s")
     asked = gate.request({name: values[-1] for name, values in given.items() if values})
     return gate.run(asked, results, lambda line: say(console, line))

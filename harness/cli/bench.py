@@ -53,7 +53,7 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
             from harness.driver.progress import print_banner
             from harness.driver.run import run_seed
             from harness.report.summary import print_summary
-        if plan.backend != "real":
+        if plan.backend != "real" or plan.trial:
             print_banner(plan, console)
         for line in job.messages:
             say(console, line, "yellow")
@@ -79,7 +79,7 @@ def _say_what_would_run(job: SettledJob, runs: Mapping[str, bool], console: Cons
     from harness.config.compose import plain
     from harness.driver.progress import print_banner
 
-    if job.plan.backend != "real":
+    if job.plan.backend != "real" or job.plan.trial:
         print_banner(job.plan, console)
     for line in job.messages:
         say(console, line, "yellow")

@@ -166,7 +166,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         "calibrate": Command(
             "costs from finished real runs",
             (
-                Option("run", "run", "the folder of a finished run; several may be given", "FOLDER", several=True),
+                Option("run", "run", "folders of finished runs, or the gate's results.json", "FOLDER", several=True),
                 _COSTS,
                 *_JOB,
             ),
@@ -218,7 +218,7 @@ GROUPS: dict[str, dict[str, Command]] = {
                 _plain("device", "cpu or gpu", "NAME"),
                 _plain("parts", "names with commas", "NAMES"),
                 _FORCE,
-                _plain("minutes", "that each part may take", "N"),
+                _plain("limit_s", "seconds of this command; the next one goes on", "N"),
             ),
             file="acceptance",
         ),

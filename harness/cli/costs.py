@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
@@ -12,15 +13,21 @@ from harness.config import ConfigError
 from harness.config.fields import checked_name
 from harness.metrics.formatting import say
 
+if TYPE_CHECKING:
+    from harness.calibration.profile.rows import DeviceProfile
+
 
 def calibrate(arguments: Sequence[str], results: Path, console: Console) -> int:
-    """Fit costs to finished real runs, and write them as a file of settings."""
+    """Fit costs to finished real runs, or to what the GPU gate found, and write them as a file of settings."""
     from harness.calibration.fitting import explained, write_costs
+    from harness.calibration.profile.rows import GATE, read_gate
     from harness.calibration.runs import base_job, calibrate_runs
 
     own, settings = own_arguments(arguments, "run", "name")
     if not own["run"]:
         raise ConfigError('which run? RUN=results/bench/<cell>/seed=0, or several: RUN="one another"')
+    if own["run"][0].endswith(GATE):
+        return _fit_profile(read_gate(Path(own["run"][0])), settings, own["name"], results, console)
     fitted = calibrate_runs([Path(run) for run in own["run"]], base_job(settings), *own["name"][-1:])
     path = write_costs(results / "costs", fitted, [f"Fitted to {' and '.join(own['run'])}."])
     print_costs(path, explained(fitted), console)
@@ -36,8 +43,7 @@ def print_costs(path: Path, explained: Sequence[str], console: Console) -> None:
 
 def profile(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Time the embedded engines on this machine's device, or read times from a file, and fit costs to them."""
-    from harness.calibration.fitting import explained, write_costs
-    from harness.calibration.profile.fitting import about, base_of, fitted_costs, peak_shares, this_device
+    from harness.calibration.profile.fitting import this_device
     from harness.calibration.profile.record import record
     from harness.calibration.profile.rows import read_profile, write_profile
     from harness.config.compose import compose_job
@@ -59,7 +65,16 @@ def profile(arguments: Sequence[str], results: Path, console: Console) -> int:
             )
         write_profile(path, found)
         say(console, path)
-    fitted = fitted_costs(found, base_of(found, settings), name)
+    return _fit_profile(found, settings, [name], results, console)
+
+
+def _fit_profile(
+    found: DeviceProfile, settings: Sequence[str], name: Sequence[str], results: Path, console: Console
+) -> int:
+    from harness.calibration.fitting import explained, write_costs
+    from harness.calibration.profile.fitting import about, base_of, fitted_costs, peak_shares
+
+    fitted = fitted_costs(found, base_of(found, settings), name[-1] if name else f"{found.model.name}_profile")
     shares = peak_shares(found, fitted.cost)
     written = write_costs(results / "costs", fitted, [*about(found), *shares])
     print_costs(written, [*about(found), *explained(fitted), *shares], console)

@@ -43,7 +43,6 @@ from harness.config.readers import (
     Losses,
     NarrowWeights,
     OfRuns,
-    OnCPU,
     OnGPU,
     OnTheFly,
     OwnWeights,
@@ -372,8 +371,8 @@ class ClusterConfig:
     devices: Read[Devices]
     kind: Real[Literal["auto", "cpu", "gpu"]] = "auto"
     threads_per_device: Real[Count] = 1
-    oversubscribe: OnCPU[Switch] = (
-        False  # let a CPU job use more devices than there are cores (for tests, not for timing)
+    oversubscribe: Real[Switch] = (
+        False  # more devices than there are cores, for tests; or on one GPU, for a trial: nothing that it takes counts
     )
     bucket_bytes: Read[Count] = 64 << 20  # weights travel in pieces of at most this
     transfer_attempts: Processes[Count] = 3  # how often weights are sent to an engine that does not get them

@@ -118,9 +118,6 @@ Travelling = Annotated[
 OnGPU = Annotated[
     T, Where("devices are GPUs", lambda job, own: _real(job) and job.cluster.kind != "cpu", "cluster.kind=gpu")
 ]
-OnCPU = Annotated[
-    T, Where("devices are cores", lambda job, own: _real(job) and job.cluster.kind != "gpu", "cluster.kind=cpu")
-]
 
 OwnWeights = Annotated[T, Where("model.checkpoint is null", lambda job, own: job.model.checkpoint is None)]
 NarrowWeights = Annotated[T, Where("model.dtype is bfloat16", lambda job, own: job.model.dtype != "float32")]

@@ -87,15 +87,16 @@ WEIGHTS = ("master weights", "critic's master weights", "engine's weights", "ref
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory of a job's pools. there: bytes that may be used on each device."""
+    """The memory of a job's pools. there: bytes that may be used on each device; together: all pools are on one."""
 
     pools: tuple[PoolMemory, ...]
     there: float
+    together: bool = False
 
     @property
     def fits(self) -> bool:
         """Whether no pool needs more than is there."""
-        return all(pool.peak <= self.there for pool in self.pools)
+        return self.everything <= self.there if self.together else all(pool.peak <= self.there for pool in self.pools)
 
     @property
     def fullest(self) -> PoolMemory:
@@ -125,7 +126,7 @@ class Lengths:
 class PlanSetting:
     """The circumstances of a plan besides its job. device_bytes: memory of one device. simulated: of a cluster that is
     described: engines take what is left beside weights, micro-batches are cut by what fits, colocated training rests on
-    the host, and training computes as published systems do."""
+    the host, and training computes as published systems do. together: the job's devices are one."""
 
     lengths: Lengths
     device_bytes: float
@@ -133,12 +134,13 @@ class PlanSetting:
     simulated: bool = False
     gpu: bool = True
     usable: float = USABLE
+    together: bool = False
 
 
 def plan_memory(config: JobConfig, placement: Placement, setting: PlanSetting) -> MemoryPlan:
     """The memory of every pool of the job, on the devices of its placement."""
     pools = [_pool(config, placement, name.split("+"), devices, setting) for name, devices in placement.pools.items()]
-    return MemoryPlan(tuple(pools), setting.device_bytes * setting.usable)
+    return MemoryPlan(tuple(pools), setting.device_bytes * setting.usable, setting.together)
 
 
 def pass_of(config: JobConfig, placement: Placement, setting: PlanSetting, role: str = "actor") -> PassShape:
@@ -393,7 +395,7 @@ def engine_share(plan: MemoryPlan, setting: PlanSetting, token: float) -> Engine
     """
     pool = next(pool for pool in plan.pools if "rollout" in pool.roles)
     cache = _item(pool, "KV cache")
-    if setting.gpu:
+    if setting.gpu and not setting.together:
         left = plan.there - max(pool.of(phase) - cache.bytes for phase in cache.phases)
     else:
         left = cache.bytes + (plan.there - plan.everything) / pool.devices

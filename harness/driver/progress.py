@@ -24,6 +24,7 @@ _RECENT = 10  # iterations that the displayed rates are taken over
 
 _SAYS = {
     "virtual": "SIMULATED: every time below comes from a cost model; no model is trained and nothing is rewarded.",
+    "real": "TRIAL: processes that should have GPUs of their own share one. They run; their times are of no schedule.",
     "paced": "PACED: real processes, queue and weight transfers around engines that last as long as a cost model says.",
 }
 

@@ -36,7 +36,7 @@ from harness.driver.replay import Replay
 from harness.driver.restarts import GivenUp, Restarts, how, roles_in
 from harness.driver.session import Session
 from harness.metrics.done import CRITIC, MODEL
-from harness.metrics.manifest import HOW_TIMED, RunIdentity, build_manifest
+from harness.metrics.manifest import RunIdentity, build_manifest
 from harness.metrics.run_files import (
     RunDirectory,
     last_evaluated,
@@ -139,6 +139,7 @@ def _attempt(
         engine=config.engine.name,
         backend=plan.backend,
         smoke=config.smoke,
+        trial=plan.trial,
     )
     recorded = run_to_replay(config, seed)
     replay = None if recorded is None else Replay.read(recorded, config, seed, plan.placement)
@@ -255,7 +256,7 @@ class _WentBack(RunListener):
 
 def _title(identity: RunIdentity, config: JobConfig) -> str:
     parts = [identity.schedule, identity.model, config.task.name, f"seed {identity.seed}"]
-    return " | ".join([*parts, HOW_TIMED[identity.backend]])
+    return " | ".join([*parts, identity.how_timed])
 
 
 def _initial_model(config: JobConfig, task: Task | None, results: Path, console: Console) -> ModelConfig:

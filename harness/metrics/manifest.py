@@ -52,6 +52,12 @@ class RunIdentity:
     engine: str
     backend: Backend
     smoke: bool = False
+    trial: bool = False
+
+    @property
+    def how_timed(self) -> str:
+        """The origin of its times, as titles and tables have it."""
+        return "a trial of processes that share a GPU, no measurement" if self.trial else HOW_TIMED[self.backend]
 
 
 def build_manifest(identity: RunIdentity, seeds: Mapping[str, int]) -> dict[str, Any]:
@@ -70,12 +76,12 @@ def build_manifest(identity: RunIdentity, seeds: Mapping[str, int]) -> dict[str,
 
 def identity_of(manifest: Mapping[str, Any]) -> RunIdentity:
     """The RunIdentity that the manifest was built with."""
-    return RunIdentity(**{field.name: manifest[field.name] for field in fields(RunIdentity)})
+    return RunIdentity(**{field.name: manifest[field.name] for field in fields(RunIdentity) if field.name in manifest})
 
 
 def run_title(identity: RunIdentity) -> str:
     """Schedule, model, seed, and whether times were measured or simulated."""
-    parts = [identity.schedule, identity.model, f"seed {identity.seed}", HOW_TIMED[identity.backend]]
+    parts = [identity.schedule, identity.model, f"seed {identity.seed}", identity.how_timed]
     return " · ".join(parts + ["smoke run"] * identity.smoke)
 
 

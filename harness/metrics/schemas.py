@@ -83,6 +83,7 @@ class ManifestFile(msgspec.Struct):
     python: str
     packages: dict[str, str | None]
     hardware: _Hardware
+    trial: bool = False
     inputs: list[_Input] = []
     plugins: list[_UsersCode] = []
     load: _Load = msgspec.field(default_factory=_Load)

@@ -16,7 +16,7 @@ from rich.table import Table
 from harness.metrics.done import is_done
 from harness.metrics.formatting import number, percent, say
 from harness.metrics.ledger import ENGINE_EVENTS
-from harness.metrics.manifest import HOW_TIMED, RunIdentity, identity_of
+from harness.metrics.manifest import RunIdentity, identity_of
 from harness.metrics.run_files import (
     load_evaluations,
     load_faults,
@@ -172,7 +172,7 @@ def print_summary(run_dirs: Iterable[Path], console: Console) -> None:
 
 def _name(run: RunSummary) -> str:
     identity = run.identity
-    lines = [identity.schedule, f"{identity.model}, seed {identity.seed}", HOW_TIMED[identity.backend]]
+    lines = [identity.schedule, f"{identity.model}, seed {identity.seed}", identity.how_timed]
     if identity.smoke:
         lines.append("smoke run")
     if not run.done:

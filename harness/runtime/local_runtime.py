@@ -179,9 +179,10 @@ def launch_server(preload: Sequence[str], log: Path | None = None) -> ForkServer
 
 
 def device_environment(devices: Sequence[int]) -> dict[str, str]:
-    """Environment by which a process sees these of the devices that this process sees, in this order."""
+    """Environment by which a process sees these of the devices that this process sees, in this order. In a trial the
+    one there is stands for all of them (`check_devices`)."""
     there = gpus() if devices else []
-    return {VISIBLE: ",".join(there[device].visible_as for device in devices)}
+    return {VISIBLE: ",".join(there[device % len(there)].visible_as for device in devices)}
 
 
 _MALLOC = {

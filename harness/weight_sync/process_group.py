@@ -232,7 +232,9 @@ class Rendezvous:
 
         prefixed, seconds = dist.PrefixStore(f"weights of {sender}", store), _seconds(self.timeout_s)
         with _connecting():
-            self._wait_for_all(prefixed, rank, aborted)
+            gpus = self._wait_for_all(prefixed, rank, gpu_of(device), aborted)
+            if device.type == "cuda" and len(set(gpus)) < self.size:
+                device = HOST  # NCCL joins no two members of one GPU
             if device.type == "cuda":
                 options = dist.ProcessGroupNCCL.Options()
                 options._timeout = seconds
@@ -247,9 +249,9 @@ class Rendezvous:
             )
             return TransferGroup(cast(dist.ProcessGroup, gloo), device, aborted)
 
-    def _wait_for_all(self, store: dist.Store, rank: int, aborted: Callable[[], bool]) -> None:
-        """Wait until every member is here: building a group cannot be aborted."""
-        store.set(f"here {rank}", "")
+    def _wait_for_all(self, store: dist.Store, rank: int, gpu: str, aborted: Callable[[], bool]) -> list[str]:
+        """Wait until every member is here: building a group cannot be aborted. Returns the GPU of each."""
+        store.set(f"here {rank}", gpu)
         deadline, pause = time.monotonic() + self.timeout_s, _POLL_S
         while missing := [k for k in range(self.size) if not store.check([f"here {k}"])]:
             if aborted():
@@ -261,6 +263,12 @@ class Rendezvous:
                 )
             time.sleep(pause)
             pause = min(2 * pause, _CHECK_S / 10)
+        return [store.get(f"here {k}").decode() for k in range(self.size)]
+
+
+def gpu_of(device: torch.device) -> str:
+    """The GPU itself, whatever its number is in this process; "" for cores."""
+    return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
 def open_rendezvous(host: str, receivers: int, timeout_s: float, senders: int = 1) -> tuple[Rendezvous, dist.Store]:

@@ -1,5 +1,5 @@
 """Runs the gate on a machine without the rest of Cadence: python -m harness.acceptance.gpu_gate [device=cpu]
-[parts=a,b] [force=true] [minutes=10] [results=<folder>]. `make gate-gpu` is the same."""
+[parts=a,b] [force=true] [limit_s=590] [results=<folder>]. `make gate-gpu` is the same."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from pathlib import Path
 from harness.acceptance.gpu_gate.gate import request, run
 from harness.config import ConfigError
 
-NAMES = ("device", "parts", "force", "minutes", "results")
+NAMES = ("device", "parts", "force", "limit_s", "results")
 
 
 def main() -> int:

@@ -7,6 +7,7 @@ kept: a second call goes on with what is missing.
 
 from __future__ import annotations
 
+import math
 import re
 import signal
 import subprocess
@@ -18,9 +19,10 @@ from pathlib import Path
 from typing import Literal
 
 from harness.acceptance.gpu_gate.results import (
+    AGAIN,
     PartResult,
+    exit_status,
     lines,
-    passed,
     read_result,
     result_path,
     summary,
@@ -37,30 +39,30 @@ _ASK = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_avail
 
 @dataclass(frozen=True)
 class GateRequest:
-    """A request of the gate. device: "" is what there is. minutes: begin no part that could take longer than what is
+    """A request of the gate. device: "" is what there is. limit_s: begin nothing that could take longer than what is
     left of them."""
 
     device: Literal["", "cpu", "gpu"] = ""
     parts: tuple[str, ...] = ()
     force: bool = False
-    minutes: float | None = None
+    limit_s: float | None = None
 
 
 def request(given: dict[str, str]) -> GateRequest:
     """The request that was typed. Raises ConfigError for a value that cannot be."""
-    device, minutes = given.get("device", ""), given.get("minutes", "")
+    device, limit = given.get("device", ""), given.get("limit_s", "")
     if device not in ("", "cpu", "gpu"):
         raise ConfigError(f"device={device} is unknown; choose cpu or gpu, or leave it out for what there is")
-    if minutes and not re.fullmatch(r"\d+(\.\d+)?", minutes):
-        raise ConfigError(f"minutes={minutes} is no number; the gate runs in pieces of so many minutes, such as 10")
+    if limit and not re.fullmatch(r"\d+(\.\d+)?", limit):
+        raise ConfigError(f"limit_s={limit} is no number; the gate runs in slices of so many seconds, such as 590")
     parts = tuple(name for name in given.get("parts", "").split(",") if name)
     force = given.get("force", "") not in ("", "false", "0")
-    return GateRequest(device, parts, force, float(minutes) if minutes else None)  # type: ignore[arg-type]
+    return GateRequest(device, parts, force, float(limit) if limit else None)  # type: ignore[arg-type]
 
 
 def run(asked: GateRequest, results: Path, say: Callable[[str], None]) -> int:
-    """0 where every part that ran passed, and none is missing; 1 otherwise. Raises ConfigError where a GPU is asked for
-    and there is none."""
+    """0 where everything was asked and passed, 1 where something failed, 3 where nothing did and something was left out
+    or not begun. Raises ConfigError where a GPU is asked for and there is none."""
     parts = chosen(PARTS, asked.parts)
     gpu = "" if asked.device == "cpu" else _gpu_name()
     if asked.device == "gpu" and not gpu:
@@ -68,21 +70,17 @@ def run(asked: GateRequest, results: Path, say: Callable[[str], None]) -> int:
     kind, name = ("cuda", gpu) if gpu else ("cpu", "cpu")
     folder = results / FOLDER / re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
     found: list[PartResult] = []
-    seconds = None if asked.minutes is None else 60 * asked.minutes
-    for result in run_gate(parts, kind, folder, force=asked.force, seconds=seconds, say=say):
+    names = [part.name for part in parts]
+    for result in run_gate(parts, kind, folder, force=asked.force, seconds=asked.limit_s, say=say):
         for line in lines(result):
             say(line)
         found.append(result)
-        write_report(folder, name, found)
-    return _closed(found, parts, folder, say)
-
-
-def _closed(found: Sequence[PartResult], parts: Sequence[object], folder: Path, say: Callable[[str], None]) -> int:
-    if not found:
-        return 1
+    missing = [name for name in names if name not in {result.part for result in found}]
+    say(str(write_report(folder, name, found, missing)))
     say(summary(found))
-    say(str(folder / "gate.md"))
-    return 0 if passed(found) and len(found) == len(parts) else 1
+    status, why = exit_status(found, missing)
+    say(why or "exit status 0: everything was asked, and passed")
+    return status
 
 
 def _gpu_name() -> str:
@@ -99,15 +97,32 @@ _LAST_LINES = 3
 
 @dataclass(frozen=True)
 class GatePart:
-    """A part of the gate. module: has `run`; limit_s: its longest, on a GPU machine or on two cores."""
+    """A part of the gate. module: has `run`; limit_s: its longest, on a GPU machine or on two cores; needs:
+    distributions beyond torch, transformers and what these require; in_pieces: it ends in time, and goes on later."""
 
     name: str
     title: str
     module: str
     limit_s: float
+    needs: tuple[str, ...] = ()
+    in_pieces: bool = False
+
+
+_LEAST_S = 60.0  # for a piece of a part that goes on later
+_CLOSES_S = 20.0  # what a job that was begun in time may take longer than thought
 
 
 _HERE = "harness.acceptance.gpu_gate.parts"
+
+WHEELS = (
+    *("msgspec", "psutil", "pyarrow", "scipy", "pandas", "nvidia-ml-py", "python-dateutil", "six", "cloudpickle"),
+    *("hydra-core", "omegaconf", "antlr4-python3-runtime", "mlflow", "mlflow-skinny", "mlflow-tracing", "alembic"),
+    *("Mako", "SQLAlchemy", "greenlet", "sqlparse", "opentelemetry-api", "opentelemetry-proto", "opentelemetry-sdk"),
+    *("opentelemetry-semantic-conventions", "protobuf", "databricks-sdk", "google-auth", "pyasn1", "pyasn1_modules"),
+    *("fastapi", "starlette", "cachetools", "cryptography", "cffi", "pycparser", "importlib_metadata", "zipp"),
+    *("requests", "urllib3", "charset-normalizer", "certifi", "GitPython", "gitdb", "smmap", "python-dotenv"),
+)
+"""What whole jobs import beyond torch, transformers and what these require: `pip install --no-deps` is enough."""
 
 PARTS = (
     GatePart("device", "versions, and what the device reaches bare", f"{_HERE}.device", 120),
@@ -117,7 +132,7 @@ PARTS = (
     GatePart("rollout", "the embedded engine against the CPU, and its speed", f"{_HERE}.rollout", 300),
     GatePart("weights", "every way that weights travel, and its bandwidth", f"{_HERE}.weights", 300),
     GatePart("engines", "the other engines, where they are installed", f"{_HERE}.engines", 590),
-    GatePart("jobs", "whole jobs under every schedule that fits", f"{_HERE}.jobs", 590),
+    GatePart("jobs", "whole jobs under every schedule that fits", f"{_HERE}.jobs", 1200, WHEELS, in_pieces=True),
     GatePart("profile", "times of this device, and costs fitted to them", f"{_HERE}.profile", 590),
 )
 
@@ -146,20 +161,24 @@ def run_gate(
     began = time.monotonic()
     for part in parts:
         kept = None if force else read_result(folder, part.name)
-        if kept is not None and kept.status not in ("running", "left out"):
+        if kept is not None and kept.status not in AGAIN:
             yield kept
             continue
-        if seconds is not None and part.limit_s > seconds - (time.monotonic() - began):
+        left = math.inf if seconds is None else seconds - (time.monotonic() - began)
+        if (_LEAST_S if part.in_pieces else part.limit_s) > left:
             say(f"{part.name} could take {part.limit_s:.0f} s, more than is left: the same command goes on with it")
             continue
-        say(f"{part.name}: {part.title} (at most {part.limit_s:.0f} s)")
-        yield _run(part, kind, folder)
+        limit_s = min(part.limit_s, left)
+        say(f"{part.name}: {part.title} (at most {limit_s:.0f} s)")
+        if force or kept is None or kept.status != "unfinished":
+            result_path(folder, part.name).unlink(missing_ok=True)
+        yield _run(replace(part, limit_s=limit_s), kind, folder)
 
 
 def _run(part: GatePart, kind: str, folder: Path) -> PartResult:
     log, start = folder / f"{part.name}.log", time.monotonic()
-    result_path(folder, part.name).unlink(missing_ok=True)
-    command = [sys.executable, "-m", MODULE, part.name, part.module, kind, str(folder)]
+    until = f"{start + part.limit_s - _CLOSES_S if part.in_pieces else math.inf}"
+    command = [sys.executable, "-m", MODULE, part.name, part.module, kind, str(folder), until, *part.needs]
     with log.open("wb") as output:
         process = subprocess.Popen(
             command, stdin=subprocess.DEVNULL, stdout=output, stderr=subprocess.STDOUT, start_new_session=True

@@ -1,4 +1,5 @@
-"""One part of the gate, in a process of its own: `python -m harness.acceptance.gpu_gate.part <name> <device> <folder>`.
+"""One part of the gate, in a process of its own: `python -m harness.acceptance.gpu_gate.part <name> <module> <device>
+<folder> <time> <package>...`.
 
 A part is a module with `run(setting)`, which yields a `Check` after each thing that it looked at.
 """
@@ -6,15 +7,26 @@ A part is a module with `run(setting)`, which yields a `Check` after each thing 
 from __future__ import annotations
 
 import importlib
+import math
+import re
 import sys
 import time
 import traceback
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from harness.acceptance.gpu_gate.results import Check, LeftOut, PartResult, Status, write_result
+from harness.acceptance.gpu_gate.results import (
+    Check,
+    LeftOut,
+    PartResult,
+    Status,
+    Unfinished,
+    read_result,
+    write_result,
+)
 from harness.config import ConfigError
 
 if TYPE_CHECKING:
@@ -23,10 +35,18 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class GateSetting:
-    """The device and folder of a part. folder: of the gate's results, for what a part leaves besides its checks."""
+    """The device and folder of a part. folder: of the gate's results, for what a part leaves besides its checks. until:
+    a reading of time.monotonic, by which it has to end. kept: what an earlier command looked at."""
 
     kind: Literal["cpu", "cuda"]
     folder: Path
+    until: float = math.inf
+    kept: tuple[str, ...] = ()
+
+    def require_time(self, seconds: float) -> None:
+        """Raises Unfinished where less than that is left."""
+        if time.monotonic() + seconds > self.until:
+            raise Unfinished("no time was left for the rest")
 
     @property
     def device(self) -> torch.device:
@@ -41,20 +61,27 @@ class GateSetting:
         return self.kind == "cuda"
 
 
-def run_part(name: str, module: str, setting: GateSetting) -> PartResult:
-    """Run it here. Whatever ends it early is written down; its traceback goes where errors go."""
-    start = time.monotonic()
-    result = PartResult(name)
+def run_part(name: str, module: str, setting: GateSetting, needs: Sequence[str] = ()) -> PartResult:
+    """Run it here, or what an earlier command left of it. Whatever ends it early is written down; its traceback goes
+    where errors go. needs: distributions, by name."""
+    start, earlier = time.monotonic(), read_result(setting.folder, name)
+    kept = earlier.checks if earlier is not None and earlier.status == "unfinished" else ()
+    setting = replace(setting, kept=tuple(check.what for check in kept))
+    result = PartResult(name, checks=kept)
     write_result(setting.folder, result)
     try:
+        if missing := [need for need in needs if not _installed(need)]:
+            raise LeftOut(f"needs {' '.join(map(_pinned, missing))} (pip install --no-deps; docs/gpu.md)")
         checks: Iterator[Check] = importlib.import_module(module).run(setting)
         for check in checks:
             result = replace(result, checks=(*result.checks, check))
             write_result(setting.folder, result)
         wrong = [check.what for check in result.checks if not check.passed]
         result = result.ended("failed" if wrong else "passed", time.monotonic() - start, "; ".join(wrong))
-    except LeftOut as missing:
-        result = result.ended("left out", time.monotonic() - start, str(missing))
+    except LeftOut as lacking:
+        result = result.ended("left out", time.monotonic() - start, str(lacking))
+    except Unfinished as error:
+        result = result.ended("unfinished", time.monotonic() - start, str(error))
     except ConfigError as error:
         result = result.ended("failed", time.monotonic() - start, str(error))
     except Exception as error:
@@ -72,6 +99,24 @@ def _package_is_missing(error: Exception) -> bool:
     return isinstance(error, ModuleNotFoundError) and (error.name or "harness").partition(".")[0] not in own
 
 
+def _installed(distribution: str) -> bool:
+    try:
+        metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return False
+    return True
+
+
+_PINS = Path(__file__).parents[3] / ".ci" / "constraints.txt"
+
+
+def _pinned(distribution: str) -> str:
+    """With the version that this code was tested with, where its folder says."""
+    listed = _PINS.read_text(encoding="utf-8") if _PINS.exists() else ""
+    found = re.search(rf"^{re.escape(distribution)}==\S+", listed, re.MULTILINE)
+    return found[0] if found else distribution
+
+
 if __name__ == "__main__":
-    _, part, path, kind, folder = sys.argv
-    run_part(part, path, GateSetting("cpu" if kind == "cpu" else "cuda", Path(folder)))
+    _, part, path, kind, folder, until, *needs = sys.argv
+    run_part(part, path, GateSetting("cpu" if kind == "cpu" else "cuda", Path(folder), float(until)), needs)

@@ -1,4 +1,5 @@
-"""Results of the gate's parts: a file of JSON for each, written anew whenever there is more in it."""
+"""Results of the gate's parts: a file of JSON for each, written anew whenever there is more in it; all of them as one
+page (`gate.md`), and as one file of figures, by which `make calibrate` fits costs (`results.json`)."""
 
 from __future__ import annotations
 
@@ -10,20 +11,40 @@ from typing import Literal
 
 from harness.metrics.atomic_files import write_text
 
-Status = Literal["running", "passed", "failed", "crashed", "timed out", "left out"]
+Status = Literal["running", "unfinished", "passed", "failed", "crashed", "timed out", "left out"]
+AGAIN: tuple[Status, ...] = ("running", "unfinished", "left out")
+"""Parts that the next command asks again; of unfinished ones only what is missing."""
 
 
 class LeftOut(Exception):
     """A part, or the rest of it, cannot be asked of this machine; says what is missing."""
 
 
+class Unfinished(Exception):
+    """No time was left for the rest of a part: the same command goes on with it."""
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A number that was measured. card: what the device has by its maker; model: what the cost model says of it; None
+    where they say nothing."""
+
+    what: str
+    value: float
+    unit: str
+    card: float | None = None
+    model: float | None = None
+
+
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. found: the figures, with units."""
+    """One thing that was looked at. found: the figures, with units. left_out: this machine cannot be asked."""
 
     what: str
     found: str
     passed: bool = True
+    figures: tuple[Figure, ...] = ()
+    left_out: bool = False
 
 
 @dataclass(frozen=True)
@@ -39,6 +60,13 @@ class PartResult:
     def ended(self, status: Status, seconds: float, why: str = "") -> PartResult:
         """The result of a part that has ended."""
         return replace(self, status=status, seconds=round(seconds, 1), why=why)
+
+    @property
+    def left_out(self) -> list[str]:
+        """What of it could not be asked of this machine, or was not yet; by name."""
+        if self.status in AGAIN:
+            return [self.part]
+        return [f"{self.part}: {check.what}" for check in self.checks if check.left_out]
 
 
 def result_path(folder: Path, part: str) -> Path:
@@ -57,23 +85,45 @@ def read_result(folder: Path, part: str) -> PartResult | None:
     if not path.exists():
         return None
     tree = json.loads(path.read_text(encoding="utf-8"))
-    return PartResult(**tree | {"checks": tuple(Check(**check) for check in tree["checks"])})
+    checks = tuple(
+        Check(**check | {"figures": tuple(Figure(**figure) for figure in check["figures"])}) for check in tree["checks"]
+    )
+    return PartResult(**tree | {"checks": checks})
 
 
 def passed(results: Sequence[PartResult]) -> bool:
-    """Whether every part that ran passed, and one did."""
-    ran = [result for result in results if result.status != "left out"]
-    return bool(ran) and all(result.status == "passed" for result in ran)
+    """Whether nothing that ran failed, and something ran."""
+    ran = [result for result in results if result.status not in AGAIN or result.checks]
+    fine = ("passed", *AGAIN)
+    return bool(ran) and all(result.status in fine and all(one.passed for one in result.checks) for result in results)
 
 
-REPORT = "gate.md"
+NOT_PASSED, NOT_ASKED = 1, 3
+
+
+def exit_status(results: Sequence[PartResult], missing: Sequence[str]) -> tuple[int, str]:
+    """The status of the command, and a line that says why it is not 0: NOT_PASSED where something failed, else
+    NOT_ASKED where something was left out. missing: parts that were not begun."""
+    left = [name for result in results for name in result.left_out] + list(missing)
+    failed = [result.part for result in results if not passed([result]) and result.status not in AGAIN]
+    failed += [result.part for result in results if result.status in AGAIN and not all(c.passed for c in result.checks)]
+    if failed:
+        return NOT_PASSED, f"exit status {NOT_PASSED}: {', '.join(failed)} did not pass"
+    return (NOT_ASKED, f"exit status {NOT_ASKED}: nothing failed; not asked: {', '.join(left)}") if left else (0, "")
+
+
+REPORT, RESULTS = "gate.md", "results.json"
 
 
 def lines(result: PartResult) -> list[str]:
     """Lines on one part, for a console."""
-    checks = [f"    {'ok ' if check.passed else 'NO '} {check.what}: {check.found}" for check in result.checks]
+    checks = [f"    {_mark(check)} {check.what}: {check.found}" for check in result.checks]
     why = [f"    {result.why}"] if result.why else []
     return [f"{result.part}: {result.status}, {result.seconds:.1f} s", *checks, *why]
+
+
+def _mark(check: Check) -> str:
+    return "-- " if check.left_out else "ok " if check.passed else "NO "
 
 
 def summary(results: Sequence[PartResult]) -> str:
@@ -87,23 +137,52 @@ def summary(results: Sequence[PartResult]) -> str:
     return f"{', '.join([f'{good} of {len(results)} parts passed', *others])}; {seconds:.0f} s"
 
 
-def write_report(folder: Path, device: str, results: Sequence[PartResult]) -> Path:
-    """gate.md beside the results: a table of parts, and below it what each found."""
-    table = [
-        "| part | outcome | s | checks |",
-        "|---|---|---:|---:|",
-        *(f"| {result.part} | {result.status} | {result.seconds:.1f} | {len(result.checks)} |" for result in results),
+def write_report(folder: Path, device: str, results: Sequence[PartResult], missing: Sequence[str] = ()) -> Path:
+    """One page: parts, figures against the device and the cost model, what failed, what was left out. Beside it
+    RESULTS, with every check, and the times by which costs are fitted."""
+    status, why = exit_status(results, missing)
+    outcome = {0: "passed", NOT_PASSED: "did not pass", NOT_ASKED: "nothing failed, not everything was asked"}[status]
+    page = [f"# The gate on {device}: {outcome}", "", summary(results), *[why] * bool(why)]
+    page += ["", "| part | outcome | s | checks | left out |", "|---|---|---:|---:|---:|"]
+    page += [
+        f"| {one.part} | {one.status} | {one.seconds:.1f} | {len(one.checks)} | {len(one.left_out)} |"
+        for one in results
     ]
-    found: list[str] = []
-    for result in results:
-        found += ["", f"## {result.part}: {result.status}", ""]
-        found += [result.why, ""] * bool(result.why)
-        if result.checks:
-            found += ["| | | |", "|---|---|---|"]
-            found += [
-                f"| {check.what} | {check.found} | {'ok' if check.passed else '**no**'} |" for check in result.checks
-            ]
-    outcome = "passed" if passed(results) else "did not pass"
-    page = [f"# The gate on {device}: {outcome}", "", summary(results), "", *table, *found]
-    write_text(folder / REPORT, "\n".join(page) + "\n")
+    figures = [figure for result in results for check in result.checks for figure in check.figures]
+    if figures:
+        page += ["", "| figure | measured | the device has | of it | the cost model says | of it |"]
+        page += ["|---|---:|---:|---:|---:|---:|", *map(_row, figures)]
+    noted = [(result.part, check) for result in results for check in result.checks if not _fine(check)]
+    page += [""] * bool(noted) + [f"- {_mark(check)}{part}, {check.what}: {check.found}" for part, check in noted]
+    page += ["", *(f"- {result.part}: {result.why}" for result in results if result.why)]
+    write_text(folder / REPORT, "\n".join(page).rstrip() + "\n")
+    profiles = sorted(folder.glob("*.profile.json"))
+    tree = {
+        "device": device,
+        "status": status,
+        "parts": [asdict(result) for result in results],
+        "profile": json.loads(profiles[0].read_text(encoding="utf-8")) if profiles else None,
+    }
+    write_text(folder / RESULTS, json.dumps(tree, indent=1) + "\n")
     return folder / REPORT
+
+
+def _fine(check: Check) -> bool:
+    return check.passed and not check.left_out
+
+
+def _row(figure: Figure) -> str:
+    def against(other: float | None) -> str:
+        return "- | -" if other is None else f"{_amount(other, figure.unit)} | {figure.value / other:.0%}"
+
+    return (
+        f"| {figure.what} | {_amount(figure.value, figure.unit)} | {against(figure.card)} | {against(figure.model)} |"
+    )
+
+
+def _amount(value: float, unit: str) -> str:
+    """Such as 3.21 GB/s."""
+    for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= factor:
+            return f"{value / factor:.3g} {letter}{unit}"
+    return f"{value:.3g} {unit}"

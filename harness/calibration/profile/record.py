@@ -162,9 +162,8 @@ def memory_bytes(device: torch.device) -> int:
     """Bytes of the device's memory; of a CPU, those that are free on the host now."""
     if device.type == "cuda":
         return torch.cuda.get_device_properties(device).total_memory
-    import psutil
-
-    return psutil.virtual_memory().available
+    lines = Path("/proc/meminfo").read_text(encoding="utf-8").splitlines()
+    return next(1024 * int(line.split()[1]) for line in lines if line.startswith("MemAvailable:"))
 
 
 def grid_for(model: ModelConfig, kind: str) -> Grid:

@@ -118,6 +118,25 @@ def write_profile(path: Path, profile: DeviceProfile) -> None:
     path.write_text(f"{json.dumps(head, indent=1)[:-2]},\n{rows}\n}}\n", encoding="utf-8")
 
 
+GATE = "results.json"
+"""The file in which the GPU gate keeps what it found, a profile among it."""
+
+
+def read_gate(path: Path) -> DeviceProfile:
+    """The profile that the GPU gate recorded. Raises ConfigError for another file, and where its part `profile` has not
+    run."""
+    try:
+        found = json.loads(path.read_bytes())["profile"]
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise ConfigError(f"run={path} holds no results of the gate: {error}") from error
+    if found is None:
+        raise ConfigError(f"run={path}: the gate has timed nothing yet; run its part: PARTS=profile")
+    try:
+        return TypeAdapter(DeviceProfile).validate_python(found, strict=False)
+    except ValidationError as error:
+        raise ConfigError(f"run={path}: {first_line(error)}") from error
+
+
 def read_profile(path: Path) -> DeviceProfile:
     """Raises ConfigError for a file that is not there, or holds no profile."""
     try:

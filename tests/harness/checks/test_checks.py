@@ -207,6 +207,18 @@ def test_more_devices_than_cores_are_refused_unless_shared() -> None:
     plan("schedule=colocate_sync", "cluster.devices=16", "cluster.oversubscribe=true", "algorithm.micro_batch_groups=1")
 
 
+def test_processes_that_share_a_gpu_are_a_trial_and_no_result() -> None:
+    one = Machine(16, 1, 80 * GIB)
+    job = ("schedule=fully_async", "cluster.kind=gpu", "cluster.devices=2", "cluster.oversubscribe=true")
+    assert plan(*job, "smoke=true", machine=one).trial and not plan("cluster.devices=2").trial
+    assert refused(*job, machine=one).endswith("is a trial, which measures nothing; set smoke=true")
+    assert "and there are 2; leave it out" in refused(*job, "smoke=true", machine=Machine(16, 2, 80 * GIB))
+    ranks = refused(*job, "smoke=true", "cluster.devices=3", "schedule.split.rollout=1", machine=one)
+    assert ranks.startswith("cluster.oversubscribe=true: training world has 2 ranks on one GPU, which NCCL joins to no")
+    large = refused(*job, "smoke=true", "model=qwen7b", "model.checkpoint=null", machine=one)
+    assert "processes that share the GPU need" in large and "may use 72.0 GiB" in large
+
+
 def test_threads_count_as_cores() -> None:
     told = refused("schedule=colocate_sync", "cluster.devices=8", "cluster.threads_per_device=2")
     assert told.startswith("the job needs 8 devices of 2 threads, this machine has 8 cores; set DEVICES=4, or")

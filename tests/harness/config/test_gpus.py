@@ -59,6 +59,8 @@ def test_a_worker_sees_its_device_as_the_user_named_it(monkeypatch: pytest.Monke
     assert device_environment((1, 0)) == {"CUDA_VISIBLE_DEVICES": "2,GPU-d"}, "an engine over several"
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert device_environment((3,)) == {"CUDA_VISIBLE_DEVICES": "3"}
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "GPU-d")
+    assert device_environment((2,)) == {"CUDA_VISIBLE_DEVICES": "GPU-d"}, "in a trial it stands for all"
 
 
 def test_instances_of_a_divided_gpu_are_devices_with_names_and_memory_of_their_own(

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.weight_sync import process_group
 from harness.weight_sync.endpoints import HostSender, stop_reading
 from harness.weight_sync.ipc import SharedOffer, share_slots, slot_bytes
 from harness.weight_sync.plan import TransferError, digests, plan_transfer
@@ -49,6 +50,18 @@ def withdraw(offer: Offer) -> None:
 
 
 # --- what arrives ----------------------------------------------------------------------------------------------------
+
+
+async def test_ends_that_share_a_gpu_meet_over_gloo_as_nccl_joins_no_two_of_one(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(process_group, "gpu_of", lambda device: "GPU-a")
+    offer, store = offered("collective")
+    with ThreadPoolExecutor(1) as pool:
+        joining = pool.submit(offer.receiver, 0, GPU)
+        ends = offer.sender(store, GPU), joining.result()
+    assert ends[0]._group.device == ends[1]._group.device == torch.device("cpu")
+    assert same(await carried(*ends, 1, weights(1)), weights(1))
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)

@@ -10,8 +10,8 @@ import torch
 import transformers
 
 from harness.acceptance.gpu_gate.part import GateSetting
-from harness.acceptance.gpu_gate.parts.common import exact_products, per_second, seconds_of
-from harness.acceptance.gpu_gate.results import Check, LeftOut
+from harness.acceptance.gpu_gate.parts.common import card, exact_products, per_second, seconds_of
+from harness.acceptance.gpu_gate.results import Check, Figure, LeftOut
 from harness.calibration.profile.record import device_name
 
 
@@ -57,7 +57,9 @@ def _product(setting: GateSetting) -> Check:
     right = torch.equal((whole.to(device) @ whole.to(device)).cpu(), (whole.double() @ whole.double()).float())
     factor = torch.ones((size, size), dtype=torch.bfloat16 if setting.gpu else torch.float32, device=device)
     seconds = seconds_of(lambda: factor @ factor, device)
-    return Check(f"products of {size} x {size}", per_second(2 * size**3, seconds, "FLOP"), right)
+    made, there = card(setting.kind), 2 * size**3
+    figure = Figure("products of half precision", there / seconds, "FLOP/s", made.flops if made else None)
+    return Check(f"products of {size} x {size}", per_second(there, seconds, "FLOP"), right, (figure,))
 
 
 def _bandwidths(setting: GateSetting) -> Iterator[Check]:
@@ -65,9 +67,16 @@ def _bandwidths(setting: GateSetting) -> Iterator[Check]:
     here = torch.ones(size, dtype=torch.uint8, pin_memory=setting.gpu)
     there, other = here.to(device), torch.zeros(size, dtype=torch.uint8, device=device)
     seconds = seconds_of(lambda: other.copy_(there), device)
-    yield Check("a copy in its memory", per_second(2 * size, seconds, "B"), bool((other == 1).all()))
+    made = card(setting.kind)
+    link = made.host_bytes_per_s if made else None
+    figure = Figure("memory", 2 * size / seconds, "B/s", made.memory_bytes_per_s if made else None)
+    yield Check("a copy in its memory", per_second(2 * size, seconds, "B"), bool((other == 1).all()), (figure,))
     if setting.gpu:
         seconds = seconds_of(lambda: there.copy_(here), device)
-        yield Check("from pinned memory of the host", per_second(size, seconds, "B"))
+        figure = Figure(
+            "from pinned memory of the host", size / seconds, "B/s", made.host_bytes_per_s if made else None
+        )
+        yield Check(figure.what, per_second(size, seconds, "B"), figures=(figure,))
         seconds = seconds_of(lambda: here.copy_(there), device)
-        yield Check("to pinned memory of the host", per_second(size, seconds, "B"))
+        figure = Figure("to pinned memory of the host", size / seconds, "B/s", link)
+        yield Check(figure.what, per_second(size, seconds, "B"), figures=(figure,))

@@ -30,7 +30,7 @@ def run(setting: GateSetting) -> Iterator[Check]:
         if name in installed:
             yield _job(name, setting)
         else:
-            yield Check(name, f"left out: not installed (make setup-{name})")
+            yield Check(name, f"not installed (make setup-{name})", left_out=True)
 
 
 def _job(engine: str, setting: GateSetting) -> Check:

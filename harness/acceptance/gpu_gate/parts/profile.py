@@ -64,7 +64,9 @@ def _costs(found: DeviceProfile, setting: GateSetting) -> Check:
         fitted = fitted_costs(found, base_of(found, ["cost=tiny_cpu"]), f"{found.model.name}_gate")
         shares = peak_shares(found, fitted.cost)
     except ModuleNotFoundError as missing:
-        return Check(what, f"left out: {missing}; make profile PROFILE= fits them where it is installed")
+        return Check(
+            what, f"{missing}; make calibrate RUN={setting.folder}/results.json fits them anywhere", left_out=True
+        )
     path = write_costs(setting.folder / "costs", fitted, [*about(found), *shares])
     sound = fitted.cost.train_s_per_token + fitted.cost.train_call_s > 0 and fitted.cost.decode_step_s > 0
     return Check(what, f"{path}; {shares[0]}", sound)

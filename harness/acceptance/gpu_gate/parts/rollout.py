@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 
 import numpy as np
 import torch
@@ -12,8 +13,8 @@ import torch
 from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
 from harness.acceptance.gpu_gate.part import GateSetting
-from harness.acceptance.gpu_gate.parts.common import QWEN_HALF_B, SMALL, exact_products, per_second
-from harness.acceptance.gpu_gate.results import Check
+from harness.acceptance.gpu_gate.parts.common import QWEN_HALF_B, SMALL, exact_products, per_second, predicted
+from harness.acceptance.gpu_gate.results import Check, Figure
 from harness.calibration.profile.timing import wait_for
 from harness.config import ModelConfig
 from harness.protocols import Completion, Request, Sampling
@@ -78,7 +79,12 @@ def _speed(model: ModelConfig, slots: int, new: int, device: torch.device) -> Ch
     tokens = sum(len(completion.tokens) for completion in done)
     sane = all(np.isfinite(completion.log_probs).all() and (completion.log_probs <= 0).all() for completion in done)
     name = f"{model.name} in {model.dtype}, {2 * slots} samples over {slots} slots"
-    return Check(name, per_second(tokens, seconds, "token"), sane and tokens == 2 * slots * new)
+    figure = Figure(f"decoding of {model.name}, {slots} slots", tokens / seconds, "token/s")
+    costs = predicted(device.type, model)
+    if costs is not None:
+        step_s = costs.decode_step_s + max(costs.decode_weights_s, slots * costs.decode_step_s_per_sample)
+        figure = replace(figure, model=slots / step_s)
+    return Check(name, per_second(tokens, seconds, "token"), sane and tokens == 2 * slots * new, (figure,))
 
 
 def _engine(

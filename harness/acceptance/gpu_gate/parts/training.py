@@ -14,8 +14,17 @@ from torch.distributed.device_mesh import DeviceMesh
 from engines.torch.fsdp import FSDPEngine
 from engines.torch.model import build_model
 from harness.acceptance.gpu_gate.part import GateSetting
-from harness.acceptance.gpu_gate.parts.common import QWEN_HALF_B, SMALL, TINY, exact_products, per_second, seconds_of
-from harness.acceptance.gpu_gate.results import Check
+from harness.acceptance.gpu_gate.parts.common import (
+    QWEN_HALF_B,
+    SMALL,
+    TINY,
+    card,
+    exact_products,
+    per_second,
+    predicted,
+    seconds_of,
+)
+from harness.acceptance.gpu_gate.results import Check, Figure
 from harness.calibration.profile.timing import batch_of, world_of_one
 from harness.config import AlgorithmConfig, Layout, ModelConfig, TrainingConfig
 from harness.cost_model import shape
@@ -90,11 +99,18 @@ def _steps(mesh: DeviceMesh, setting: GateSetting, training: TrainingConfig) -> 
     if peak is not None:
         held = abs(peak / planned - 1) <= _PLAN_ERROR
         said.append(f"{peak / 1e9:.3g} GB measured, {peak / planned - 1:+.1%} (at most {_PLAN_ERROR:.0%})")
+    name = f"{training.layout}{', recomputed' if training.recompute_activations else ''}"
+    made, costs = card(setting.kind), predicted(setting.kind, model)
+    speed = Figure(f"training of {model.name}, {name}", samples * length / seconds, "token/s")
+    if costs is not None and not training.recompute_activations:
+        tokens = samples * (length * costs.train_s_per_token + length**2 * costs.train_s_per_pair)
+        speed = replace(speed, model=samples * length / (tokens + costs.train_call_s + costs.train_step_s))
+    memory = Figure(f"its memory, {name}", peak or 0.0, "B", made.memory_bytes if made else None, planned)
     return Check(
-        f"steps of {model.name}, {samples} x {length} tokens, {training.layout}"
-        f"{', recomputed' if training.recompute_activations else ''}",
+        f"steps of {model.name}, {samples} x {length} tokens, {name}",
         ", ".join(said),
         bool(np.isfinite(norm)) and after > before and held,
+        (speed,) if peak is None else (speed, memory),
     )
 
 

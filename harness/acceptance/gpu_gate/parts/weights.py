@@ -12,7 +12,7 @@ import torch
 
 from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.parts.common import QWEN_HALF_B, SMALL, per_second, seconds_of
-from harness.acceptance.gpu_gate.results import Check
+from harness.acceptance.gpu_gate.results import Check, Figure
 from harness.calibration.profile.timing import wait_for
 from harness.config import ModelConfig
 from harness.config.transports import connected_transports, transport_of
@@ -106,7 +106,8 @@ def _travelled(
     receiver.join(_TIMEOUT_S)
     size = sum(tensor.nbytes for tensor in sent.values())
     said = f"{size / 1e6:.0f} MB, {per_second(size, min(taken[1:]), 'B')} from the first byte to the last"
-    return Check(name, said + (f"; damaged: {', '.join(sorted(set(wrong)))}" if wrong else ""), not wrong)
+    figure = Figure(f"weights by {name}", size / min(taken[1:]), "B/s")
+    return Check(name, said + (f"; damaged: {', '.join(sorted(set(wrong)))}" if wrong else ""), not wrong, (figure,))
 
 
 def _answer(answers: Connection, start: float, name: str) -> tuple[float, list[str]]:

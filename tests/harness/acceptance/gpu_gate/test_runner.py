@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import json
 import os
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
 
 import psutil
 import pytest
 
 from harness.acceptance.gpu_gate.gate import GatePart, chosen, run_gate
-from harness.acceptance.gpu_gate.results import REPORT, PartResult, passed, read_result, summary, write_report
+from harness.acceptance.gpu_gate.results import (
+    REPORT,
+    RESULTS,
+    PartResult,
+    exit_status,
+    passed,
+    read_result,
+    summary,
+    write_report,
+)
 from harness.config import ConfigError
 
-HEAD = "import os, sys, time\nfrom harness.acceptance.gpu_gate.results import Check, LeftOut\n\ndef run(setting):\n"
+HEAD = """import os, sys, time
+from dataclasses import replace
+from harness.acceptance.gpu_gate.results import Check, Figure, LeftOut
+
+def run(setting):
+"""
 BODIES = {
     "fine": "    yield Check('sum', f'{1 + 1} on {setting.kind}')\n",
     "wrong": "    yield Check('sum', '3', passed=False)\n    yield Check('product', '1')\n",
@@ -21,6 +37,17 @@ BODIES = {
     "hangs": "    yield Check('first', '1')\n    print('waiting for nobody', flush=True)\n    time.sleep(3600)\n",
     "crashes": "    yield Check('first', '1')\n    print('about to die', flush=True)\n    os._exit(7)\n",
     "killed": "    yield Check('first', '1')\n    os.kill(os.getpid(), 9)\n",
+    "pieces": """
+    for name in ('first', 'second'):
+        if name not in setting.kept:
+            setting.require_time(20.0)
+            yield Check(name, 'seen')
+            setting = replace(setting, until=0.0)
+""",
+    "figures": """
+    yield Check('speed', '2', figures=(Figure('copies', 2e9, 'B/s', 4e9, 1e9), Figure('tokens', 3, 'token/s')))
+    yield Check('7B', 'no room', left_out=True)
+""",
     "absent": "    import no_such_package\n    yield\n",
     "unfit": "    raise LeftOut('two devices are needed')\n    yield\n",
     "parent": "    import subprocess\n    child = subprocess.Popen(['sleep', '3600'], start_new_session=True)\n"
@@ -40,6 +67,38 @@ def part(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., GateP
         return GatePart(name, name, f"part_{name}", limit_s)
 
     return make
+
+
+def test_a_part_in_pieces_goes_on_where_the_last_command_stopped(part: Callable[..., GatePart], tmp_path: Path) -> None:
+    pieces = replace(part("pieces"), in_pieces=True)
+    first = run(tmp_path, pieces, seconds=600.0)["pieces"]
+    assert first.status == "unfinished" and [check.what for check in first.checks] == ["first"]
+    assert exit_status([first], []) == (3, "exit status 3: nothing failed; not asked: pieces")
+    second = run(tmp_path, pieces, seconds=600.0)["pieces"]
+    assert second.status == "passed" and [check.what for check in second.checks] == ["first", "second"]
+
+
+def test_a_part_says_in_a_line_which_wheels_it_needs(part: Callable[..., GatePart], tmp_path: Path) -> None:
+    found = run(tmp_path, replace(part("fine"), needs=("numpy", "nowhere", "antlr5-python3-runtime")))["fine"]
+    assert (found.status, found.why.partition(" (")[0]) == ("left out", "needs nowhere antlr5-python3-runtime")
+
+
+def test_the_page_has_figures_against_the_device_and_the_cost_model(
+    part: Callable[..., GatePart], tmp_path: Path
+) -> None:
+    found = list(run(tmp_path, part("figures"), part("wrong")).values())
+    page = write_report(tmp_path, "cpu", found, ["jobs"]).read_text()
+    assert (
+        "| copies | 2 GB/s | 4 GB/s | 50% | 1 GB/s | 200% |" in page
+        and "| tokens | 3 token/s | - | - | - | - |" in page
+    )
+    assert "- -- figures, 7B: no room" in page and "- NO wrong, sum: 3" in page
+    assert exit_status(found, ["jobs"]) == (1, "exit status 1: wrong did not pass")
+    assert exit_status(found[:1], ["jobs"])[1] == "exit status 3: nothing failed; not asked: figures: 7B, jobs"
+    kept = json.loads((tmp_path / RESULTS).read_text())
+    assert (
+        kept["status"] == 1 and kept["parts"][0]["checks"][0]["figures"][0]["card"] == 4e9 and kept["profile"] is None
+    )
 
 
 def run(folder: Path, *parts: GatePart, force: bool = False, seconds: float | None = None) -> dict[str, PartResult]:
@@ -68,7 +127,7 @@ def test_every_part_runs_whatever_became_of_those_before_it(part: Callable[..., 
     assert not passed(list(found.values()))
     assert passed([found["fine"], found["unfit"]]) and not passed([found["unfit"]])
     page = write_report(tmp_path, "cpu", list(found.values())).read_text()
-    assert "did not pass" in page and "| sum | 3 | **no** |" in page and (tmp_path / REPORT).exists()
+    assert "did not pass" in page and "NO wrong, sum: 3" in page and (tmp_path / REPORT).exists()
     assert summary([found["fine"], found["unfit"]]).startswith("1 of 2 parts passed, 1 left out (unfit)")
 
 
