@@ -57,7 +57,7 @@ class JobPlan:
     share: EngineShare | None = None
     """Share of a device's memory that a rollout engine may take; of a real job."""
     trial: bool = False
-    """Its processes share one GPU: it shows that they run, and measures nothing."""
+    """Whether its processes share one GPU: that shows that they run, and measures nothing."""
 
 
 def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan:

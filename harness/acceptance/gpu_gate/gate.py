@@ -122,7 +122,7 @@ WHEELS = (
     *("fastapi", "starlette", "cachetools", "cryptography", "cffi", "pycparser", "importlib_metadata", "zipp"),
     *("requests", "urllib3", "charset-normalizer", "certifi", "GitPython", "gitdb", "smmap", "python-dotenv"),
 )
-"""What whole jobs import beyond torch, transformers and what these require: `pip install --no-deps` is enough."""
+"""Distributions that whole jobs import besides, which `pip install --no-deps` brings."""
 
 PARTS = (
     GatePart("device", "versions, and what the device reaches bare", f"{_HERE}.device", 120),

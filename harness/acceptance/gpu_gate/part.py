@@ -111,7 +111,7 @@ _PINS = Path(__file__).parents[3] / ".ci" / "constraints.txt"
 
 
 def _pinned(distribution: str) -> str:
-    """With the version that this code was tested with, where its folder says."""
+    """The name with the version that this code was tested with, where its folder says."""
     listed = _PINS.read_text(encoding="utf-8") if _PINS.exists() else ""
     found = re.search(rf"^{re.escape(distribution)}==\S+", listed, re.MULTILINE)
     return found[0] if found else distribution

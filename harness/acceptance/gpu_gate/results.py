@@ -63,7 +63,7 @@ class PartResult:
 
     @property
     def left_out(self) -> list[str]:
-        """What of it could not be asked of this machine, or was not yet; by name."""
+        """Names of what of it could not be asked of this machine, or was not yet."""
         if self.status in AGAIN:
             return [self.part]
         return [f"{self.part}: {check.what}" for check in self.checks if check.left_out]

@@ -53,13 +53,13 @@ def per_second(amount: float, seconds: float, unit: str) -> str:
 
 @cache
 def card(kind: str) -> DeviceConfig | None:
-    """What this machine's first GPU has by its maker; None of cores, and of a GPU that no file describes."""
+    """The figures of this machine's first GPU by its maker; None of cores, and of a GPU that no file describes."""
     named = GPU_KINDS.get(torch.cuda.get_device_name(0)) if kind == "cuda" else None
     return None if named is None else TypeAdapter(DeviceConfig).validate_python(_settings(f"device/{named}"))
 
 
 def predicted(kind: str, model: ModelConfig) -> CostConfig | None:
-    """What the cost model says of a model on it: `cost=roofline`."""
+    """Costs of a model on it by the cost model, `cost=roofline`."""
     device = card(kind)
     factors = _settings("cost/roofline")
     if device is None:
