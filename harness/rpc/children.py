@@ -129,13 +129,17 @@ def _listed(number: int) -> tuple[ProcessId, int, bool] | None:
 
 
 def end_within(seconds: float, processes: Sequence[ProcessId]) -> None:
-    """Wait so long for these to end, kill what is left, and wait for that as long."""
+    """Wait so long for these to end, kill what is left, and wait for that as long. Children of this process leave the
+    list of processes too."""
     for _ in range(2):
         until = time.monotonic() + seconds
         while (left := [process for process in processes if process.alive]) and time.monotonic() < until:
             time.sleep(_ENDED_EVERY_S)
         for process in left:
             process.kill()
+    for process in processes:
+        with suppress(ChildProcessError):  # a child of another, or one that somebody has waited for
+            os.waitpid(process.number, os.WNOHANG)
 
 
 _Argument = TypeVar("_Argument")

@@ -8,6 +8,8 @@ import sys
 import time
 from dataclasses import replace
 
+import pytest
+
 from harness.rpc.children import descendants, end_within, process_id
 
 STUCK = """
@@ -47,4 +49,6 @@ def test_all_that_a_process_started_is_found_and_ended_and_no_process_that_got_i
         assert not later.alive and every[0].alive
         end_within(0.01, every)
         assert [one.alive for one in every] == 3 * [False]
+        with pytest.raises(ProcessLookupError):  # nor is it left as a zombie
+            process_id(parent.pid)
     assert descendants(parent.pid) == []
