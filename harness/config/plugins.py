@@ -14,6 +14,7 @@ import re
 import sys
 from collections.abc import Callable, Container, Mapping
 from dataclasses import MISSING, Field, dataclass, fields, is_dataclass
+from functools import cache
 from typing import Any, TypeVar, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
@@ -85,9 +86,7 @@ def make(factory: Callable[..., T], options: Mapping[str, Any], setting: str, pa
     if not is_dataclass(factory):
         _checked({}, options, setting, path)
         return factory()
-    types = get_type_hints(factory, include_extras=True)
-    known = {own.name: (types[own.name], _default(own) is MISSING) for own in _options(factory)}
-    checked = _checked(known, options, setting, path)
+    checked = _checked(_typed_options(factory), options, setting, path)
     marked = {own.name: given[own.name] for own in fields(factory) if own.metadata.get("given") and own.name in given}
     made: T = factory(**checked, **marked)  # type: ignore[assignment]
     return made
@@ -99,7 +98,7 @@ def keywords(
     """Options of a function, checked by the types of its keyword-only parameters, but those that are `given` to it by
     others. Raises ConfigError as `make`."""
     types = {
-        one.name: (Any if one.annotation is one.empty else one.annotation, one.default is one.empty)
+        one.name: (TypeAdapter(Any if one.annotation is one.empty else one.annotation), one.default is one.empty)
         for one in inspect.signature(function, eval_str=True).parameters.values()
         if one.kind is one.KEYWORD_ONLY and one.name not in given
     }
@@ -113,9 +112,9 @@ def named_by(function: Callable[..., Any], options: Mapping[str, Any]) -> dict[s
 
 
 def _checked(
-    known: Mapping[str, tuple[Any, bool]], options: Mapping[str, Any], setting: str, path: str
+    known: Mapping[str, tuple[TypeAdapter[Any], bool]], options: Mapping[str, Any], setting: str, path: str
 ) -> dict[str, Any]:
-    """known: of each option its type, and whether it needs a value."""
+    """known: of each option the check of its type, and whether it needs a value."""
     for option in options:
         if option not in known:
             raise ConfigError(f"{setting}.{option} is no option of {path}; it has {', '.join(known) or 'none'}")
@@ -125,7 +124,7 @@ def _checked(
     checked = {}
     for name, value in options.items():
         try:
-            checked[name] = TypeAdapter(known[name][0]).validate_python(value)
+            checked[name] = known[name][0].validate_python(value)
         except ValidationError as error:
             raise ConfigError(first_line(error, f"{setting}.{name}")) from error
     return checked
@@ -156,6 +155,13 @@ def defaults(cls: type, setting: str, path: str) -> dict[str, Any]:
     _check_class(cls, setting, path)
     values = {own.name: _default(own) for own in _options(cls)} if is_dataclass(cls) else {}
     return {name: "???" if value is MISSING else value for name, value in values.items()}
+
+
+@cache
+def _typed_options(cls: Any) -> dict[str, tuple[TypeAdapter[Any], bool]]:
+    """Kept, because a plan makes the options of thousands of jobs, and checks of types take a millisecond to build."""
+    types = get_type_hints(cls, include_extras=True)
+    return {own.name: (TypeAdapter(types[own.name]), _default(own) is MISSING) for own in _options(cls)}
 
 
 def _options(cls: Any) -> list[Field[Any]]:
