@@ -91,6 +91,14 @@ class ProcessId:
         found = _listed(self.number)
         return found is not None and found[0] == self and not found[2]
 
+    @property
+    def reaped(self) -> bool:
+        """Whether it has ended, and its parent has asked how, if it is not of this process: that does so here."""
+        with suppress(ChildProcessError):  # no child, or one that somebody has waited for
+            os.waitpid(self.number, os.WNOHANG)
+        found = _listed(self.number)
+        return found is None or found[0] != self
+
     def kill(self) -> None:
         """Kill it, where it is alive."""
         if self.alive:
@@ -129,17 +137,14 @@ def _listed(number: int) -> tuple[ProcessId, int, bool] | None:
 
 
 def end_within(seconds: float, processes: Sequence[ProcessId]) -> None:
-    """Wait so long for these to end, kill what is left, and wait for that as long. Children of this process leave the
-    list of processes too."""
+    """Wait so long for these to end, and for their parents, or who inherited them, to ask how; kill what is left, and
+    wait for that as long."""
     for _ in range(2):
         until = time.monotonic() + seconds
-        while (left := [process for process in processes if process.alive]) and time.monotonic() < until:
+        while (left := [process for process in processes if not process.reaped]) and time.monotonic() < until:
             time.sleep(_ENDED_EVERY_S)
         for process in left:
             process.kill()
-    for process in processes:
-        with suppress(ChildProcessError):  # a child of another, or one that somebody has waited for
-            os.waitpid(process.number, os.WNOHANG)
 
 
 _Argument = TypeVar("_Argument")
