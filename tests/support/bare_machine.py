@@ -12,16 +12,10 @@ from packaging.utils import canonicalize_name
 from tests.support.project import ROOT
 
 _HOOK = """
-import sys
+from importlib.machinery import PathFinder
 
-
-class Refuse:
-    def find_spec(self, name, path=None, target=None):
-        if name.partition(".")[0] in REFUSED:
-            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
-
-
-sys.meta_path.insert(0, Refuse())
+find_spec = PathFinder.find_spec
+PathFinder.find_spec = lambda name, *where: None if name.partition(".")[0] in REFUSED else find_spec(name, *where)
 """
 
 
