@@ -109,19 +109,31 @@ class ExpectedWeights:
             ValueError: at the end; names are unknown or missing, or shapes are wrong: all of them in one message. A
                 parameter that is tied to another one may be missing.
         """
-        came, wrong = set(), []
+        came, wrong = set[str](), list[str]()
         for name, tensor in weights:
             came.add(name)
-            shape = self._shapes.get(name)
-            if shape is None:
-                wrong.append(f"{name} is unknown")
-            elif shape != tuple(tensor.shape):
-                wrong.append(f"{name} has shape {tuple(tensor.shape)}, not {shape}")
-            else:
+            misfit = self._misfit(name, tuple(tensor.shape))
+            if misfit is None:
                 yield name, tensor
-        wrong += [f"{name} is missing" for name in sorted(self._required - came)]
+            else:
+                wrong.append(misfit)
+        self._require_none(wrong, came, f"the weights of version {version}")
+
+    def require(self, shapes: Mapping[str, tuple[int, ...]]) -> None:
+        """Raises ValueError as `checked` where tensors of these shapes do not fit."""
+        misfits = (self._misfit(name, shape) for name, shape in shapes.items())
+        self._require_none([misfit for misfit in misfits if misfit is not None], set(shapes), "the trainer's weights")
+
+    def _misfit(self, name: str, shape: tuple[int, ...]) -> str | None:
+        expected = self._shapes.get(name)
+        if expected is None:
+            return f"{name} is unknown"
+        return None if expected == shape else f"{name} has shape {shape}, not {expected}"
+
+    def _require_none(self, wrong: list[str], came: set[str], what: str) -> None:
+        wrong = wrong + [f"{name} is missing" for name in sorted(self._required - came)]
         if wrong:
-            raise ValueError(f"{self._owner}: the weights of version {version} do not fit: {'; '.join(wrong)}")
+            raise ValueError(f"{self._owner}: {what} do not fit: {'; '.join(wrong)}")
 
 
 def only_partly(owner: str, version: int) -> str:

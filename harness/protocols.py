@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal, Protocol, get_args
+from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
 
@@ -89,6 +89,13 @@ class Request:
     sampling: Sampling | None = None
 
 
+class TransferError(RuntimeError):
+    """Weights did not arrive whole: a peer died, a wait timed out, a tensor is damaged. Another attempt may succeed.
+
+    A receiver that did not get them keeps the version that it had; all ends of the transfer have to connect again.
+    """
+
+
 class EngineDied(RuntimeError):
     """The process behind an engine is gone, though the worker that drives it is there. The message names the engine."""
 
@@ -141,7 +148,8 @@ class RolloutEngine(Protocol):
         """Replace all weights by (name, full tensor) pairs; the engine must be paused or idle.
 
         If the iterable raises, the engine keeps its version. One that puts weights in place as they come refuses to
-        generate then, until a complete set has been loaded; it never serves a mixture.
+        generate then, until a complete set has been loaded; it never serves a mixture. A `ReceivingEngine` that joined
+        gets `FromTrainer` for them; it raises TransferError where they did not arrive whole.
         """
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
@@ -156,6 +164,46 @@ class RolloutEngine(Protocol):
 
     async def close(self) -> None:
         """Stop and release everything, whatever state the engine is in."""
+
+
+@dataclass(frozen=True)
+class TransferOffer:
+    """How a process of an engine becomes a receiver of the trainer's weights.
+
+    join: import path of a function of (data, number of the receiver, device, the receiver before it or None) that
+    returns one: its `receive(version)` yields (name, full tensor) pairs, each valid until the next one is asked for.
+    shapes: of all that travels, by name.
+    """
+
+    join: str
+    data: bytes
+    shapes: Mapping[str, tuple[int, ...]]
+
+
+class FromTrainer:
+    """Stands in `load_weights` for weights that processes of the engine receive themselves, where they joined."""
+
+    def __iter__(self) -> FromTrainer:
+        return self
+
+    def __next__(self) -> tuple[str, torch.Tensor]:
+        """No pair: none comes by this process."""
+        raise StopIteration
+
+
+@runtime_checkable
+class ReceivingEngine(Protocol):
+    """A rollout engine whose processes receive the trainer's weights themselves; it may be given them, too."""
+
+    @property
+    def ends(self) -> int:
+        """Processes that hold the model, or a part of it: each is a receiver. 0 where they cannot be."""
+
+    async def join(self, offer: TransferOffer, number: int) -> None:
+        """Let its processes become receivers `number` and those after it. Returns when all have met the senders.
+
+        Raises TransferError where they did not meet, ValueError where what travels does not fit the model.
+        """
 
 
 class Scorer(Protocol):

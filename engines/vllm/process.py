@@ -8,7 +8,7 @@ import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from multiprocessing.process import BaseProcess
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
 
 import torch
 from transformers.utils.logging import disable_progress_bar
@@ -143,6 +143,10 @@ class VLLMProcess:
     async def tell_worker(self, method: str, **arguments: Any) -> None:
         """Call a method of vLLM's worker, past its scheduler."""
         await self.ask(f"{method.replace('_', ' ')}", self.llm.collective_rpc(method, kwargs=arguments))
+
+    async def ask_workers(self, method: str, **arguments: Any) -> list[Any]:
+        """The answers of all of vLLM's workers, which set limits to their waits themselves."""
+        return cast(list[Any], await self.outlast(self.llm.collective_rpc(method, kwargs=arguments)))
 
     async def close(self) -> None:
         """End vLLM; returns when none of its processes is left."""

@@ -20,7 +20,7 @@ from engines.requests import RunningSample, SlotEngine
 from engines.vllm.options import DEFAULTS, Options
 from engines.vllm.process import VLLMProcess
 from engines.vllm.weights import VLLMWeightSender
-from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request, Sampling
+from harness.protocols import Clock, Completion, FinishReason, FromTrainer, PauseMode, Request, Sampling, TransferOffer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -58,6 +58,7 @@ class VLLMRollout(SlotEngine):
             model, slots=slots, device=device, name=name, options=options, tensor_parallel=tensor_parallel
         )
         self._sender = VLLMWeightSender(self._process, model, device, name, options, workers=tensor_parallel)
+        self._workers = tensor_parallel
         self._numbers: dict[int, str] = {}  # of running samples, as vLLM knows them
         self._starting = asyncio.Lock()  # held while samples are handed to vLLM, and while vLLM is paused
         self._tasks: set[asyncio.Task[None]] = set()
@@ -122,6 +123,14 @@ class VLLMRollout(SlotEngine):
         if numbers:
             await self._process.abort(numbers)
 
+    @property
+    def ends(self) -> int:
+        return self._workers
+
+    async def join(self, offer: TransferOffer, number: int) -> None:
+        """Raises EngineDied where the engine died, else as `harness.protocols.ReceivingEngine`."""
+        await self._sender.join(offer, number)
+
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Raises ValueError as `VLLMWeightSender.load`; RuntimeError where the engine is neither paused nor idle, or
         died. Where some weights are there when anything is raised, it refuses to generate until a complete set is.
@@ -132,7 +141,10 @@ class VLLMRollout(SlotEngine):
         async with self._starting:
             if "weights" in self._asleep:
                 await self._wake("weights")
-            await self._sender.load(version, weights)
+            if isinstance(weights, FromTrainer):
+                await self._sender.receive(version)
+            else:
+                await self._sender.load(version, weights)
             self.version, self._forgot = version, False
         self._go_on()
 

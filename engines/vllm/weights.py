@@ -16,6 +16,7 @@ import torch
 import torch.distributed as dist
 
 from engines.loading import ExpectedWeights, apart, next_bucket, only_partly
+from harness.protocols import TransferError, TransferOffer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -51,6 +52,30 @@ class VLLMWeightSender:
         self.incomplete: str | None = None
         """The message where vLLM got a part of a set, and not the rest; None where it has a whole one."""
 
+    async def join(self, offer: TransferOffer, number: int) -> None:
+        """Let vLLM's workers become receivers of the trainer: `harness.protocols.ReceivingEngine`."""
+        self._expected.require(offer.shapes)
+        failures = await self._process.ask_workers("join_transfer", path=offer.join, data=offer.data, number=number)
+        if any(failures):
+            raise TransferError(next(filter(None, failures)))
+
+    async def receive(self, version: int) -> None:
+        """Have vLLM's workers take `version` from the trainer. Raises TransferError where it did not arrive whole."""
+        await self._process.ask("start a weight update", self._process.llm.start_weight_update())
+        before, self.incomplete = self.incomplete, only_partly(f"engine {self._name}", version)
+        answers = await self._process.ask_workers("receive_weights", version=version)
+        failures = [failure for failure, _ in answers if failure is not None]
+        if failures:
+            if not any(touched for _, touched in answers):
+                self.incomplete = before
+            await self._process.tell_worker("abandon_weight_update")
+            raise TransferError(failures[0])
+        await self._finish(version)
+
+    async def _finish(self, version: int) -> None:
+        await self._process.ask("finish a weight update", self._process.llm.finish_weight_update(str(version)))
+        self.incomplete = None
+
     async def load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Send all weights, and have vLLM use and count them as `version`. Where the iterable raises before a bucket is
         full, vLLM keeps what it had; later it is `incomplete`. It is read in a thread, to its end.
@@ -64,8 +89,7 @@ class VLLMWeightSender:
             self._link = None  # its ends may be out of step
             await self._process.tell_worker("abandon_weight_update")
             raise
-        await self._process.ask("finish a weight update", self._process.llm.finish_weight_update(str(version)))
-        self.incomplete = None
+        await self._finish(version)
 
     async def _send_all(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         link = self._link = self._link or await self._connected()

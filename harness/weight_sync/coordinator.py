@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
-from harness.protocols import EngineDied, Span
+from harness.protocols import EngineDied, Span, TransferError
 from harness.runtime.runtime import Handle, Waits, WorkerDied, ask_all, death_in, parts_of, retrieved
 from harness.weight_sync.endpoints import EngineWorker
 from harness.weight_sync.membership import Fleet, LostEngine
-from harness.weight_sync.plan import TransferError, TransferPlan
+from harness.weight_sync.plan import TransferPlan
 from harness.weight_sync.transports import Receiver, Sender, TransferOutcome, WeightTransport, ask_each, stage, swap
 
 Observe = Callable[[Iterable[Span]], None]

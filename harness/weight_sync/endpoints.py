@@ -6,13 +6,13 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Protocol, get_args, runtime_checkable
+from typing import Annotated, Any, Protocol, get_args, runtime_checkable
 
 import torch
 import torch.distributed as dist
 
 from harness.config.transports import transport_of
-from harness.protocols import Clock, Span, TrainEngine
+from harness.protocols import Clock, FromTrainer, ReceivingEngine, Span, TrainEngine, TransferOffer
 from harness.runtime.runtime import Waits, Wire
 from harness.weight_sync.plan import TransferPlan, pack, plan_transfer
 from harness.weight_sync.process_group import GroupOffer, open_rendezvous
@@ -121,10 +121,32 @@ class SentOffer:
     def plan(self) -> TransferPlan:
         return self.opened().plan
 
+    def for_engine(self) -> TransferOffer:
+        """The same for processes of an engine, which import neither this nor what it came with."""
+        from harness.runtime.messages import encode
+
+        shapes = {spec.name: spec.shape for bucket in self.plan.buckets for spec in bucket.tensors}
+        return TransferOffer(f"{__name__}:{receiver_of.__name__}", encode(self), shapes)
+
     def receiver(
         self, number: int, device: torch.device, previous: WeightReceiver | HostReceiver | None = None
     ) -> WeightReceiver | HostReceiver:
         return self.opened().receiver(number, device, previous)
+
+
+def receiver_of(data: bytes, number: int, device: torch.device, previous: Any = None) -> Any:
+    """Join by an encoded `SentOffer`, in whichever process this is: `harness.protocols.TransferOffer`."""
+    from harness.runtime.messages import decode
+
+    offer: SentOffer = decode(data, SentOffer)
+    return offer.receiver(number, device, previous)
+
+
+class ElsewhereReceiver:
+    """The receiver of a worker whose engine's own processes receive."""
+
+    def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
+        return FromTrainer()
 
 
 class GatherOnlySender:
@@ -239,9 +261,26 @@ class ReceivingWorker(ABC):
     device: torch.device
     receiver: WeightReceiver | HostReceiver | None = None
 
+    @property
+    def receiving_engine(self) -> ReceivingEngine | None:
+        """The engine, where it has processes which can receive weights themselves."""
+        return None
+
+    async def ends(self, transport: str) -> int:
+        """Receivers that it is, by this transport. Into host memory each worker receives for its engine, which goes on
+        meanwhile."""
+        engine = self.receiving_engine
+        return 1 if engine is None or transport_of(transport).staged else engine.ends
+
     async def join(self, offer: Annotated[WeightOffer, Wire(SentOffer)], number: int) -> None:
-        """Become receiver `number` of the trainer's weights; again, where receivers changed or a transfer failed."""
-        self.receiver = offer.receiver(number, self.device, self.receiver)
+        """Become receiver `number` of the trainer's weights, or with its engine's processes so many from there on;
+        again, where receivers changed or a transfer failed."""
+        engine = self.receiving_engine
+        if engine is None or not isinstance(offer, SentOffer) or transport_of(offer.transport).staged:
+            self.receiver = offer.receiver(number, self.device, self.receiver)
+            return
+        await engine.join(offer.for_engine(), number)
+        self.receiver = ElsewhereReceiver()
 
     async def load(self, version: int) -> list[Span]:
         """Take the weights of `version` from the trainer."""

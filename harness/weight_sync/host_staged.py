@@ -18,7 +18,8 @@ import torch
 import torch.distributed as dist
 
 from harness.config.transports import HostStaged
-from harness.weight_sync.plan import Bucket, TransferError, TransferPlan, digests, pack, unpack, verify
+from harness.protocols import TransferError
+from harness.weight_sync.plan import Bucket, TransferPlan, digests, pack, unpack, verify
 from harness.weight_sync.process_group import HOST, BucketInFlight, GroupOffer, Sources, TransferGroup
 
 Copy = list[torch.Tensor]

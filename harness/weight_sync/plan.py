@@ -15,15 +15,10 @@ from typing import TYPE_CHECKING
 import torch
 import torch.distributed as dist
 
+from harness.protocols import TransferError
+
 if TYPE_CHECKING:
     from torch.distributed.tensor import DTensor  # takes most of a second to load, and only training ranks need it
-
-
-class TransferError(RuntimeError):
-    """Weights did not arrive whole: a peer died, a wait timed out, a tensor is damaged. Another attempt may succeed.
-
-    A receiver that did not get them keeps the version that it had; all ends of the transfer have to connect again.
-    """
 
 
 @dataclass(frozen=True, slots=True)

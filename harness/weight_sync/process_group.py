@@ -20,7 +20,8 @@ import torch
 import torch.distributed as dist
 
 from engines.stores import all_connected, listening_store
-from harness.weight_sync.plan import Bucket, TransferError, TransferPlan, pack, unpack, verify
+from harness.protocols import TransferError
+from harness.weight_sync.plan import Bucket, TransferPlan, pack, unpack, verify
 
 SOURCE = 0
 HOST = torch.device("cpu")

@@ -38,7 +38,7 @@ class SimulatedTransport:
     async def connect(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], plan: TransferPlan) -> None:
         self._sender = SimulatedSender(self.times, self.clock, self._sender)
         await trainers[0].role.use(self._sender)
-        await join_all(receivers, SimulatedOffer(plan, self.times, self.clock))
+        await join_all(receivers, SimulatedOffer(plan, self.times, self.clock), [1] * len(receivers))
 
     async def transfer(
         self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int

@@ -5,16 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, Protocol, TypeVar
 
 import torch
 
 from harness.config.placement import sending_ranks
 from harness.config.transports import transport_of
-from harness.protocols import EngineDied, Span, TrainEngine
+from harness.protocols import EngineDied, Span, TrainEngine, TransferError
 from harness.runtime.runtime import Handle, WorkerDied, ask_all
 from harness.weight_sync.endpoints import ReceivingWorker, SendingWorker, WeightOffer
-from harness.weight_sync.plan import TransferError, TransferPlan, gathered
+from harness.weight_sync.plan import TransferPlan, gathered
 from harness.weight_sync.process_group import Rendezvous
 
 Role = TypeVar("Role")
@@ -84,7 +85,8 @@ class GroupTransport:
         senders = self._senders = sending_ranks(self.name, len(trainers), len(plan.buckets))
         await ask_all(trainers[senders:], lambda actor: actor.gather_only(plan, senders))
         first, *beside = trainers[:senders]
-        sent = await first.role.open(self.name, plan, self.host_of(first), len(receivers), self.timeout_s, senders)
+        ends = await ask_all(receivers, lambda receiver: receiver.ends(self.name))
+        sent = await first.role.open(self.name, plan, self.host_of(first), sum(ends), self.timeout_s, senders)
         offer = sent.opened()
         self._rendezvous = offer.rendezvous
         try:
@@ -92,7 +94,7 @@ class GroupTransport:
                 tasks.create_task(first.role.meet_receivers())
                 for number, sender in enumerate(beside, start=1):
                     tasks.create_task(sender.role.send_beside(sent, number))
-                tasks.create_task(join_all(receivers, sent))
+                tasks.create_task(join_all(receivers, sent, ends))
         except Exception:
             await self.abort()
             raise
@@ -113,10 +115,10 @@ class GroupTransport:
             await asyncio.to_thread(self._rendezvous.abort)
 
 
-async def join_all(receivers: Sequence[Receiver], offer: WeightOffer) -> None:
-    """Let every receiver join under its number, all at once."""
+async def join_all(receivers: Sequence[Receiver], offer: WeightOffer, ends: Sequence[int]) -> None:
+    """Let every receiver, of so many ends, join under the number of its first one, all at once."""
     async with asyncio.TaskGroup() as tasks:
-        for number, receiver in enumerate(receivers):
+        for receiver, number in zip(receivers, accumulate(ends, initial=0), strict=False):
             tasks.create_task(receiver.role.join(offer, number))
 
 

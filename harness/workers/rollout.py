@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from harness.protocols import Clock, Completion, PauseMode, Request, RolloutEngine, Sampling, Span
+from harness.protocols import Clock, Completion, PauseMode, ReceivingEngine, Request, RolloutEngine, Sampling, Span
 from harness.runtime.runtime import Waits, open_ended
 from harness.tasks import Problem
 from harness.transfer_queue import Batch, TransferQueue
@@ -18,7 +18,7 @@ from harness.weight_sync.endpoints import EngineWorker
 from harness.workers.dataflow import Numbering, partition_name
 from harness.workers.episodes import Episodes
 from harness.workers.generating import EngineOnDevice
-from harness.workers.held_engine import HeldEngine
+from harness.workers.held_engine import HeldEngine, WrappedEngine
 from harness.workers.replaying import RecordedRollout, admitted, rows_of
 from harness.workers.sample_flow import EngineSamples, OpenRows, Pause, SampleFlow, SampleLimit
 from harness.workers.turns import NO_TURNS, Turns
@@ -328,6 +328,13 @@ class RolloutRole(EngineWorker):
         assert isinstance(self.engine, HeldEngine)
         await self.engine.let_go()
         self._on_device.open_span()
+
+    @property
+    def receiving_engine(self) -> ReceivingEngine | None:
+        engine = self.engine
+        while isinstance(engine, WrappedEngine):
+            engine = engine.engine
+        return engine if isinstance(engine, ReceivingEngine) and engine.ends else None
 
     async def _load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> list[Span]:
         """Load into a paused or idle engine. The KV cache of the old weights is dropped, unless `keep_cache`."""

@@ -22,12 +22,13 @@ from engines.vllm import weights
 from engines.vllm.rollout import VLLMRollout
 from harness.comparison.promises import read_finished
 from harness.config import ModelConfig
-from harness.protocols import Completion, Request, Sampling
+from harness.protocols import Completion, Request, Sampling, TransferError
 from harness.report.summary import summarize
 from harness.runtime.runtime import RealClock
 from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_run, check_turns
 from tests.support.real_runs import FIRST_TIMEOUT_S, SEVERAL_TURNS, SMALL
+from tests.support.trainer_end import TrainerEnd
 
 pytestmark = [
     pytest.mark.vllm,
@@ -116,6 +117,46 @@ async def test_small_heads_and_weights_in_many_buckets_give_the_tokens_of_transf
                 await engine.load_weights(version, weights_of(model))
             assert_all_greedy(model, work, await generate(engine, work), version)
     assert len(sizes) > 10
+
+
+async def checksums(engine: VLLMRollout) -> list[dict[str, str]]:
+    return await engine._process.ask("add up its weights", engine._process.llm.compute_weight_checksums())
+
+
+@pytest.mark.parametrize(("transport", "workers"), [("collective", 1), ("ipc", 1), ("collective", 2)])
+async def test_workers_receive_the_trainers_weights_and_hold_the_bits_that_the_adapter_would_give_them(
+    transport: str, workers: int
+) -> None:
+    first, second, third = (spread(build_model(TINY, seed=seed)) for seed in range(3))
+    async with running(first, **{"tensor_parallel": workers} if workers > 1 else {}) as engine:
+        assert engine.ends == workers
+        trainer = await TrainerEnd.connected(transport, engine, dict(weights_of(first)))
+        await trainer.bring(1, dict(weights_of(second)))
+        given = await checksums(engine)
+        work = requests(3)
+        assert_all_greedy(second, work, await generate(engine, work), 1)
+        await engine.load_weights(2, weights_of(third))
+        assert await checksums(engine) != given
+        await engine.load_weights(3, weights_of(second))
+        assert await checksums(engine) == given
+
+
+async def test_a_transfer_that_breaks_off_leaves_vllm_refusing_until_it_has_a_whole_version() -> None:
+    old, new = spread(build_model(TINY, seed=0)), spread(build_model(TINY, seed=1))
+    async with running(old) as engine:
+        trainer = await TrainerEnd.connected("collective", engine, dict(weights_of(old)))
+        missing = dict(list(weights_of(new))[:-1])
+        with pytest.raises(BaseExceptionGroup) as caught, torch.no_grad():
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(trainer.bring(1, missing))
+        assert {type(error) for error in caught.value.exceptions} <= {KeyError, TransferError}
+        with pytest.raises(RuntimeError, match="version 1 was put in place in part only"):
+            await engine.resume()
+        assert engine.version == 0
+        again = await TrainerEnd.connected("collective", engine, dict(weights_of(old)))
+        await again.bring(2, dict(weights_of(new)))
+        work = requests(2)
+        assert_all_greedy(new, work, await generate(engine, work), 2)
 
 
 async def test_an_engine_that_dies_while_it_takes_weights_is_named() -> None:

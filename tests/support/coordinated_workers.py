@@ -40,12 +40,15 @@ class Worker:
         self.gates: dict[str, asyncio.Event] = {}
         self.offer: SentOffer | None = None
         self.dead = False
+        self.ends = 1
 
     @property
     def role(self) -> Any:
         return Proxy(self._call)
 
     async def _call(self, method: str, *arguments: Any) -> Any:
+        if method == "ends":
+            return self.ends
         self.log.append(f"{self.name}.{method}")
         self.arguments[method] = arguments
         if self.dead:

@@ -23,6 +23,15 @@ class Extension:
     vllm_config: VllmConfig
     weight_transfer_engine: BucketTransfer
 
+    def join_transfer(self, path: str, data: bytes, number: int) -> str | None:
+        """Become a receiver of the trainer: `BucketTransfer.join`."""
+        return self.weight_transfer_engine.join(path, data, number)
+
+    def receive_weights(self, version: int) -> tuple[str | None, bool]:
+        """Receive from the trainer, in an update that was started: `BucketTransfer.receive`."""
+        with set_current_vllm_config(self.vllm_config):
+            return self.weight_transfer_engine.receive(version)
+
     def abandon_weight_update(self) -> None:
         """End an update that broke off; the next one may start."""
         self._weight_update_active = False

@@ -13,6 +13,7 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from engines.transfers import TransferEnd
 from engines.vllm.weights import ADAPTER, broadcast, gloo_group, shared_tensor
 
 
@@ -47,12 +48,26 @@ class BucketTransfer(WeightTransferEngine[WorkerRendezvous, BucketInfo]):
     init_info_cls = WorkerRendezvous
     update_info_cls = BucketInfo
     _group: torch.distributed.ProcessGroup | None = None
+    _trainer: TransferEnd | None = None
 
     def init_transfer_engine(self, init_info: WorkerRendezvous) -> None:
         """Join the adapter's Gloo group, if there is one."""
         if init_info.store is not None:
             rank = ADAPTER + 1 + get_tensor_model_parallel_rank()
             self._group = gloo_group(init_info.store, rank, init_info.size, init_info.timeout_s)
+
+    def join(self, path: str, data: bytes, number: int) -> str | None:
+        """Become a receiver of the trainer, the first worker as this `number`: `engines.transfers.TransferEnd`."""
+        self._trainer = self._trainer or TransferEnd()
+        return self._trainer.join(path, data, number + get_tensor_model_parallel_rank(), self.device)
+
+    def receive(self, version: int) -> tuple[str | None, bool]:
+        """Receive all weights from the trainer. Returns why they did not arrive whole, and whether any were put."""
+        assert self._trainer is not None, "receive before join"
+        # a copy: a layer of which a part has come keeps it until the rest does
+        failure = self._trainer.receive(version, self.model.load_weights, keeps=self.device.type != "cpu")
+        self._synchronize()
+        return failure, self._trainer.touched
 
     def start_weight_update(self) -> None:
         """Prepare the model for new weights, on a GPU layer by layer."""

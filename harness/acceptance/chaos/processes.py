@@ -18,11 +18,11 @@ from typing import Any
 import torch
 
 from harness.driver.build import WorkerSpec
+from harness.protocols import TransferError
 from harness.runtime.runtime import Build, Handle, RoleName, Storage, WorkerDied, role_name
 from harness.runtime.virtual_runtime import LocalRole, VirtualRuntime
 from harness.transfer_queue import Batch, GetRequest, QueueSpec, TransferQueue
 from harness.transfer_queue.local import LocalQueue
-from harness.weight_sync.plan import TransferError
 
 DRIVER = "driver"
 _START_S = 2.0  # at most; a batch takes about one

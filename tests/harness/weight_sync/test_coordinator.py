@@ -33,6 +33,14 @@ async def test_through_shared_memory_all_join_and_then_the_file_is_unlinked() ->
     assert setting.coordinator.plan is PLAN
 
 
+async def test_an_engine_of_several_processes_is_as_many_receivers() -> None:
+    setting = Setting("collective")
+    setting.engines[0].ends = 3
+    await setting.coordinator.connect()
+    assert setting.trainers[0].arguments["open"][3] == 5
+    assert [worker.arguments["join"][1] for worker in (*setting.engines, setting.scorer)] == [0, 3, 4]
+
+
 async def test_the_shared_file_is_unlinked_where_an_engine_fails_to_join() -> None:
     setting = Setting("ipc", fails={"engine1": "join"})
     with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="engine1 fails to join"), flatten_subgroups=True):
