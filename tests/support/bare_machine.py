@@ -12,10 +12,21 @@ from packaging.utils import canonicalize_name
 from tests.support.project import ROOT
 
 _HOOK = """
+import re
+from importlib import metadata
 from importlib.machinery import PathFinder
 
-find_spec = PathFinder.find_spec
+find_spec, from_name = PathFinder.find_spec, metadata.Distribution.from_name
+
+
+def installed(name):
+    if re.sub("[-_.]+", "-", name).lower() in ABSENT:
+        raise metadata.PackageNotFoundError(name)
+    return from_name(name)
+
+
 PathFinder.find_spec = lambda name, *where: None if name.partition(".")[0] in REFUSED else find_spec(name, *where)
+metadata.Distribution.from_name = installed
 """
 
 
@@ -38,14 +49,16 @@ def required_by(*names: str) -> set[str]:
 
 
 def bare_environment(folder: Path) -> dict[str, str]:
-    """Environment in which Python refuses to import what torch and transformers do not require, in the processes that
+    """Environment in which Python does not find what torch and transformers do not require, in the processes that
     it starts, too. folder: gets the hook that does."""
     there = required_by("torch", "transformers")
-    refused = {
-        module
+    modules = {
+        module: {canonicalize_name(name) for name in names}
         for module, names in metadata.packages_distributions().items()
-        if not there & {canonicalize_name(name) for name in names} and not (ROOT / module).exists()
+        if not (ROOT / module).exists()
     }
+    refused = {module for module, names in modules.items() if not there & names}
+    absent = {name for names in modules.values() for name in names} - there
     assert {"msgspec", "psutil", "hydra", "mlflow", "ray", "pyarrow", "scipy"} <= refused
-    (folder / "sitecustomize.py").write_text(f"REFUSED = {refused!r}\n{_HOOK}")
+    (folder / "sitecustomize.py").write_text(f"REFUSED, ABSENT = {refused!r}, {absent!r}\n{_HOOK}")
     return os.environ | {"PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
