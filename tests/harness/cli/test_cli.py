@@ -262,7 +262,9 @@ def test_what_is_done_is_shown_and_not_run_again(
 ) -> None:
     shown: list[list[Path]] = []
     monkeypatch.setattr("harness.report.summary.print_summary", lambda folders, console: shown.append(folders))
-    monkeypatch.setattr("harness.checks.settle.plan_job", lambda *_: SimpleNamespace(backend="real", gpu=False))
+    monkeypatch.setattr(
+        "harness.checks.settle.plan_job", lambda *_: SimpleNamespace(backend="real", gpu=False, trial=False)
+    )
     from harness.config.compose import compose_job
     from harness.metrics.manifest import RunIdentity, build_manifest
     from harness.metrics.run_files import run_directory
