@@ -23,6 +23,7 @@ class Process:
 
     def __init__(self, *_: Any, **__: Any) -> None:
         self.told: list[str] = []
+        self.holds = {"weights": 0, "kv_cache": 0}
 
     def require_alive(self) -> None: ...
 
