@@ -9,7 +9,6 @@ import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Literal
 
@@ -17,7 +16,7 @@ import psutil
 from rich.console import Console
 from rich.table import Table
 
-from harness.config.machine import this_machine
+from harness.config.machine import installed, this_machine
 from harness.metrics.formatting import say
 from harness.runtime.runtime import cluster_address
 
@@ -156,7 +155,7 @@ def _gpus() -> Finding:
 
 
 def _packages() -> list[Finding]:
-    needed = [(name, _installed(name)) for name in _NEEDED]
+    needed = [(name, installed(name)) for name in _NEEDED]
     return [
         Finding("ok", name, found)
         if found
@@ -167,20 +166,13 @@ def _packages() -> list[Finding]:
 
 def _ray() -> Finding:
     """Finding on Ray, which this machine alone does not need."""
-    address, found = cluster_address(), _installed("ray")
+    address, found = cluster_address(), installed("ray")
     if address and not found:
         return Finding(
             "bad", "ray", "not installed", f"RAY_ADDRESS={address} names a cluster: unset it, or install ray"
         )
     meaning = f"workers run on the cluster at RAY_ADDRESS={address}" if address else ""
     return Finding("ok", "ray", found or "not installed, and not needed without a cluster", meaning)
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _ports() -> Finding:

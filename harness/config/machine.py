@@ -6,6 +6,7 @@ import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
 from types import ModuleType
 from typing import Any
 
@@ -24,6 +25,14 @@ class Machine:
     gpu_bytes: int
     divided: bool = False
     nodes: int = 1
+
+
+def installed(package: str) -> str | None:
+    """The version of a distribution that is installed here; None where it is not."""
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return None
 
 
 def this_machine() -> Machine:

@@ -10,7 +10,6 @@ import sys
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from datetime import UTC, datetime
-from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +17,7 @@ import psutil
 
 from engines import DISTRIBUTIONS
 from harness.config import Backend
-from harness.config.machine import gpus
+from harness.config.machine import gpus, installed
 
 PACKAGES = (
     "cadence-rl",
@@ -69,7 +68,7 @@ def build_manifest(identity: RunIdentity, seeds: Mapping[str, int]) -> dict[str,
         "command": [Path(sys.argv[0]).name, *sys.argv[1:]],
         "git": git_state(),
         "python": platform.python_version(),
-        "packages": {name: _installed(name) for name in PACKAGES},
+        "packages": {name: installed(name) for name in PACKAGES},
         "hardware": hardware(),
     }
 
@@ -116,13 +115,6 @@ def hardware() -> dict[str, Any]:
 def _git(source: Path, *arguments: str) -> str | None:
     done = subprocess.run(["git", "-C", str(source.parent), *arguments], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _installed(package: str) -> str | None:
-    try:
-        return version(package)
-    except PackageNotFoundError:
-        return None
 
 
 def _cpu_model() -> str:

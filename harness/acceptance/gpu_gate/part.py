@@ -14,7 +14,6 @@ import time
 import traceback
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
@@ -28,6 +27,7 @@ from harness.acceptance.gpu_gate.results import (
     write_result,
 )
 from harness.config import ConfigError
+from harness.config.machine import installed
 
 if TYPE_CHECKING:
     import torch
@@ -70,7 +70,7 @@ def run_part(name: str, module: str, setting: GateSetting, needs: Sequence[str] 
     result = PartResult(name, checks=kept)
     write_result(setting.folder, result)
     try:
-        if missing := [need for need in needs if not _installed(need)]:
+        if missing := [need for need in needs if installed(need) is None]:
             raise LeftOut(f"needs {' '.join(map(_pinned, missing))} (pip install --no-deps; docs/gpu.md)")
         checks: Iterator[Check] = importlib.import_module(module).run(setting)
         for check in checks:
@@ -97,14 +97,6 @@ def _package_is_missing(error: Exception) -> bool:
     """Whether a package of others is missing: a module of ours is there, or the gate is broken."""
     own = ("harness", "engines", "schedules")
     return isinstance(error, ModuleNotFoundError) and (error.name or "harness").partition(".")[0] not in own
-
-
-def _installed(distribution: str) -> bool:
-    try:
-        metadata.version(distribution)
-    except metadata.PackageNotFoundError:
-        return False
-    return True
 
 
 _PINS = Path(__file__).parents[3] / ".ci" / "constraints.txt"

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from harness.calibration.profile.rows import GATE
 from harness.metrics.atomic_files import write_text
 
 Status = Literal["running", "unfinished", "passed", "failed", "crashed", "timed out", "left out"]
@@ -62,6 +63,11 @@ class PartResult:
         return replace(self, status=status, seconds=round(seconds, 1), why=why)
 
     @property
+    def failed(self) -> bool:
+        """Whether it ended badly, or something that it looked at did not pass."""
+        return self.status not in ("passed", *AGAIN) or not all(check.passed for check in self.checks)
+
+    @property
     def left_out(self) -> list[str]:
         """Names of what of it could not be asked of this machine, or was not yet."""
         if self.status in AGAIN:
@@ -91,13 +97,6 @@ def read_result(folder: Path, part: str) -> PartResult | None:
     return PartResult(**tree | {"checks": checks})
 
 
-def passed(results: Sequence[PartResult]) -> bool:
-    """Whether nothing that ran failed, and something ran."""
-    ran = [result for result in results if result.status not in AGAIN or result.checks]
-    fine = ("passed", *AGAIN)
-    return bool(ran) and all(result.status in fine and all(one.passed for one in result.checks) for result in results)
-
-
 NOT_PASSED, NOT_ASKED = 1, 3
 
 
@@ -105,14 +104,12 @@ def exit_status(results: Sequence[PartResult], missing: Sequence[str]) -> tuple[
     """The status of the command, and a line that says why it is not 0: NOT_PASSED where something failed, else
     NOT_ASKED where something was left out. missing: parts that were not begun."""
     left = [name for result in results for name in result.left_out] + list(missing)
-    failed = [result.part for result in results if not passed([result]) and result.status not in AGAIN]
-    failed += [result.part for result in results if result.status in AGAIN and not all(c.passed for c in result.checks)]
-    if failed:
+    if failed := [result.part for result in results if result.failed]:
         return NOT_PASSED, f"exit status {NOT_PASSED}: {', '.join(failed)} did not pass"
     return (NOT_ASKED, f"exit status {NOT_ASKED}: nothing failed; not asked: {', '.join(left)}") if left else (0, "")
 
 
-REPORT, RESULTS = "gate.md", "results.json"
+REPORT = "gate.md"
 
 
 def lines(result: PartResult) -> list[str]:
@@ -139,7 +136,7 @@ def summary(results: Sequence[PartResult]) -> str:
 
 def write_report(folder: Path, device: str, results: Sequence[PartResult], missing: Sequence[str] = ()) -> Path:
     """One page: parts, figures against the device and the cost model, what failed, what was left out. Beside it
-    RESULTS, with every check, and the times by which costs are fitted."""
+    GATE, with every check, and the times by which costs are fitted."""
     status, why = exit_status(results, missing)
     outcome = {0: "passed", NOT_PASSED: "did not pass", NOT_ASKED: "nothing failed, not everything was asked"}[status]
     page = [f"# The gate on {device}: {outcome}", "", summary(results), *[why] * bool(why)]
@@ -163,7 +160,7 @@ def write_report(folder: Path, device: str, results: Sequence[PartResult], missi
         "parts": [asdict(result) for result in results],
         "profile": json.loads(profiles[0].read_text(encoding="utf-8")) if profiles else None,
     }
-    write_text(folder / RESULTS, json.dumps(tree, indent=1) + "\n")
+    write_text(folder / GATE, json.dumps(tree, indent=1) + "\n")
     return folder / REPORT
 
 
@@ -173,14 +170,12 @@ def _fine(check: Check) -> bool:
 
 def _row(figure: Figure) -> str:
     def against(other: float | None) -> str:
-        return "- | -" if other is None else f"{_amount(other, figure.unit)} | {figure.value / other:.0%}"
+        return "- | -" if other is None else f"{amount(other, figure.unit)} | {figure.value / other:.0%}"
 
-    return (
-        f"| {figure.what} | {_amount(figure.value, figure.unit)} | {against(figure.card)} | {against(figure.model)} |"
-    )
+    return f"| {figure.what} | {amount(figure.value, figure.unit)} | {against(figure.card)} | {against(figure.model)} |"
 
 
-def _amount(value: float, unit: str) -> str:
+def amount(value: float, unit: str) -> str:
     """Such as 3.21 GB/s."""
     for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
         if abs(value) >= factor:

@@ -15,6 +15,7 @@ import torch
 import yaml  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
 
+from harness.acceptance.gpu_gate.results import amount
 from harness.calibration.profile.timing import wait_for
 from harness.config import CostConfig, DeviceConfig, ModelConfig, RooflineConfig
 from harness.config.files import checked_yaml
@@ -43,12 +44,9 @@ def seconds_of(work: Callable[[], object], device: torch.device, repeats: int = 
     return statistics.median(taken[1:])
 
 
-def per_second(amount: float, seconds: float, unit: str) -> str:
+def per_second(done: float, seconds: float, unit: str) -> str:
     """Such as 3.21 GB/s."""
-    for factor, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if amount / seconds >= factor:
-            return f"{amount / seconds / factor:.3g} {letter}{unit}/s"
-    return f"{amount / seconds:.3g} {unit}/s"
+    return amount(done / seconds, f"{unit}/s")
 
 
 @cache

@@ -13,11 +13,10 @@ import pytest
 
 from harness.acceptance.gpu_gate.gate import GatePart, chosen, run_gate
 from harness.acceptance.gpu_gate.results import (
+    GATE,
     REPORT,
-    RESULTS,
     PartResult,
     exit_status,
-    passed,
     read_result,
     summary,
     write_report,
@@ -95,7 +94,7 @@ def test_the_page_has_figures_against_the_device_and_the_cost_model(
     assert "- -- figures, 7B: no room" in page and "- NO wrong, sum: 3" in page
     assert exit_status(found, ["jobs"]) == (1, "exit status 1: wrong did not pass")
     assert exit_status(found[:1], ["jobs"])[1] == "exit status 3: nothing failed; not asked: figures: 7B, jobs"
-    kept = json.loads((tmp_path / RESULTS).read_text())
+    kept = json.loads((tmp_path / GATE).read_text())
     assert (
         kept["status"] == 1 and kept["parts"][0]["checks"][0]["figures"][0]["card"] == 4e9 and kept["profile"] is None
     )
@@ -124,8 +123,9 @@ def test_every_part_runs_whatever_became_of_those_before_it(part: Callable[..., 
     assert found["raises"].why == "RuntimeError: no such kernel"
     assert "no_such_package" in found["absent"].why and found["unfit"].why == "two devices are needed"
     assert found["fine"].checks[0].found == "2 on cpu"
-    assert not passed(list(found.values()))
-    assert passed([found["fine"], found["unfit"]]) and not passed([found["unfit"]])
+    assert exit_status(list(found.values()), [])[0] == 1
+    assert exit_status([found["fine"], found["unfit"]], [])[0] == exit_status([found["unfit"]], [])[0] == 3
+    assert exit_status([found["fine"]], []) == (0, "")
     page = write_report(tmp_path, "cpu", list(found.values())).read_text()
     assert "did not pass" in page and "NO wrong, sum: 3" in page and (tmp_path / REPORT).exists()
     assert summary([found["fine"], found["unfit"]]).startswith("1 of 2 parts passed, 1 left out (unfit)")
