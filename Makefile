@@ -69,7 +69,8 @@ define supported
 endef
 
 # ENVIRONMENT, LIST OF PINS. Nothing is resolved: lists are complete. Files are those whose digests .ci/hashes.txt has, but for torch,
-# of which an index has its own builds: CUDA's, or for CPUs. What has no wheel is built by the setuptools that comes first; nothing else is fetched for it.
+# of which an index has its own builds: CUDA's, or for CPUs. What has no wheel is built by the setuptools that comes first; nothing
+# else is fetched for it.
 PIP_INSTALL = bin/python -m pip install --quiet --disable-pip-version-check --no-deps
 REFUSED = { echo "if pip says that hashes do not match, the index has other files than PyPI: docs/security.md, What is installed"; exit 1; }
 PINS := .ci/pins.py .ci/hashes.txt

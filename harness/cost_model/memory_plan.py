@@ -309,8 +309,7 @@ def _engine(config: JobConfig, setting: PlanSetting, phases: tuple[Phase, ...], 
 def _into_engine(config: JobConfig) -> float:
     """Bytes that weights need on their way into an engine with processes of its own: the adapter's bucket; in the
     engine the same one, those before it of which a layer is not complete, and that layer as it is made anew
-    (engines/vllm/worker/transfer.py). A
-    server's allocator keeps them until it sleeps."""
+    (engines/vllm/worker/transfer.py). A server's allocator keeps them until it sleeps."""
     bucket = config.engine.options.get("weight_bucket_bytes") or _ENGINE_BUCKET
     return 4 * max(bucket, _largest(config))
 

@@ -38,6 +38,7 @@ from harness.prediction.simulation import (
     SimulatedStep,
     checked,
     row_job,
+    samples_drawn,
     simulated,
     smaller,
     streams,
@@ -99,8 +100,7 @@ def predict(
     priors = priors or read_priors()
     jobs = [job_of(row, full_workload(row, (), evidence, priors), evidence) for row in evidence.asked]  # or refused
     if draws is None:
-        batches = [(row, job.algorithm.batch_samples) for row, job in zip(evidence.asked, jobs, strict=True)]
-        samples = sum(min(PART, batch) if streams(row) else batch for row, batch in batches)
+        samples = sum(map(samples_drawn, evidence.asked, jobs))
         draws = max(_LEAST_DRAWS, min(DRAWS, _SAMPLES // samples))
     systems = posteriors(evidence, draws, seed, given=given, priors=priors, progress=progress)
     predicted = Predicted(evidence, given, systems, [])
@@ -308,7 +308,7 @@ class RowDraws:
 
     def _simulated(self, processes: int) -> tuple[Draws, Draws, Draws]:
         cases, own_file = [], bool(self.only_own_file)
-        least = CHECKED if own_file else PART if streams(self.row) else self.job.algorithm.batch_samples
+        least = CHECKED if own_file else samples_drawn(self.row, self.job)
         for draw in range(min(self.count, OWN_DRAWS) if own_file else self.count):
             costs = self.costs(draw)
             cases.append((smaller(row_job(self.row, self.job, costs), least), draw, costs.fetch_s))

@@ -110,6 +110,12 @@ def uncovered(job: JobConfig) -> str:
     )
 
 
+def samples_drawn(row: StepRow, job: JobConfig) -> int:
+    """Samples of a batch, at least, that a draw of a row simulates."""
+    batch = job.algorithm.batch_samples
+    return min(PART, batch) if streams(row) else batch
+
+
 def smaller(job: JobConfig, least: int) -> JobConfig:
     """A row's job with a part of its engines and as large a part of its batch, of `least` samples or more, which takes
     as long where the trainer streams; a batch that is waited for as a whole waits for the longest of all its
