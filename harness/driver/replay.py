@@ -35,7 +35,7 @@ class Replay:
     def read(cls, folder: Path, config: JobConfig, seed: int, placement: Placement) -> Replay:
         """The recording of the run in this folder. Raises ConfigError where it is damaged, or of another run."""
         try:
-            recording = read_arrivals(folder / ARRIVALS)
+            recording = read_arrivals(folder / ARRIVALS).with_whole_groups()
         except DamagedArrivals as error:
             raise ConfigError(f"replay: {error}; this run cannot be replayed") from error
         expected = RunOf(FORMAT, seed, config.iterations, config.algorithm.group_size)
@@ -80,14 +80,8 @@ class Replay:
     def _groups(self) -> dict[int, dict[int, float]]:
         """Groups by engine, and when each was begun."""
         n, found = self.recording.run.group_size, defaultdict[int, dict[int, float]](dict)
-        engine_of: dict[int, int] = {}
         for sampled in self.recording.sampled:
             group = sampled.sample // n
-            if engine_of.setdefault(group, sampled.engine) != sampled.engine:
-                raise ConfigError(
-                    f"replay={self.where}: engines {engine_of[group]} and {sampled.engine} sampled parts of group "
-                    f"{group}, since one was lost; such a run cannot be replayed"
-                )
             begun = found[sampled.engine]
             begun[group] = min(begun.get(group, sampled.started_at), sampled.started_at)
         return found

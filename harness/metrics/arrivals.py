@@ -8,13 +8,14 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 from zlib import crc32
 
 import msgspec
 import numpy as np
+from msgspec import structs
 
 ARRIVALS = "arrivals.jsonl"
 FORMAT = 1
@@ -72,6 +73,21 @@ class Recording:
     def sampled(self) -> Iterable[Sampled]:
         """All responses that were trained."""
         return (sampled for iteration in self.iterations for sampled in iteration.sampled)
+
+    def with_whole_groups(self) -> Recording:
+        """The same, each group sampled by the engine of its first sample: where an attempt or an engine was lost,
+        others may have sampled the rest, and which ones decides nothing."""
+        n = self.run.group_size
+        first = {one.sample // n: one.engine for one in self.sampled if one.sample % n == 0}
+        return replace(
+            self,
+            iterations=tuple(
+                structs.replace(
+                    told, sampled=[structs.replace(one, engine=first[one.sample // n]) for one in told.sampled]
+                )
+                for told in self.iterations
+            ),
+        )
 
 
 def line_of(told: RunOf | Arrivals) -> bytes:

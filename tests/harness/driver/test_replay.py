@@ -22,7 +22,7 @@ from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.driver.replay import Replay
 from harness.metrics.arrivals import ARRIVALS, DamagedArrivals, read_arrivals
-from harness.metrics.run_files import load_ledger, load_samples
+from harness.metrics.run_files import load_ledger, load_metrics, load_samples
 from harness.runtime.runtime import parts_of
 from tests.support.attempts import attempt
 from tests.support.examples import examples
@@ -50,6 +50,7 @@ def elsewhere(config: JobConfig, rollout: float, training: float, transfer: floa
 
 
 def recorded(config: JobConfig, results: Path) -> tuple[Path, Replay]:
+    """A run of this job, to its end: the rest of one that attempts before left there."""
     run = attempt(config, results, None, [])
     assert run is not None
     placement = plan_job(config, make_schedule(config), NOTHING).placement
@@ -60,14 +61,20 @@ def check_replayed(config: JobConfig, other: JobConfig) -> None:
     assert why_not_replayed(config, make_schedule(config), "virtual", gpu=False) is None
     with TemporaryDirectory() as results:
         there, replay = recorded(config, Path(results) / "there")
-        here = attempt(other, Path(results) / "here", None, [], replay=replay)
-        assert here is not None
-        check_run(read_finished(here.path))
-        assert load_ledger(there) == load_ledger(here.path)
-        found, expected = (load_samples(path).select(DECIDED) for path in (here.path, there))
-        trained = [fate == "trained" for fate in expected["fate"].to_pylist()]
-        assert found["fate"].equals(expected["fate"])
-        assert found.filter(trained).equals(expected.filter(trained))
+        check_same(there, replay, other, Path(results) / "here")
+
+
+def check_same(there: Path, replay: Replay, other: JobConfig, results: Path, *, engines: bool = True) -> None:
+    """The recorded run and its replay by this job. engines: each sample is of the same one, too."""
+    decided = DECIDED if engines else [column for column in DECIDED if column != "engine"]
+    here = attempt(other, results, None, [], replay=replay)
+    assert here is not None
+    check_run(read_finished(here.path))
+    assert load_ledger(there) == load_ledger(here.path)
+    found, expected = (load_samples(path).select(decided) for path in (here.path, there))
+    trained = [fate == "trained" for fate in expected["fate"].to_pylist()]
+    assert found["fate"].equals(expected["fate"])
+    assert found.filter(trained).equals(expected.filter(trained))
 
 
 TIMES = st.sampled_from([0.1, 0.5, 1.0, 3.0, 20.0])
@@ -131,6 +138,20 @@ def test_an_engine_that_is_to_give_up_its_samples_first_takes_and_finishes_all_t
     """It has room for one group, and is slower than in the recorded run."""
     config = fixed("schedule.pause=abort", "engine.slots=2")
     check_replayed(config, elsewhere(config, 20.0, 1.0, 1.0))
+
+
+def test_a_group_that_two_engines_sampled_since_the_run_was_killed_between_is_dealt_to_one(tmp_path: Path) -> None:
+    config = fixed("checkpoint.every=1", "schedule.on_stale=wait", "schedule.max_staleness=3")
+    length = load_metrics(recorded(config, tmp_path / "whole")[0])[-1]["seconds"]
+    split = 0
+    for share in (0.3, 0.9):
+        assert attempt(config, tmp_path / f"{share}", share * length, []) is None
+        there, replay = recorded(config, tmp_path / f"{share}")
+        split += replay.recording != read_arrivals(there / ARRIVALS)
+        check_same(
+            there, replay, replace(config, checkpoint=fixed().checkpoint), tmp_path / f"{share} again", engines=False
+        )
+    assert split > 0
 
 
 def test_a_record_of_another_seed_is_refused_at_once_and_one_of_other_lengths_at_the_first_sample(
