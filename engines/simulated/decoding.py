@@ -19,7 +19,8 @@ Where prefixes are cached, running samples of a group share its prompt: one fill
 from __future__ import annotations
 
 import math
-from bisect import bisect_right
+from abc import ABC, abstractmethod
+from bisect import bisect_left, bisect_right
 from collections import deque
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -74,13 +75,18 @@ class Versions:
         self._changed_at.append(count)
         self._versions.append(version)
 
+    @property
+    def latest(self) -> tuple[int, int]:
+        """The last count at which it changed, and what to."""
+        return self._changed_at[-1], self._versions[-1]
+
     def between(self, begun: int, until: int) -> Iterator[tuple[int, int]]:
         """(version, steps) from one count to another, in order."""
         if self._changed_at[-1] <= begun:
             yield self._versions[-1], until - begun
             return
-        place = bisect_right(self._changed_at, begun) - 1
-        for version, end in zip(self._versions[place:], [*self._changed_at[place + 1 :], until], strict=True):
+        first, last = bisect_right(self._changed_at, begun) - 1, bisect_left(self._changed_at, until)
+        for version, end in zip(self._versions[first:last], [*self._changed_at[first + 1 : last], until], strict=True):
             yield version, end - begun
             begun = end
 
@@ -203,74 +209,50 @@ class Prefill:
         self.tokens, self.left, self.seconds = self.tokens + tokens, self.left - tokens, self.seconds + seconds
 
 
-class Decoding:
-    """The decoding of one engine. Times are seconds on the caller's clock. Every call first moves on to its time; none
-    goes back.
+class Stepping(ABC):
+    """The steps of one engine and their times, in seconds on the caller's clock, whatever its samples are. None of its
+    calls goes back.
 
-    Eighteen attributes: ten are the state at the last event, from which the next one follows.
+    Its attributes are many: the state at the last event, from which the next one follows.
     """
 
-    def __init__(self, cost: DecodeCost, *, slots: int, version: int = 0) -> None:
+    def __init__(self, cost: DecodeCost, slots: int) -> None:
         self.slots = slots
         self.admitting = True
         self.stopped = False
-        self.finished: list[tuple[SimulatedSample, float]] = []
-        """Samples that are done, with the time; the caller takes them out."""
-        self.waiting: deque[SimulatedSample] = deque()  # those that have begun come first
-        self.preemptions = 0
-        self.recomputed_tokens = 0  # lost by preemptions
         self._cost = cost
-        self._running = RunningSamples(cost.kv_tokens, sharing=cost.prefix_caching)
         self._count = 0  # decode steps done at `_since`
         self._since = 0.0  # the time of the last event
         self._decoding_from = 0.0  # when prefill ends and the next decode step begins
         self._owed_s = 0.0  # of a stopped engine: prefill to do when it goes on
-        self._prefill = Prefill()
         self._cold = False  # the cache is lost
         self._join_at: int | None = None  # the count at which it looks at what waits, and at its cache
         self._stop_at: int | None = None
-        self._versions = Versions(version)
 
     @property
+    @abstractmethod
     def running(self) -> int:
         """Samples that hold a slot."""
-        return len(self._running)
 
-    @property
-    def drained(self) -> bool:
-        """Whether nothing that has begun is unfinished."""
-        return not self._running and not (self.waiting and self.waiting[0].begun)
+    @abstractmethod
+    def advance(self, now: float) -> None:
+        """Let everything happen that is due by `now`."""
+
+    @abstractmethod
+    def _cached(self) -> int:
+        """Tokens of the contexts of all that runs."""
+
+    @abstractmethod
+    def _retire(self) -> None:
+        """Take out what has all its tokens."""
+
+    @abstractmethod
+    def _refill(self) -> None:
+        """Preempt, or admit what waits."""
 
     def steps(self, now: float) -> int:
         """Decode steps so far, that which is under way included."""
         return self._count if self.stopped else self._boundary(now)
-
-    def next_event(self) -> float | None:
-        """Time at which something happens by itself: a sample finishes or is preempted, or the engine admits or
-        stops."""
-        if self.stopped or not self._running:
-            return None
-        return self._time_of(self._next_count())
-
-    def advance(self, now: float) -> None:
-        """Let everything happen that is due by `now`."""
-        while self._running and not self.stopped:
-            count = self._next_count()
-            due = self._time_of(count)
-            if due > now:
-                break
-            self._reach(count, due)
-
-    def submit(self, samples: Sequence[SimulatedSample], now: float) -> None:
-        """Queue samples, which join in this order after the step that is under way, as far as there are slots and room.
-
-        Raises ValueError, and takes none, if one would not fit into an empty KV cache.
-        """
-        self._require_room(samples)
-        self.advance(now)
-        self.waiting.extend(samples)
-        if self._may_admit():
-            self._join(now)
 
     def stop(self, now: float) -> None:
         """Stop after the step that is under way, and admit nothing from now on; `stopped` says when it has."""
@@ -292,6 +274,97 @@ class Decoding:
             self.stopped = False
             self._since, self._decoding_from = now, now + self._owed_s
         self._join(now)
+
+    def _time_of(self, count: int) -> float:
+        """Time at which this many steps are done, should nothing happen before."""
+        if count == self._count:
+            return self._since
+        return self._decoding_from + self._cost.steps(count - self._count, self.running, self._cached())
+
+    def _boundary(self, now: float) -> int:
+        """The count after the step that is under way; an idle engine is between two steps all the time."""
+        if not self.running:
+            return self._count
+        samples, cached = self.running, self._cached()
+        if now - self._since <= SAME_STEP * self._cost.steps(1, samples, cached):
+            return self._count
+        return self._count + self._cost.steps_begun(now - self._decoding_from, samples, cached)
+
+    def _join(self, now: float) -> None:
+        """Look after the step that is under way at what waits, and at the cache."""
+        if not self.stopped:
+            self._join_at = self._boundary(now)
+            self._arrive(now)
+
+    def _arrive(self, now: float) -> None:
+        """Handle what is to happen at once; what comes later is an event. A boundary that rounding puts an ulp before
+        now is now: nothing that is asked for happens before it was."""
+        count = min(count for count in (self._join_at, self._stop_at) if count is not None)
+        if count == self._count or self._time_of(count) <= now:
+            self._reach(count, max(now, self._since))
+
+    def _reach(self, count: int, at: float) -> None:
+        """The event at this count: retire, then stop, or preempt and admit."""
+        self._count, self._since = count, at
+        self._decoding_from = max(self._decoding_from, at)
+        self._retire()
+        self._join_at = None
+        if self._stop_at == count:
+            self._stop_at, self.stopped = None, True
+            self._owed_s = self._decoding_from - at
+        else:
+            self._refill()
+
+
+class Decoding(Stepping):
+    """The decoding of one engine. Every call first moves on to its time. Its attributes are those of `Stepping`, and
+    seven more."""
+
+    def __init__(self, cost: DecodeCost, *, slots: int, version: int = 0) -> None:
+        super().__init__(cost, slots)
+        self.finished: list[tuple[SimulatedSample, float]] = []
+        """Samples that are done, with the time; the caller takes them out."""
+        self.waiting: deque[SimulatedSample] = deque()  # those that have begun come first
+        self.preemptions = 0
+        self.recomputed_tokens = 0  # lost by preemptions
+        self._running = RunningSamples(cost.kv_tokens, sharing=cost.prefix_caching)
+        self._prefill = Prefill()
+        self._versions = Versions(version)
+
+    @property
+    def running(self) -> int:
+        return len(self._running)
+
+    @property
+    def drained(self) -> bool:
+        """Whether nothing that has begun is unfinished."""
+        return not self._running and not (self.waiting and self.waiting[0].begun)
+
+    def next_event(self) -> float | None:
+        """Time at which something happens by itself: a sample finishes or is preempted, or the engine admits or
+        stops."""
+        if self.stopped or not self._running:
+            return None
+        return self._time_of(self._next_count())
+
+    def advance(self, now: float) -> None:
+        while self._running and not self.stopped:
+            count = self._next_count()
+            due = self._time_of(count)
+            if due > now:
+                break
+            self._reach(count, due)
+
+    def submit(self, samples: Sequence[SimulatedSample], now: float) -> None:
+        """Queue samples, which join in this order after the step that is under way, as far as there are slots and room.
+
+        Raises ValueError, and takes none, if one would not fit into an empty KV cache.
+        """
+        self._require_room(samples)
+        self.advance(now)
+        self.waiting.extend(samples)
+        if self._may_admit():
+            self._join(now)
 
     def drop_cache(self, now: float) -> None:
         """Prompts and tokens of running samples are prefilled again, before all others, from the next step on (of a
@@ -347,22 +420,6 @@ class Decoding:
         first = self.waiting[0]
         return (self.admitting or first.begun) and self._running.fits(first, self._count)
 
-    def _time_of(self, count: int) -> float:
-        """Time at which this many steps are done, should nothing happen before."""
-        if count == self._count:
-            return self._since
-        running = self._running
-        return self._decoding_from + self._cost.steps(count - self._count, len(running), running.cached(self._count))
-
-    def _boundary(self, now: float) -> int:
-        """The count after the step that is under way; an idle engine is between two steps all the time."""
-        if not self._running:
-            return self._count
-        samples, cached = len(self._running), self._running.cached(self._count)
-        if now - self._since <= SAME_STEP * self._cost.steps(1, samples, cached):
-            return self._count
-        return self._count + self._cost.steps_begun(now - self._decoding_from, samples, cached)
-
     def _next_count(self) -> int:
         count = self._running.next_count()
         if self._join_at is not None:
@@ -371,39 +428,23 @@ class Decoding:
             count = min(count, self._stop_at)
         return count
 
-    def _join(self, now: float) -> None:
-        """Look after the step that is under way at what waits, and at the cache."""
-        if not self.stopped:
-            self._join_at = self._boundary(now)
-            self._arrive(now)
+    def _cached(self) -> int:
+        return self._running.cached(self._count)
 
-    def _arrive(self, now: float) -> None:
-        """Handle what is to happen at once; what comes later is an event. A boundary that rounding puts an ulp before
-        now is now: nothing that is asked for happens before it was."""
-        count = min(count for count in (self._join_at, self._stop_at) if count is not None)
-        if count == self._count or self._time_of(count) <= now:
-            self._reach(count, max(now, self._since))
-
-    def _reach(self, count: int, at: float) -> None:
-        """The event at this count: retire, then stop, or preempt and admit."""
-        self._count, self._since = count, at
-        self._decoding_from = max(self._decoding_from, at)
-        while (sample := self._running.take_finished(count)) is not None:
+    def _retire(self) -> None:
+        while (sample := self._running.take_finished(self._count)) is not None:
             self._add_runs(sample)
-            self.finished.append((sample, at))
-        self._join_at = None
-        if self._stop_at == count:
-            self._stop_at, self.stopped = None, True
-            self._owed_s = self._decoding_from - at
-            return
+            self.finished.append((sample, self._since))
+
+    def _refill(self) -> None:
         self._preempt()
         if self._cold:
-            self._cold, self._decoding_from, self._prefill = False, at, Prefill()
+            self._cold, self._decoding_from, self._prefill = False, self._since, Prefill()
             running = list(self._running)
             self._running.clear()
             for sample in reversed(running):
                 self._wait_again(sample)
-        self._admit(at)
+        self._admit()
 
     def _preempt(self) -> None:
         """Preempt the latest samples until the next step fits. One sample alone always does, and none of the preempted
@@ -423,7 +464,7 @@ class Decoding:
         sample.begun, sample.kept = True, 0
         self.waiting.appendleft(sample)
 
-    def _admit(self, at: float) -> None:
+    def _admit(self) -> None:
         """Admit what waits, in order, while there are slots, room, and tokens of the next step. Who comes when nothing
         runs keeps nobody waiting, and is prefilled at once."""
         cost, running, step = self._cost, self._running, self._prefill
@@ -432,7 +473,7 @@ class Decoding:
             step = self._prefill = Prefill(self._count, left)
         while step.left > 0 and self._may_admit():
             sample = self.waiting[0]
-            sample.started_at = at if sample.started_at is None else sample.started_at
+            sample.started_at = self._since if sample.started_at is None else sample.started_at
             kept = max(sample.kept, min(running.prefix(sample), sample.cached - 1))
             some = int(min(sample.cached - kept, step.left)) if running else sample.cached - kept
             step.add(some, cost.prefill(kept + some) - cost.prefill(kept))

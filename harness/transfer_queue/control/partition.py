@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -384,20 +384,34 @@ def precedence(request: GetRequest, asked: Sequence[Partition], dispatched: int)
     a lower bound started, a higher one includes: so units of the first pair without slack cost nothing but the slack
     of the pairs before it, which limits how many go at once.
     """
-    at_most = request.count
     if request.first is None:
-        return Precedence(at_most)
+        return Precedence(request.count)
     other, pairs = request.first
     progress = [p.tasks[request.task] for p in asked]
     unit = max((p.unit_rows for p in progress if p.left), default=1)
+
+    def waiting(below: int) -> int:
+        counts = (partition.count_started(request.task, other, below) for partition in asked)
+        return sum(count * p.unit_rows for count, p in zip(counts, progress, strict=True))
+
+    at_most, below = limit(pairs, dispatched, request.count, waiting, unit)
+    if below is None:
+        return Precedence(at_most)
+    started = {p.name: p.started(request.task, other, below) for p in asked}
+    return Precedence(at_most, below, {name: units for name, units in started.items() if units.size})
+
+
+def limit(
+    pairs: Iterable[tuple[int, int]], dispatched: int, at_most: int, waiting: Callable[[int], int], unit: int = 1
+) -> tuple[int, int | None]:
+    """How many may go, and the bound of those that alone may, if any: what waits under the first bound that leaves no
+    slack for another unit. pairs: (below, by), bounds ascending; dispatched: what went so far; waiting: what was
+    started under a bound and is still to go."""
     for below, by in pairs:
-        counts = [partition.count_started(request.task, other, below) for partition in asked]
-        rows = sum(count * p.unit_rows for count, p in zip(counts, progress, strict=True))
-        if not rows:
-            continue
-        slack = by - dispatched - rows
-        if slack < unit:
-            started = {p.name: p.started(request.task, other, below) for p in asked}
-            return Precedence(at_most, below, {name: units for name, units in started.items() if units.size})
-        at_most = min(at_most, slack)
-    return Precedence(at_most)
+        left = waiting(below)
+        slack = by - dispatched - left
+        if left and slack < unit:
+            return at_most, below
+        if left:
+            at_most = min(at_most, slack)
+    return at_most, None

@@ -1,0 +1,384 @@
+"""Fronts of a job, which a schedule asks (`schedules.protocol`), where work is only time."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncIterator, Callable, Sequence
+from heapq import heappop, heappush
+from typing import TYPE_CHECKING
+
+from harness.config.transports import transport_of
+from harness.cost_model.cost import offload_s, reload_s
+from harness.driver.build import fair_share
+from harness.driver.event_model.engine import Engine
+from harness.driver.event_model.readers import Arrivals, Frontier
+from harness.rl.advantages import needs_whole_batch
+from harness.workers.turns import Turns
+from schedules.base import gather
+from schedules.protocol import PauseMode
+
+if TYPE_CHECKING:
+    from harness.driver.event_model.job import Job
+
+
+class Prompts:
+    """`schedules.protocol.Prompts`."""
+
+    def __init__(self, job: Job) -> None:
+        self._job = job
+
+    async def admit(self, below: int) -> None:
+        queue = self._job.queue
+        below = min(below, queue.groups)
+        while queue.admitted < below:
+            await asyncio.sleep(0)
+            queue.admit(below)
+
+    async def drop(self, started_below: int) -> int:
+        return self._job.drop(started_below)
+
+    async def close(self) -> None:
+        job = self._job
+        job.queue.closed = True
+        for arrivals in (job.arrivals, job.rewards.arrivals, *(stage.arrivals for stage in job.device_stages)):
+            arrivals.close()
+        job.queue.serve()
+
+
+class Rollout:
+    """`schedules.protocol.Rollout`."""
+
+    def __init__(self, job: Job, engines: Sequence[Engine]) -> None:
+        self._job, self.engines = job, engines
+
+    def split(self, cohorts: int | None = None) -> list[Rollout]:
+        count = len(self.engines) if cohorts is None else cohorts
+        if not 1 <= count <= len(self.engines):
+            raise ValueError(f"{len(self.engines)} rollout engines cannot be split into {count} cohorts")
+        return [Rollout(self._job, self.engines[k::count]) for k in range(count)]
+
+    async def generate(self, iteration: int, batches: int = 1) -> None:
+        job = self._job
+        parts, algorithm = range(iteration, iteration + batches), job.config.algorithm
+        if job.cost.generate_s:
+            await asyncio.sleep(job.cost.generate_s)
+        share = fair_share(algorithm, len(job.engines))
+        if job.schedule.colocated:
+            await gather(*(self._in_turn(engine, parts, share) for engine in self.engines))
+        else:
+            await self._feed(self.engines, parts, share, share * batches)
+
+    async def _in_turn(self, engine: Engine, parts: Sequence[int | None], share: int) -> None:
+        """A batch as one, from waking to sleeping."""
+        job = self._job
+        async with job.turns_of("rollout", engine.number).turn(f"rollout[{engine.number}].generate"):
+            if engine.asleep:
+                await asyncio.sleep(reload_s(job.cost))
+            await self._feed([engine], parts, share, share * len(parts))
+            await asyncio.sleep(offload_s(job.cost))
+            engine.asleep = True
+
+    async def stream(self) -> None:
+        job = self._job
+        algorithm, engines = job.config.algorithm, len(job.engines)
+        most = fair_share(algorithm, engines, batches=1 + job.schedule.eta)
+        await self._feed(self.engines, [None], fair_share(algorithm, engines), most)
+
+    async def _feed(self, engines: Sequence[Engine], parts: Sequence[int | None], share: int, most: int) -> None:
+        await _all_called(engines, lambda engine, ended: engine.begin(parts, share, most, ended))
+
+    async def set_dispatch_limit(self, below: int) -> None:
+        self._job.queue.rebind(self.engines, below)
+
+    async def pause(self, mode: PauseMode) -> None:
+        await _all_called(self.engines, lambda engine, paused: engine.pause(mode, paused))
+        if mode == "abort":
+            for engine in self.engines:
+                engine.give_up()
+
+    async def resume(self, below: int) -> None:
+        await self.set_dispatch_limit(below)
+        for engine in self.engines:
+            engine.go_on()
+
+
+async def _all_called(engines: Sequence[Engine], begin: Callable[[Engine, Callable[[], None]], None]) -> None:
+    """Begin something on each engine, with a function that it calls when that is done; wait for all."""
+    done, left = asyncio.get_running_loop().create_future(), len(engines)
+
+    def one() -> None:
+        nonlocal left
+        left -= 1
+        if not left:
+            done.set_result(None)
+
+    for engine in engines:
+        begin(engine, one)
+    await done
+
+
+class Rewards:
+    """Rewards, and advantages, which take no time: groups one after the other, the oldest that is there first."""
+
+    name = "reward"
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._sample_s = job, job.cost.reward_s_per_sample
+        self._whole = needs_whole_batch(job.config.algorithm)
+        self._ready: list[list[int]] = [[] for _ in range(job.iterations)]
+        self._news = asyncio.Event()
+        self.arrivals = Arrivals(job.queue.part_of)
+
+    def add(self, groups: Sequence[int]) -> None:
+        """Note groups that are generated."""
+        if not self._sample_s:
+            self._job.came(groups)
+        elif not self._job.in_order:
+            self.arrivals.add(groups)
+        else:
+            for group in groups:
+                heappush(self._ready[group // self._job.batch], group)
+            self._news.set()
+
+    def needed(self, end: int) -> int:
+        """The first group that training up to `end` does not wait for."""
+        batch = self._job.batch
+        return -(-end // batch) * batch if self._whole else end
+
+    async def process(self, iteration: int) -> None:
+        if self._sample_s:
+            await self._work([iteration])
+        await self._job.rewarded.reached((iteration + 1) * self._job.batch)
+
+    async def stream(self) -> None:
+        if self._sample_s and not self._job.in_order:
+            while groups := await self.arrivals.ask(1):
+                await self._pass(groups)
+        elif self._sample_s:
+            await self._work(range(self._job.iterations))
+
+    async def _work(self, batches: Sequence[int]) -> None:
+        for _ in range(len(batches) * self._job.batch):
+            while not (ready := next((self._ready[batch] for batch in batches if self._ready[batch]), None)):
+                self._news.clear()
+                await self._news.wait()
+            await self._pass([heappop(ready)])
+
+    async def _pass(self, groups: Sequence[int]) -> None:
+        await asyncio.sleep(self._sample_s * self._job.group_size * len(groups))
+        self._job.came(groups)
+
+
+class Scoring:
+    """Reference or old log-probs, micro-batch by micro-batch in order."""
+
+    def __init__(self, job: Job, role: str, place: int) -> None:
+        """place: in the order in which the queue hands rows to roles."""
+        self.name, self.done, self._job, self._place = role, Frontier(job.queue.groups), job, place
+        self.arrivals = Arrivals(job.queue.part_of)
+        beside = job.placement.share(role, "actor")
+        self.turns: Turns = job.turns_of("actor" if beside else role, 0)
+        self.loads = role == "actor_fwd" and not beside
+        self._engine_is_free = asyncio.Lock()
+
+    async def process(self, iteration: int) -> None:
+        for groups in self._job.micro_batches(self.name, iteration):
+            await self._job.generated.reached(groups.stop, self._place)
+            await self._score(groups)
+            self.done.add(groups)
+            await asyncio.sleep(0)  # who waits for these asks for the device first
+
+    async def stream(self) -> None:
+        if self._job.in_order:
+            for iteration in range(self._job.iterations):
+                await self.process(iteration)
+        else:
+            while groups := await self.arrivals.ask(self._job.micro_batch(self.name)):
+                await self._score(groups)
+                self._job.came(groups)
+
+    async def _score(self, groups: Sequence[int]) -> None:
+        async with self.turns.turn(f"{self.name}[0].work"), self._engine_is_free:
+            await self._job.work(self.name, self._job.score_s(self.name, groups))
+
+    async def load(self) -> None:
+        """New weights, between two micro-batches."""
+        async with self.turns.turn(f"{self.name}[0].load"), self._engine_is_free:
+            await asyncio.sleep(self._job.times.load_s)
+
+
+class Trainer:
+    """`schedules.protocol.Trainer`; see `harness.workers.training`."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self.turns = job, job.turns_of("actor", 0)
+        self.waited: list[float] = []
+        self.trained: list[Sequence[int]] = []  # groups of each iteration
+        self._steps = 0
+
+    async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
+        job, algorithm = self._job, self._job.config.algorithm
+        scored_beside = job.placement.share("actor_fwd", "actor")
+        steps, freezes = algorithm.steps_per_version, algorithm.freezes_proximal
+        self.waited.append(0.0)
+        arriving = self._in_order(iteration) if job.in_order else self._as_completed(first)
+        if steps > 1 and (freezes or scored_beside):
+            parts = list[Sequence[int]]()
+            async for groups in arriving:
+                parts.append(groups)
+                if freezes:
+                    await self._work(job.score_s("actor", groups))
+            seconds = algorithm.epochs * sum(map(job.train_s, parts)) + steps * job.cost.train_step_s
+            await self._work(seconds + job.cost.checkpoint.of(iteration + 1))
+            return
+        kept = await self._epoch(arriving)
+        for _ in range(1, algorithm.epochs):
+            await self._epoch(_again(kept))
+
+    async def _epoch(self, arriving: AsyncIterator[Sequence[int]]) -> list[Sequence[int]]:
+        """Train on all that comes, a step after each mini-batch; what came."""
+        since, kept = 0, list[Sequence[int]]()
+        async for groups in arriving:
+            if since == self._job.config.algorithm.mini_batch_groups:
+                await self._step()
+                since = 0
+            await self._work(self._job.train_s(groups))
+            kept.append(groups)
+            since += len(groups)
+        await self._step()
+        return kept
+
+    async def _in_order(self, iteration: int) -> AsyncIterator[Sequence[int]]:
+        job = self._job
+        self.trained.append(range(iteration * job.batch, (iteration + 1) * job.batch))
+        inputs = [stage.done for stage in job.device_stages]
+        for groups in job.micro_batches("actor", iteration):
+            since = job.now
+            await job.rewarded.reached(job.rewards.needed(groups.stop))
+            for frontier in inputs:
+                await frontier.reached(groups.stop)
+            self.waited[-1] += job.now - since
+            yield groups
+
+    async def _as_completed(self, first: Sequence[tuple[int, int]]) -> AsyncIterator[Sequence[int]]:
+        """Take whatever is complete, up to a micro-batch; the next one is asked for while one is computed."""
+        job, taken = self._job, list[int]()
+        mini, most = job.config.algorithm.mini_batch_groups, job.micro_batch("actor")
+        due = [(limit, job.arrivals.taken + groups) for limit, groups in first]
+
+        def ask() -> asyncio.Future[list[int]]:
+            return job.arrivals.ask(min(most, job.batch - len(taken), mini - len(taken) % mini), due)
+
+        asked = ask()
+        while len(taken) < job.batch:
+            since = job.now
+            groups = await asked
+            self.waited[-1] += job.now - since
+            taken += groups
+            if len(taken) < job.batch:
+                asked = ask()
+            await asyncio.sleep(0)
+            yield groups
+        self.trained.append(taken)
+
+    async def _step(self) -> None:
+        self._steps += 1
+        version, within = divmod(self._steps, self._job.config.algorithm.steps_per_version)
+        await self._work(self._job.cost.train_step_s + (0.0 if within else self._job.cost.checkpoint.of(version)))
+
+    async def _work(self, seconds: float) -> None:
+        async with self.turns.turn("actor[0].train"):
+            await self._job.work("actor", seconds)
+
+
+async def _again(kept: Sequence[Sequence[int]]) -> AsyncIterator[Sequence[int]]:
+    for groups in kept:
+        yield groups
+
+
+class Weights:
+    """`schedules.protocol.Weights`; see `harness.weight_sync.coordinator`."""
+
+    def __init__(self, job: Job) -> None:
+        self._job, self._scorers = job, [stage for stage in job.device_stages if stage.loads]
+        carrier = transport_of(job.schedule.transport)
+        self._staged, self._in_turn = carrier.staged, carrier.in_turn and not job.schedule.colocated
+        self._left_at, self._arrived = 0.0, 0
+        self._progress = asyncio.Event()
+        self._transfer: asyncio.Task[None] | None = None
+
+    async def publish(self, version: int) -> None:
+        job = self._job
+        await asyncio.sleep(0)
+        await self.finish()
+        engines = self._load(job.engines, version)
+        loads = [engines, *(scorer.load() for scorer in self._scorers)]
+        if self._staged or self._in_turn:
+            await self._send()
+            await asyncio.sleep(job.times.stage_s if self._staged else 0.0)
+            await gather(*loads)
+        else:
+            await gather(self._send(), *loads)
+        self._arrived = version
+        self._job.end_iteration()
+
+    async def mark_version(self, version: int) -> None:
+        await asyncio.sleep(0)
+        self._job.end_iteration()
+
+    async def start_transfer(self, version: int) -> None:
+        await asyncio.sleep(0)
+        await self.finish()
+        await self._send()
+        self._transfer = asyncio.create_task(self._to_hosts(version))
+        self._job.end_iteration()
+
+    async def wait_arrived(self, version: int) -> None:
+        while self._arrived < version:
+            self._progress.clear()
+            await self._progress.wait()
+
+    async def swap(self, rollout: Rollout, version: int) -> None:
+        await self.wait_arrived(version)
+        await self._load([engine for engine in rollout.engines if engine.version < version], version)
+
+    async def finish(self) -> None:
+        """Wait for the transfer under way."""
+        if self._transfer is not None:
+            await self._transfer
+
+    async def _to_hosts(self, version: int) -> None:
+        async def scorers() -> None:
+            await asyncio.sleep(self._job.times.stage_s)
+            await gather(*(scorer.load() for scorer in self._scorers))
+
+        loading = asyncio.create_task(scorers())
+        await asyncio.sleep(self._job.times.stage_s)
+        self._arrived = version
+        self._progress.set()
+        await loading
+
+    async def _send(self) -> None:
+        job = self._job
+        if (left := self._left_at - job.now) > 0:
+            await asyncio.sleep(left)
+        async with job.trainer.turns.turn("actor[0].send"):
+            await job.work("send", job.times.send_s)
+        self._left_at = job.now + job.times.stage_s
+
+    async def _load(self, engines: Sequence[Engine], version: int) -> None:
+        if self._job.schedule.colocated:
+            await gather(*(self._load_in_turn(engine, version) for engine in engines))
+        elif engines:
+            await self._load_at_once(engines, version, self._job.config.engine.keep_cache)
+
+    async def _load_in_turn(self, engine: Engine, version: int) -> None:
+        async with self._job.turns_of("rollout", engine.number).turn(f"rollout[{engine.number}].load"):
+            await self._load_at_once([engine], version, True)
+
+    async def _load_at_once(self, engines: Sequence[Engine], version: int, keep_cache: bool) -> None:
+        job = self._job
+        job.worked["load"] = job.worked.get("load", 0.0) + job.times.load_s * len(engines) / len(job.engines)
+        await asyncio.sleep(job.times.load_s + job.cost.evaluation.of(version))
+        for engine in engines:
+            engine.load(version, keep_cache=keep_cache)

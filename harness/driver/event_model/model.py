@@ -1,0 +1,93 @@
+"""The fast event model beside the simulation that it stands for."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Mapping
+from dataclasses import replace
+
+import numpy as np
+from numpy.typing import NDArray
+
+from harness.checks.layout import device_roles
+from harness.config import JobConfig
+from harness.config.compose import make_schedule
+from harness.config.placement import Placement, resolve_split
+from harness.cost_model.job_cost import simulated_cost
+from harness.driver.event_model.job import FastSteps, Job
+from harness.driver.observer import IterationListener
+from harness.driver.session import simulate
+from harness.metrics.timeline import clip
+from harness.runtime.virtual_runtime import VirtualLoop, infrequent_gc
+from schedules import Schedule
+
+
+def not_covered(config: JobConfig, schedule: Schedule, placement: Placement) -> str:
+    """The parts of a job that the event model does not know; "" where it knows all."""
+    rollout_shares = len(placement.roles_on(placement.devices["rollout"][0])) > 1
+    reasons = {
+        f"order={schedule.order}": schedule.order not in ("fifo", "completion"),
+        "a critic": config.algorithm.has_critic,
+        "groups that are refused and dealt again": config.refills,
+        "turns with an environment": config.cost.turns is not None,
+        "prompts that groups share, or prefill beside decoding": config.cost.prefix_caching
+        or config.cost.step_tokens is not None,
+        "a limit on how long samples take": config.engine.sample_limit_s is not None,
+        "engines on devices of others": rollout_shares and not schedule.colocated,
+    }
+    return ", ".join(reason for reason, applies in reasons.items() if applies)
+
+
+def fast_steps(config: JobConfig, seed: int) -> FastSteps:
+    """Iterations of a job that was admitted, as `simulate` has them at this seed. Raises ConfigError as `make_schedule`
+    and `simulated_cost` do, Deadlock as `simulate`."""
+    schedule = make_schedule(config)
+    placement = resolve_split(config.schedule.split, config.cluster.devices, device_roles(config))
+    if reason := not_covered(config, schedule, placement):
+        return replace(simulated_steps(config, seed), not_covered=reason)
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner, infrequent_gc():
+        job = Job(config, schedule, placement, simulated_cost(config, placement), seed, runner.get_loop())
+        runner.run(job.run())
+    return job.steps()
+
+
+def simulated_steps(config: JobConfig, seed: int) -> FastSteps:
+    """The same of `simulate`."""
+    every: list[Mapping[str, float]] = []
+    recorder = simulate(
+        config, seed, lambda session: session.recorder.listeners.append(IterationListener(every.append))
+    )
+    timeline = recorder.timeline
+    spans = [(span.start, span.end) for span in timeline.spans if span.kind == "generate"]
+    engines = sum(role == "rollout" for role, _ in timeline.placement)
+    windows = [timeline.window(iteration) for iteration in timeline.iteration_ends]
+
+    def each(name: str) -> NDArray[np.float64]:
+        return np.array([metrics[name] for metrics in every])
+
+    longest = np.zeros(len(every))
+    for sample in recorder.samples():
+        if sample.trained_iteration is not None and sample.finished_at and sample.started_at is not None:
+            took = sample.finished_at - sample.started_at
+            longest[sample.trained_iteration] = max(longest[sample.trained_iteration], took)
+    seconds = each("time/iteration_s")
+
+    dropped = sum(value for name, value in every[-1].items() if name.startswith("ledger/dropped"))
+    return FastSteps(
+        seconds,
+        np.array([sum(end - start for start, end in clip(spans, window)) / engines for window in windows]),
+        each("time/wait_for_samples_s"),
+        each("staleness/mean"),
+        each("staleness/max"),
+        longest,
+        each("time/weight_sync_exposed_s"),
+        {role: seconds * (1 - each(f"idle/{role}")) for role in ("rollout", "actor")},
+        int(dropped),
+    )
+
+
+def difference(config: JobConfig, seed: int) -> float:
+    """How far the event model is from the schedule's file: the largest difference of the end of an iteration, of the
+    seconds of a mean iteration."""
+    fast, own = (np.cumsum(found.seconds) for found in (fast_steps(config, seed), simulated_steps(config, seed)))
+    return float(np.abs(fast - own).max() * len(own) / own[-1])
