@@ -79,7 +79,7 @@ class Server:
 def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server = Server(tmp_path)
     monkeypatch.setenv("MLFLOW_TRACKING_URI", server.url)
-    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
+    monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "1")
     server.start()
     yield server
     server.close()
