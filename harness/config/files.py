@@ -13,6 +13,7 @@ MIB = 1 << 20
 _SETTINGS_BYTES = MIB // 4
 _MOST_PARTS = 20_000  # values, and beginnings and ends of what holds them
 _DEEPEST = 32
+_PARSER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, ten times as fast, where the package was built with it
 
 
 def read_text(path: Path, most: int) -> str:
@@ -51,7 +52,7 @@ def checked_yaml(path: Path) -> str:
     are."""
     text = read_text(path, _SETTINGS_BYTES)
     depth = 0
-    for number, event in enumerate(yaml.parse(text)):
+    for number, event in enumerate(yaml.parse(text, Loader=_PARSER)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
             raise ValueError(f"it is nested deeper than {_DEEPEST} levels")
