@@ -180,13 +180,16 @@ GROUPS: dict[str, dict[str, Command]] = {
             file="costs",
         ),
         "table": Command(
-            "every schedule, simulated or planned, into a page of docs/",
+            "every schedule, simulated or planned, as a page",
             (_plain("of", "schedules, unless given; agents, memory or scaling", "NAME"),),
             one_thread=True,
         ),
     },
     "this machine, and what there is": {
-        "list": Command("what can be chosen"),
+        "list": Command(
+            "what can be chosen",
+            (_plain("of", "a setting whose names are explained: algorithm.correction", "SETTING"),),
+        ),
         "doctor": Command("is this machine fit", _JOB, free=True),
         "sample": Command(
             "a small model with a tokenizer, and problems for it, to try text with",

@@ -2,19 +2,28 @@
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import indent
 
 from rich.console import Console
 
+from harness.cli.arguments import last_values, own_arguments
+from harness.config import ConfigError
 from harness.metrics.formatting import say
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
-    """Every choice of every group, with the first line of its file, and every paper experiment."""
+    """Every choice of every group, with the first line of its file, and every paper experiment; or what each name of
+    the setting `of` is."""
     from harness.config.compose import EXPERIMENTS, GROUPS, choices
     from harness.studies.papers.experiment import names, read_experiment
 
+    own, _ = own_arguments(arguments, "of")
+    if own["of"]:
+        _explain(last_values(own)["of"], console)
+        return 0
     for group in GROUPS:
         console.print(f"{group}=", style="bold")
         for name in choices(group):
@@ -30,6 +39,27 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     )
     console.print('  make bench ARGS="schedule.max_staleness=1 algorithm.correction=tis"', highlight=False)
     return 0
+
+
+def _explain(setting: str, console: Console) -> None:
+    """Each name that a setting takes: options with defaults, and what its code says of itself."""
+    from harness.config.registries import REGISTRIES, find
+
+    if setting not in REGISTRIES:
+        raise ConfigError(f"of={setting} has no names to explain; choose one of {', '.join(REGISTRIES)}")
+    for name in REGISTRIES[setting]:
+        what = find(setting, name)
+        own = inspect.signature(what).parameters.values() if inspect.isfunction(what) else ()
+        options = [
+            one.name if one.default is one.empty else f"{one.name}={one.default}"
+            for one in own
+            if one.kind is one.KEYWORD_ONLY
+            and one.annotation != "int"
+            and "Tensor" not in one.annotation  # those are given
+        ]
+        say(console, f"  {name}  {' '.join(options)}".rstrip(), "bold")
+        if told := inspect.getdoc(what):
+            say(console, indent(told, " " * 6) + "\n")
 
 
 def metrics(arguments: Sequence[str], results: Path, console: Console) -> int:

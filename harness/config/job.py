@@ -427,7 +427,7 @@ class TextsConfig:
 
 @dataclass(frozen=True, config=STRICT)
 class CheckpointConfig:
-    """Checkpoints, from which a run goes on when it ended early; docs/checkpoints.md."""
+    """Checkpoints, from which a run goes on when it ended early; docs/faults.md."""
 
     every: Read[CountFromZero] = 0  # versions between two checkpoints; 0: none
     keep: Saved[Count] = 2  # newest ones that stay

@@ -1,4 +1,4 @@
-"""The table of docs/schedule_table.md: every schedule on the virtual clock, under twelve conditions.
+"""The simulated table of every schedule under twelve conditions.
 
 What is compared, and how the conditions are made, is said in the text that goes above the table.
 """
@@ -20,7 +20,7 @@ from harness.driver.session import simulate
 from harness.metrics.atomic_files import write_text
 from harness.metrics.samples import staleness_metrics
 
-PAGE = DOCS / "schedule_table.md"
+PAGE = DOCS.parent / "results/reference/simulated/schedule_table.md"
 
 DEVICES, ITERATIONS, WARMUP = 16, 22, 2
 
@@ -186,7 +186,7 @@ def study(progress: Callable[[str], None] = lambda text: None) -> dict[str, dict
 def write_page(progress: Callable[[str], None]) -> Path:
     """Runs the study, and writes the page and, beside it, all figures as CSV."""
     found = study(progress)
-    PAGE.parent.mkdir(exist_ok=True)
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
     write_text(PAGE.with_suffix(".csv"), as_csv("bottleneck,tail,transfer", found))
     write_text(PAGE, page(INTRO, found))
     return PAGE

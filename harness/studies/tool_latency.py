@@ -1,4 +1,4 @@
-"""The table of docs/agentic.md: every schedule on the virtual clock, with samples of several turns and slow tools.
+"""The simulated table of every schedule with samples of several turns and slow tools.
 
 The job is that of `schedule_table` where generation and training balance, with its tokens spread over turns.
 """
@@ -15,7 +15,7 @@ from harness.driver.session import simulate
 from harness.metrics.atomic_files import write_text
 from harness.studies.schedule_table import Condition, ScheduleFigures, as_csv, figures, job, rows
 
-PAGE = DOCS / "agentic.md"
+PAGE = DOCS.parent / "results/reference/simulated/agentic.md"
 TURNS = LengthsConfig(kind="lognormal", mean=4.0, sigma=0.7, cap=16)
 TURN_TOKENS = LengthsConfig(kind="lognormal", mean=250.0, sigma=0.5, cap=2000)
 OBSERVATION = LengthsConfig(kind="constant", mean=100.0, cap=100)
@@ -33,8 +33,8 @@ both balance, with a light tail and fast transfers. A sample has {TURNS.mean:g} 
 {TURNS.sigma:g}, {TURNS.cap} at most) of {TURN_TOKENS.mean:g} tokens ({TURN_TOKENS.sigma:g}, {TURN_TOKENS.cap:,} at
 most), and after each but the last it reads {OBSERVATION.mean:g} and waits for its tool: not at all, 1 s, 10 s, or a
 log-normal time of 10 s in the mean with sigma 2 (half below 1.4 s, one of a hundred above 140 s). Settings, and what a
-waiting sample holds: [simulator.md](simulator.md#samples-of-several-turns). A batch waits for its slowest sample, whose
-latencies add up; an engine whose samples all wait is idle."""
+waiting sample holds: [simulator.md](../../../docs/simulator.md#samples-of-several-turns). A batch waits for its slowest
+sample, whose latencies add up; an engine whose samples all wait is idle."""
 
 Study = Mapping[str, Mapping[str, ScheduleFigures]]
 """Latency -> schedule -> figures."""

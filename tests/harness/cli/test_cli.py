@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -23,7 +24,7 @@ from harness.cli.console import OUTPUT_CLOSED
 from harness.cli.front import completion, settings_of
 from harness.config import ConfigError
 from harness.config.compose import GROUPS
-from harness.config.registries import SCHEDULES
+from harness.config.registries import CORRECTIONS, SCHEDULES
 from harness.driver.checkpointing import LeftAtCheckpoint
 from harness.metrics.definitions import DEFINITIONS
 from harness.studies.papers.experiment import names
@@ -255,6 +256,15 @@ def test_list_names_every_choice_of_every_group(capsys: pytest.CaptureFixture[st
         assert f"{path.parent.name}=" in out and f"  {path.stem}" in out
     for name in names():
         assert f"  {name} " in out
+
+
+def test_list_of_a_setting_says_of_each_name_formula_source_and_options(capsys: pytest.CaptureFixture[str]) -> None:
+    assert cli.main(["list", "--of", "algorithm.correction"]) == 0
+    printed = capsys.readouterr().out
+    assert "  dual_clip  clip_low=0.2 clip_high=0.2 most=3.0\n" in printed and "arXiv 1912.09729" in printed
+    assert set(CORRECTIONS) == set(re.findall(r"^  (\S+)", printed, re.MULTILINE))
+    assert cli.main(["list", "--of", "nope"]) == 2
+    assert "of=nope has no names to explain; choose one of schedule, engine, " in capsys.readouterr().err
 
 
 def test_what_is_done_is_shown_and_not_run_again(
