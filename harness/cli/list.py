@@ -44,6 +44,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
 def _explain(setting: str, console: Console) -> None:
     """Each name that a setting takes: options with defaults, and what its code says of itself."""
     from harness.config.registries import REGISTRIES, find
+    from harness.rl.shaping import GIVEN
 
     if setting not in REGISTRIES:
         raise ConfigError(f"of={setting} has no names to explain; choose one of {', '.join(REGISTRIES)}")
@@ -53,9 +54,7 @@ def _explain(setting: str, console: Console) -> None:
         options = [
             one.name if one.default is one.empty else f"{one.name}={one.default}"
             for one in own
-            if one.kind is one.KEYWORD_ONLY
-            and one.annotation != "int"
-            and "Tensor" not in one.annotation  # those are given
+            if one.kind is one.KEYWORD_ONLY and one.name not in GIVEN and "Tensor" not in one.annotation
         ]
         say(console, f"  {name}  {' '.join(options)}".rstrip(), "bold")
         if told := inspect.getdoc(what):
