@@ -4,7 +4,7 @@ fast event model, for a few iterations."""
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from harness.checks.defaults import plan_fitted
@@ -78,8 +78,8 @@ class Window:
 @dataclass(frozen=True)
 class Exploration:
     """The result of searching one schedule with its options. unfit: candidates that memory cannot hold. refused: those
-    that a real run would not begin, and why the last of them. only_simulated: why a real run would begin none of all,
-    so that these are of a simulation only; "" where some would."""
+    that a real run would not begin, of all that it was asked for, and why the last of them. only_simulated: why it
+    would begin none of all, so that these are of a simulation only; "" where some would."""
 
     config: JobConfig
     candidates: int
@@ -101,84 +101,104 @@ def explore(config: JobConfig, fixed: Collection[str], seed: int, effort: Effort
 
     `found` is None where nothing fits. At least one candidate is tried, whatever the effort allows.
     """
+    door = _Door(config, fixed)
+    tried = _tried(config, _candidates(replace(config, backend="real"), fixed), seed, effort, door.opens)
+    if config.backend == "real" or tried.found is not None:
+        return replace(tried, refused=len(door.refused), refusal=door.refusal)
+    # what nobody can run yet may still be asked for
+    simulated = _tried(config, _candidates(config, fixed), seed, effort, lambda candidate: True)
+    return replace(simulated, only_simulated=door.refusal)
+
+
+def _candidates(config: JobConfig, fixed: Collection[str]) -> list[Candidate]:
+    return grid(config, make_schedule(config), bool(scoring_roles(device_roles(config))), fixed)
+
+
+def _tried(
+    config: JobConfig, candidates: Sequence[Candidate], seed: int, effort: Effort, opens: Callable[[Candidate], bool]
+) -> Exploration:
+    """The exploration of these candidates. opens: whether one may be run."""
     schedule, roles = make_schedule(config), device_roles(config)
     batch_samples = config.algorithm.batch_samples
     trial_window = window(schedule, batch_samples)
     lengths = LengthSamples.of(config, seed, trial_window.iterations)
-    door = _Door(config, schedule, fixed)
-    candidates, prospects = _fitting(replace(config, backend="real"), schedule, fixed, lengths, door)
-    refused, refusal = door.refused, door.refusal
-    only_simulated = ""
-    if not prospects and config.backend != "real":  # what nobody can run yet may still be asked for
-        only_simulated = refusal
-        refused, refusal = 0, ""
-        candidates, prospects = _fitting(config, schedule, fixed, lengths, None)
+    prospects = usual_first(list(prospects_of(config, schedule, candidates, lengths)), opens)
     bounds = {prospect.candidate: prospect.bound for prospect in prospects}
 
     def run(candidate: Candidate) -> TrialResult:
         return trial(candidate.apply(config, roles), trial_window, seed, bound=bounds[candidate])
 
     budget = max(1, min(effort.trials, effort.samples // (batch_samples * trial_window.iterations)))
-    found = search(prospects, run, budget) if prospects else None
-    unfit = len(candidates) - len(prospects) - refused
-    return Exploration(config, len(candidates), unfit, found, refused, refusal, only_simulated)
+    found = search(prospects, run, budget, opens) if prospects else None
+    return Exploration(
+        config, len(candidates), len(candidates) - len(prospects), found if found is not None and found.tried else None
+    )
 
 
-def _fitting(
-    config: JobConfig, schedule: Schedule, fixed: Collection[str], lengths: LengthSamples, door: _Door | None
-) -> tuple[list[Candidate], list[Prospect[Candidate]]]:
-    """Every candidate, and those that can be."""
-    candidates = grid(config, schedule, bool(scoring_roles(device_roles(config))), fixed)
-    return candidates, _usual_first(list(_prospects(config, schedule, candidates, lengths, door)))
-
-
-def _usual_first(prospects: Sequence[Prospect[Candidate]]) -> list[Prospect[Candidate]]:
-    """The same, of which those that users would try are run first: training on half of the devices, or as near to that
-    as there is, layers shared by 1, 2, 4 and not cut, and nothing apart for scoring."""
-    usual = [
-        prospect
-        for prospect in prospects
-        if prospect.candidate.pipeline_parallel == 1 and not prospect.candidate.scoring
-    ]
+def usual_first(
+    prospects: Sequence[Prospect[Candidate]], opens: Callable[[Candidate], bool]
+) -> list[Prospect[Candidate]]:
+    """The same, of which those that users would try are run first: training on half of the devices, on all where they
+    are shared, or as near to that as there is and `opens`, layers shared by 1, 2, 4 and not cut, and nothing apart for
+    scoring."""
     first = set()
     for tensor in USUAL_TENSOR:
-        its = [prospect for prospect in usual if prospect.candidate.tensor_parallel == tensor]
-        if its:
-            first.add(min(its, key=lambda p: (abs(p.candidate.actor - p.candidate.devices / 2), p.likely)).candidate)
+        usual = [
+            prospect
+            for prospect in prospects
+            if (one := prospect.candidate).tensor_parallel == tensor and one.pipeline_parallel == 1 and not one.scoring
+        ]
+        usual.sort(key=lambda p: (_from_half(p.candidate), p.likely))
+        first |= {next((one.candidate for one in usual if opens(one.candidate)), None)}
     return [replace(prospect, first=prospect.candidate in first) for prospect in prospects]
+
+
+def _from_half(candidate: Candidate) -> float:
+    return -candidate.actor if candidate.shared else abs(candidate.actor - candidate.devices / 2)
 
 
 class _Door:
     """The checks of `make bench BACKEND=real` on the devices that are planned for. fixed: settings that the user chose,
     which stay."""
 
-    def __init__(self, config: JobConfig, schedule: Schedule, fixed: Collection[str]) -> None:
-        self._schedule, self._fixed = schedule, frozenset(fixed) | {"cluster.devices"}
+    def __init__(self, config: JobConfig, fixed: Collection[str]) -> None:
+        self._config = replace(config, backend="real")
+        self._schedule, self._roles = make_schedule(config), device_roles(config)
+        self._fixed = frozenset(fixed) | {"cluster.devices"}
         self._machine = described(config.device, config.cluster.devices)
-        self.refused, self.refusal = 0, ""
+        self._asked: dict[Candidate, bool] = {}
+        self.refusal = ""
 
-    def opens(self, job: JobConfig, candidate: Candidate, roles: tuple[str, ...]) -> bool:
+    @property
+    def refused(self) -> list[Candidate]:
+        """Candidates that a real run would not begin."""
+        return [candidate for candidate, opened in self._asked.items() if not opened]
+
+    def opens(self, candidate: Candidate) -> bool:
+        """Whether a real run would begin this candidate."""
+        if candidate not in self._asked:
+            self._asked[candidate] = self._ask(candidate)
+        return self._asked[candidate]
+
+    def _ask(self, candidate: Candidate) -> bool:
+        job = candidate.apply(self._config, self._roles)
+        given = self._fixed | candidate.settings(self._roles).keys()
         try:
-            plan_fitted(
-                replace(job, backend="real"),
-                self._schedule,
-                self._fixed | candidate.settings(roles).keys(),
-                self._machine,
-            )
+            plan_fitted(job, self._schedule, given, self._machine)
         except ConfigError as error:
-            self.refused, self.refusal = self.refused + 1, str(error)
+            self.refusal = str(error)
             return False
         return True
 
 
-def _prospects(
-    config: JobConfig, schedule: Schedule, candidates: Sequence[Candidate], lengths: LengthSamples, door: _Door | None
+def prospects_of(
+    config: JobConfig, schedule: Schedule, candidates: Sequence[Candidate], lengths: LengthSamples
 ) -> Iterator[Prospect[Candidate]]:
-    """Candidates that fit memory and pass the checks, with the time that they need at least, and probably."""
+    """Candidates that fit memory, with the time that they need at least, and probably."""
     roles, streaming = device_roles(config), isinstance(schedule, _STREAMING)
     for candidate in candidates:
         cost = cost_of(config, schedule, candidate, roles)
-        if cost is not None and (door is None or door.opens(candidate.apply(config, roles), candidate, roles)):
+        if cost is not None:
             pools = pool_layout(config, schedule, candidate, len(scoring_roles(roles)))
             least = least_work(cost, pools, lengths)
             likely = likely_work(cost, pools, lengths, streaming=streaming)

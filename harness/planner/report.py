@@ -86,7 +86,7 @@ def searched(plan: Plan) -> list[str]:
             continue
         if exploration.only_simulated:
             lines.append(f"{name}: in simulation only, for a real run refuses all: {exploration.only_simulated}")
-        refused = f"{exploration.refused:,} a real run would refuse, " if exploration.refused else ""
+        refused = f"{exploration.refused:,} in turn a real run would refuse, " if exploration.refused else ""
         room = f"not proved: bounds leave room for {found.gap:.0%} less time"
         lines.append(
             f"{name}: {exploration.candidates:,} candidates, {exploration.unfit:,} do not fit memory, {refused}"

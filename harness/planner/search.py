@@ -47,25 +47,29 @@ class SearchResult(Generic[C, E]):
         return 0.0 if self.left is None else max(0.0, 1.0 - self.left / self.tried[0][1].seconds)
 
 
-def search(prospects: Sequence[Prospect[C]], run: Callable[[C], E], budget: int) -> SearchResult[C, E]:
+def search(
+    prospects: Sequence[Prospect[C]], run: Callable[[C], E], budget: int, opens: Callable[[C], bool] = lambda one: True
+) -> SearchResult[C, E]:
     """Run the likeliest first, and none whose bound is no better than the best so far; at most `budget` of them.
 
     A bound that is equal to the best cannot beat it: so with budget to spare the first of `tried` takes no longer than
-    any candidate would. Raises ValueError without prospects.
+    any candidate would. opens: whether a candidate may be run, asked only where it matters; where none may, `tried` is
+    empty. Raises ValueError without prospects.
     """
     if not prospects or budget < 1:
         raise ValueError(f"{len(prospects)} candidates and a budget of {budget} runs: nothing to search")
     tried: list[tuple[C, E]] = []
     best, skipped = float("inf"), []
     for prospect in sorted(prospects, key=lambda p: (not p.first, p.likely, p.bound)):
-        if len(tried) < budget and prospect.bound < best:
+        if len(tried) == budget or prospect.bound >= best:
+            skipped.append(prospect)
+        elif opens(prospect.candidate):
             tried.append((prospect.candidate, run(prospect.candidate)))
             best = min(best, tried[-1][1].seconds)
-        else:
-            skipped.append(prospect.bound)
-    left = [bound for bound in skipped if bound < best]
+    left = sorted((prospect for prospect in skipped if prospect.bound < best), key=lambda prospect: prospect.bound)
     tried.sort(key=lambda pair: pair[1].seconds)
-    return SearchResult(tried, pruned=len(skipped) - len(left), left=min(left, default=None))
+    smallest = next((prospect.bound for prospect in left if opens(prospect.candidate)), None)
+    return SearchResult(tried, pruned=len(skipped) - len(left), left=smallest)
 
 
 T = TypeVar("T")

@@ -89,16 +89,18 @@ def test_the_planners_best_is_the_best_of_all_candidates(name: str, monkeypatch:
     fixed = [setting.partition("=")[0] for setting in chosen]
     light = ["cost.lengths.sigma=0.1", "cluster.devices=8"]
     config = compose_job([f"schedule={name}", *SMALL, *light, *chosen])
-    found = explore(config, fixed, 0, Effort(10**9, 10**9)).found
+    explored = explore(config, fixed, 0, Effort(10**9, 10**9))
+    found = explored.found
     assert found is not None and found.left is None and (found.pruned > 0 or name != "separated_sync")
     schedule, roles = make_schedule(config), device_roles(config)
     short = window(schedule, 32)
     lengths = LengthSamples.of(config, 0, short.iterations)
-    door = explore_module._Door(config, schedule, fixed)
-    _, prospects = explore_module._fitting(replace(config, backend="real"), schedule, fixed, lengths, door)
-    of_all = [prospect.candidate for prospect in prospects]
+    door = explore_module._Door(config, fixed)
+    grid_of_real = grid(replace(config, backend="real"), schedule, True, fixed)
+    prospects = list(explore_module.prospects_of(config, schedule, grid_of_real, lengths))
+    of_all = [prospect.candidate for prospect in prospects if door.opens(prospect.candidate)]
     times = [trial(one.apply(config, roles), short, 0, bound=bound(config, one, lengths)).seconds for one in of_all]
-    assert len(times) == len(found.tried) + found.pruned
+    assert len(prospects) == len(found.tried) + found.pruned + explored.refused
     assert found.tried[0][1].seconds == min(times)
 
 
@@ -182,6 +184,16 @@ def test_what_is_proposed_for_a_real_run_passes_its_door(
         for choice in random.Random(name).sample(choices, min(3, len(choices))):
             assert door_of_a_real_run(choice, settings, monkeypatch).backend == "real"
     assert fits == (len(SCHEDULES) if devices > 1 else 1)
+
+
+def test_what_users_would_try_is_tried_whatever_seems_likely(every_trial: None) -> None:
+    """Half of the devices, all where they are shared, and layers shared by 1, 2 and 4 of them, uncut."""
+    for name, actor in (("fully_async", 8), ("colocate_sync", 16)):
+        settings = [*REAL, f"schedule={name}", "engine=vllm", "algorithm.batch_groups=16"]
+        found = explore(compose_job(settings), fixed_by(settings), 0, Effort(10**9, 3)).found
+        assert found is not None
+        tried = {(one.tensor_parallel, one.pipeline_parallel, one.actor, one.scoring) for one, _ in found.tried}
+        assert tried == {(tensor, 1, actor, 0) for tensor in (1, 2, 4)}, name
 
 
 def test_engines_of_several_devices_are_proposed_for_real_where_they_run(every_trial: None) -> None:
