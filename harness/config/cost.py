@@ -185,7 +185,7 @@ class RooflineConfig(SystemConfig):
     """Factors between a device's figures and costs: the shares of its peaks that are reached, and what no peak
     explains.
 
-    docs/simulator.md has every formula. Shares are of (0, 1]; seconds are added.
+    docs/simulator.md says the formulas in short. Shares are of (0, 1]; seconds are added.
     """
 
     name: Read[Name]
