@@ -11,6 +11,8 @@ from typing import TYPE_CHECKING, NamedTuple, TypeVar
 
 import torch
 
+from engines.host_memory import host_buffers
+
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
@@ -184,10 +186,9 @@ class ModelWeights:
 def rest_on_host(model: torch.nn.Module) -> None:
     """Move a model's weights from a GPU to host memory that is pinned: they go there and back at the speed of the link,
     and what is loaded meanwhile arrives there. What is on the host already stays as it is."""
-    for parameter in model.parameters():
-        if parameter.is_cuda:
-            host = torch.empty_like(parameter, device="cpu", pin_memory=True)
-            parameter.data = host.copy_(parameter.data)
+    moved = [parameter for parameter in model.parameters() if parameter.is_cuda]
+    for parameter, host in zip(moved, host_buffers([each.nbytes for each in moved], pinned=True), strict=True):
+        parameter.data = host.view(parameter.dtype).view(parameter.shape).copy_(parameter.data)
 
 
 def write_model(model: PreTrainedModel, folder: Path) -> None:

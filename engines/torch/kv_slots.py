@@ -152,6 +152,12 @@ class SlotModel:
             tables = self.model.model.rotary_emb(weight, self.positions[None])
             self.cos, self.sin = (table[0].unsqueeze(1) for table in tables)
 
+    @property
+    def bytes(self) -> int:
+        """Bytes of keys and values, allocated or not."""
+        numbers = self.slots * self.capacity * self.kv_heads * self.head_dim
+        return 2 * self.model.config.num_hidden_layers * numbers * self.head.weight.itemsize
+
     def release(self) -> None:
         """Give the cache's memory back; `allocate` makes a new, empty one."""
         self.keys, self.values = [], []

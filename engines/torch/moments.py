@@ -21,6 +21,7 @@ import torch
 from torch.distributed.tensor import DTensor
 
 from engines.device_memory import give_back
+from engines.host_memory import host_buffers
 from engines.torch.first_weights import local_part
 from harness.config import OptimizerOffload
 
@@ -87,13 +88,21 @@ class Moments:
         if _NAMES[0] not in state:
             return
         locals_ = {name: local_part(state.pop(name)) for name in _NAMES}
-        if parameter not in self._resting:
-            self._resting[parameter] = {
-                name: torch.empty_like(local, device="cpu", pin_memory=local.is_cuda) for name, local in locals_.items()
-            }
+        if not self._resting:
+            self._resting = self._places()
         for name, local in locals_.items():
             self._resting[parameter][name].copy_(local, non_blocking=True)
         self._away.add(parameter)
+
+    def _places(self) -> dict[torch.Tensor, dict[str, torch.Tensor]]:
+        """Memory of the host for the moments of every parameter, float32 as it."""
+        locals_ = [local_part(parameter) for parameter in self._parameters for _ in _NAMES]
+        sizes = [local.numel() * local.itemsize for local in locals_]
+        buffers = iter(host_buffers(sizes, pinned=self._device.type == "cuda"))
+        return {
+            parameter: {name: next(buffers).view(parameter.dtype).view(local_part(parameter).shape) for name in _NAMES}
+            for parameter in self._parameters
+        }
 
     def _settle(self) -> None:
         """Wait until copies are over."""

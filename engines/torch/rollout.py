@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Protocol
 
 import torch
 
-from engines.device_memory import give_back
+from engines.device_memory import pass_to_engine
 from engines.loading import ModelWeights, rest_on_host
 from engines.requests import SlotEngine
 from engines.torch.kv_slots import SlotModel
@@ -219,9 +219,14 @@ class TorchRollout(SlotEngine):
         rest_on_host(self._model)
 
     async def wake(self) -> None:
-        """Undo `sleep`: weights on the device again, and an empty cache. Nothing happens to an engine that is awake."""
+        """Undo `sleep`: weights on the device again, and an empty cache. Nothing happens to an engine that is awake.
+
+        Raises MemoryError where too little of the device is free.
+        """
         if self._cache.released:
-            give_back(self._device)  # or weights and cache would lie in the corners of what a trainer left
+            # Without it weights and cache would lie in the corners of what a trainer left.
+            weights = sum(parameter.nbytes for parameter in self._model.parameters())
+            pass_to_engine(self._device, weights + self._cache.bytes, f"weights and cache of engine {self.name}")
             self._model.to(self._device)
             self._cache.allocate()
 

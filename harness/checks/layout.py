@@ -11,6 +11,7 @@ from harness.config.fields import MOST_DEVICES
 from harness.config.placement import DEVICE_ROLES, Placement, devices_of, resolve_split
 from harness.runtime.messages import BYTES_OF_A_SAMPLE, FRAME_LIMIT
 from schedules import Schedule
+from schedules.capacity import Capacity
 
 
 def device_roles(config: JobConfig) -> tuple[str, ...]:
@@ -28,6 +29,19 @@ def device_roles(config: JobConfig) -> tuple[str, ...]:
 def training_ranks(config: JobConfig, placement: Placement, role: str = "actor") -> int:
     """Data-parallel ranks of a role that trains: each does on its own part of a batch."""
     return len(placement.devices[role]) // _rank_devices(config)
+
+
+def capacity_rows(config: JobConfig, schedule: Schedule) -> int:
+    """The queue's cap, in samples: what admission can be ahead of training, in whole batches (docs/schedules.md).
+
+    In completion order a group may be trained, or dropped, ceil(eta) iterations after its batch, and holds the batch's
+    rows as long; what is admitted instead of dropped groups comes on top. A dropped sample that still runs may hold its
+    batch longer: then admission waits for it.
+    """
+    algorithm = config.algorithm
+    ahead = Capacity(algorithm.batch_groups, schedule.eta).worst_lag
+    batches = ahead + 1 if schedule.order == "fifo" else 3 * ahead + 3
+    return algorithm.admitted_groups * algorithm.group_size * batches
 
 
 def check_layout(config: JobConfig, schedule: Schedule) -> Placement:

@@ -5,15 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-import psutil
-
-from harness.checks.layout import check_layout, device_roles
+from harness.checks.layout import capacity_rows, check_layout, device_roles
 from harness.config import ConfigError, JobConfig
 from harness.config.changes import as_arguments, changed
-from harness.config.machine import Machine
+from harness.config.machine import Machine, host_bytes
 from harness.config.placement import Communicator, Placement, resolve_split
 from harness.config.transports import transport_of
 from harness.cost_model.engine_memory import EngineMemory
+from harness.cost_model.host_memory import HostMemory, Hosts
 from harness.cost_model.job_cost import too_much
 from harness.cost_model.memory_plan import (
     USABLE,
@@ -87,9 +86,13 @@ def _fits(config: JobConfig, devices: int) -> bool:
 def check_machine_memory(
     config: JobConfig, schedule: Schedule, placement: Placement, machine: Machine, setting: PlanSetting
 ) -> MemoryPlan:
-    """Return what lies on the devices: GPUs each hold what is on them, devices of a CPU job hold it together."""
+    """Return what lies on the devices: GPUs each hold what is on them, devices of a CPU job hold it together, beside
+    what processes need anyway."""
     plan = plan_memory(config, placement, setting)
-    if plan.fits if setting.gpu else plan.everything <= setting.device_bytes:
+    if plan.devices_fit if setting.gpu else plan.everything <= setting.device_bytes:
+        on_devices = 0.0 if setting.gpu else plan.everything
+        if plan.host is not None and on_devices + plan.host.everything > plan.host.there:
+            raise HardwareMissing(_too_much_of_host(config, plan.host, on_devices))
         return plan
     if setting.gpu:
         found = changes_that_fit(config, schedule, machine, setting.lengths)
@@ -110,6 +113,18 @@ def check_machine_memory(
     )
 
 
+def _too_much_of_host(config: JobConfig, host: HostMemory, on_devices: float) -> str:
+    """A refusal. on_devices: bytes of devices that are cores of the host."""
+    largest = host.largest
+    of_devices = f" beside {on_devices / _GIB:.1f} of its devices" if on_devices else ""
+    fix = f"set {largest.fix}, " if largest.fix else ""
+    return (
+        f"model={config.model.name} needs {host.everything / _GIB:.1f} GiB of a host's memory{of_devices} "
+        f"({largest.bytes / _GIB:.1f} of them for {largest.what}), and may use {host.there / _GIB:.1f} GiB; {fix}"
+        "use hosts with more memory, or BACKEND=virtual to simulate it"
+    )
+
+
 def share_of_engines(config: JobConfig, plan: MemoryPlan, setting: PlanSetting) -> EngineShare:
     """Return what a rollout engine may take of a device, in a job that this machine holds."""
     token = EngineMemory(config.model, config.engine, setting.lengths.sample).token
@@ -124,10 +139,21 @@ def real_setting(
     given = config.cluster.memory_gib
     if gpu:
         here = float(machine.gpu_bytes) if given is None else given * _GIB
+        hosts = Hosts(max(1, machine.gpus // machine.nodes), USABLE * machine.host_bytes)
     else:
-        here = psutil.virtual_memory().total if given is None else given * _GIB * config.cluster.devices
-    together = gpu and config.cluster.oversubscribe
-    return PlanSetting(lengths, here, schedule.transport, gpu=gpu, usable=USABLE if gpu else 1.0, together=together)
+        here = host_bytes() if given is None else given * _GIB * config.cluster.devices
+        hosts = Hosts(config.cluster.devices, here)
+    return PlanSetting(
+        lengths,
+        here,
+        schedule.transport,
+        gpu=gpu,
+        usable=USABLE if gpu else 1.0,
+        together=gpu and config.cluster.oversubscribe,
+        hosts=hosts,
+        rows=capacity_rows(config, schedule),
+        keeps_weights=not schedule.loads_after_each_batch,
+    )
 
 
 def changes_that_fit(config: JobConfig, schedule: Schedule, machine: Machine, lengths: Lengths) -> list[str]:

@@ -17,6 +17,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.config.machine import installed, this_machine
+from harness.cost_model.host_memory import HostMemory
 from harness.metrics.formatting import say
 from harness.runtime.runtime import cluster_address
 
@@ -88,10 +89,12 @@ def _memory_of(arguments: Sequence[str], console: Console) -> int:
         table.add_section()
         table.add_row("in all", *(f"{pool.of(phase) / _GIB:.1f}" for phase in pool.phases))
         console.print(table)
+    if plan.host is not None:
+        console.print(_host_table(plan.host))
     fullest = plan.fullest
     console.print(
         f"{'fits' if plan.fits else 'does not fit'}: at most {fullest.peak / _GIB:.1f} of {plan.there / _GIB:.1f} GiB, "
-        f"on {fullest.name} in {fullest.peak_phase}",
+        f"on {fullest.name} in {fullest.peak_phase}{'' if plan.hosts_fit else '; the host has too little'}",
         style="green" if plan.fits else "red",
         highlight=False,
     )
@@ -99,6 +102,18 @@ def _memory_of(arguments: Sequence[str], console: Console) -> int:
         fixes = ", or ".join(found.fixes) or "more or larger devices, as in DEVICE=h200"
         say(console, f"use {fixes}")
     return 0 if plan.fits else 1
+
+
+def _host_table(host: HostMemory) -> Table:
+    table = Table(title=f"the fullest host, of {host.devices} device{'s'[: host.devices > 1]}, GiB")
+    table.add_column("")
+    table.add_column("at most", justify="right", style="bold")
+    for item in host.items:
+        table.add_row(item.what, f"{item.bytes / _GIB:.1f}")
+    table.add_section()
+    table.add_row("in all", f"{host.everything / _GIB:.1f}")
+    table.add_row("may be used", f"{host.there / _GIB:.1f}")
+    return table
 
 
 def examine(results: Path) -> list[Finding]:

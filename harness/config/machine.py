@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -18,13 +20,14 @@ from harness.config.fields import ConfigError
 class Machine:
     """The hardware of a machine. cores: those this process may use. gpus: that it may use, instances of divided ones
     one by one. gpu_bytes: memory of the smallest. divided: whether there are such instances (MIG). nodes: that the GPUs
-    stand in."""
+    stand in. host_bytes: memory of the host of the smallest of them."""
 
     cores: int
     gpus: int
     gpu_bytes: int
     divided: bool = False
     nodes: int = 1
+    host_bytes: float = math.inf
 
 
 def installed(package: str) -> str | None:
@@ -39,13 +42,30 @@ def this_machine() -> Machine:
     """The cores and GPUs that this process may use."""
     found = gpus()
     smallest = min((gpu.memory_bytes for gpu in found), default=0)
-    return Machine(len(os.sched_getaffinity(0)), len(found), smallest, any(gpu.instance for gpu in found))
+    divided = any(gpu.instance for gpu in found)
+    return Machine(len(os.sched_getaffinity(0)), len(found), smallest, divided, host_bytes=host_bytes())
+
+
+def host_bytes() -> int:
+    """Memory of this host that its processes may use: what there is, or what their control group allows (as a
+    container's limit does)."""
+    import psutil
+
+    there = int(psutil.virtual_memory().total)
+    try:
+        allowed = _ALLOWED.read_text(encoding="ascii").strip()
+    except OSError:  # not in a container, or with control groups of the first kind
+        return there
+    return min(there, int(allowed)) if allowed.isdigit() else there
+
+
+_ALLOWED = Path("/sys/fs/cgroup/memory.max")
 
 
 def described(device: DeviceConfig, gpus: int) -> Machine:
     """A machine of so many GPUs as `device` describes, in nodes of as many as it says, with the cores of this one."""
-    cores = len(os.sched_getaffinity(0))
-    return Machine(cores, gpus, int(device.memory_bytes), nodes=-(-gpus // device.per_node))
+    cores, nodes = len(os.sched_getaffinity(0)), -(-gpus // device.per_node)
+    return Machine(cores, gpus, int(device.memory_bytes), nodes=nodes, host_bytes=device.host_memory_bytes)
 
 
 GPU_KINDS = {

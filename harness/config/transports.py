@@ -70,6 +70,11 @@ class Transport(ABC):
     def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
         """Memory that it takes, for buckets and a largest parameter of so many bytes. sharded: over training ranks."""
 
+    def host_memory(self, weights: float, bucket: float) -> tuple[float, float]:
+        """Bytes on hosts for weights, and buckets, of so many bytes: of all training ranks together, and of each
+        receiver. As it is, none."""
+        return 0.0, 0.0
+
     def with_ends(self) -> Transport:
         """The same, with both ends; loads torch."""
         made: Transport = load(self.ends, "schedule.transport")() if self.ends else self
@@ -124,9 +129,13 @@ class SharedMemory(Transport):
     def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
         return TransferMemory("transfer buckets", 2 * bucket, 2 * bucket)
 
+    def host_memory(self, weights: float, bucket: float) -> tuple[float, float]:
+        return 2 * bucket, 0.0
+
 
 class HostStaged(Transport):
-    """A copy in host memory at either end, one bucket of which is gathered on a device at a time."""
+    """A copy in host memory of the sender, two of each receiver: the newest version and the one that arrives. One
+    bucket is gathered on a device at a time."""
 
     all_ranks_send = staged = True
     ends = "harness.weight_sync.host_staged:HostStagedEnds"
@@ -139,6 +148,9 @@ class HostStaged(Transport):
 
     def memory(self, bucket: float, parameter: float, *, sharded: bool) -> TransferMemory:
         return TransferMemory("a bucket, gathered", bucket, kept=False)
+
+    def host_memory(self, weights: float, bucket: float) -> tuple[float, float]:
+        return weights, 2 * weights
 
 
 class Local(Transport):

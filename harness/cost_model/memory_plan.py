@@ -15,6 +15,7 @@ from harness.config import JobConfig
 from harness.config.placement import Placement
 from harness.config.transports import TransferMemory, transport_of
 from harness.cost_model.engine_memory import EngineMemory
+from harness.cost_model.host_memory import HostLoad, HostMemory, Hosts, fullest_host, row_bytes
 from harness.cost_model.shape import bytes_per_number, head_parameters, weight_bytes
 from harness.cost_model.training_memory import PassShape, RankMemory
 
@@ -87,16 +88,28 @@ WEIGHTS = ("master weights", "critic's master weights", "engine's weights", "ref
 
 @dataclass(frozen=True)
 class MemoryPlan:
-    """The memory of a job's pools. there: bytes that may be used on each device; together: all pools are on one."""
+    """The memory of a job's pools. there: bytes that may be used on each device; together: all pools are on one. host:
+    the fullest host, where the job's are known."""
 
     pools: tuple[PoolMemory, ...]
     there: float
     together: bool = False
+    host: HostMemory | None = None
 
     @property
     def fits(self) -> bool:
+        """Whether no pool, and no host, needs more than is there."""
+        return self.devices_fit and self.hosts_fit
+
+    @property
+    def devices_fit(self) -> bool:
         """Whether no pool needs more than is there."""
         return self.everything <= self.there if self.together else all(pool.peak <= self.there for pool in self.pools)
+
+    @property
+    def hosts_fit(self) -> bool:
+        """Whether no host needs more than is there."""
+        return self.host is None or self.host.everything <= self.host.there
 
     @property
     def fullest(self) -> PoolMemory:
@@ -126,7 +139,8 @@ class Lengths:
 class PlanSetting:
     """The circumstances of a plan besides its job. device_bytes: memory of one device. simulated: of a cluster that is
     described: engines take what is left beside weights, micro-batches are cut by what fits, colocated training rests on
-    the host, and training computes as published systems do. together: the job's devices are one."""
+    the host, and training computes as published systems do. together: the job's devices are one. hosts: that they stand
+    in; rows: that the queue may hold; keeps_weights: engines that sleep keep theirs."""
 
     lengths: Lengths
     device_bytes: float
@@ -135,12 +149,38 @@ class PlanSetting:
     gpu: bool = True
     usable: float = USABLE
     together: bool = False
+    hosts: Hosts | None = None
+    rows: int = 0
+    keeps_weights: bool = True
 
 
 def plan_memory(config: JobConfig, placement: Placement, setting: PlanSetting) -> MemoryPlan:
     """The memory of every pool of the job, on the devices of its placement."""
     pools = [_pool(config, placement, name.split("+"), devices, setting) for name, devices in placement.pools.items()]
-    return MemoryPlan(tuple(pools), setting.device_bytes * setting.usable, setting.together)
+    there = setting.device_bytes * setting.usable
+    return MemoryPlan(tuple(pools), there, setting.together, _fullest_host(config, placement, setting))
+
+
+def _fullest_host(config: JobConfig, placement: Placement, setting: PlanSetting) -> HostMemory | None:
+    if setting.hosts is None:
+        return None
+    rank = RankMemory(config.model, pass_of(config, placement, setting))
+    trained = "critic" if "critic" in placement.devices else "actor"
+    critic = RankMemory(config.model, pass_of(config, placement, setting, trained))
+    algorithm, row = config.algorithm, row_bytes(config.algorithm, setting.lengths.prompt, setting.lengths.response)
+    kept = algorithm.batch_samples / rank.work.ranks * row if algorithm.steps_per_version > 1 else 0.0
+    load = HostLoad(
+        transport=setting.transport,
+        rank=rank,
+        critic=critic,
+        row=row,
+        rows=setting.rows,
+        kept=kept,
+        bucket=max(config.cluster.bucket_bytes, _largest(config)),
+        keeps_weights=setting.keeps_weights,
+        gpu=setting.gpu,
+    )
+    return fullest_host(config, placement, load, setting.hosts)
 
 
 def pass_of(config: JobConfig, placement: Placement, setting: PlanSetting, role: str = "actor") -> PassShape:
@@ -269,13 +309,11 @@ def _offloaded(config: JobConfig, rank: RankMemory, setting: PlanSetting) -> Ite
 
 def _kept_rows(config: JobConfig, ranks: int, setting: PlanSetting) -> list[Item]:
     """The share of a batch that a rank keeps for its later passes, in the memory of the host: so of these devices only
-    where they are cores. Tokens are int64, what is said of each is float32, its version int32, its mask a byte."""
+    where they are cores."""
     algorithm, lengths = config.algorithm, setting.lengths
     if setting.gpu or setting.simulated or algorithm.steps_per_version == 1:
         return []
-    said = 1 + algorithm.has_reference + algorithm.recompute_log_probs + algorithm.freezes_proximal
-    said += algorithm.has_critic or algorithm.has_token_baseline  # advantages, then
-    row = 8 * lengths.prompt + (8 + 4 * said + 4 + 1) * lengths.response
+    row = row_bytes(algorithm, lengths.prompt, lengths.response)
     return [Item("rows kept for later passes", algorithm.batch_samples / ranks * row, ("score", *TRAINING))]
 
 
@@ -397,7 +435,8 @@ def engine_share(plan: MemoryPlan, setting: PlanSetting, token: float) -> Engine
     if setting.gpu and not setting.together:
         left = plan.there - max(pool.of(phase) - cache.bytes for phase in cache.phases)
     else:
-        left = cache.bytes + (plan.there - plan.everything) / pool.devices
+        beside = plan.host.everything if plan.host is not None and not setting.gpu else 0.0
+        left = cache.bytes + (plan.there - plan.everything - beside) / pool.devices
     work = _item(pool, "a step of the engine")
     return EngineShare(
         _item(pool, "engine's weights").bytes, left, work.bytes, token, setting.device_bytes, setting.gpu

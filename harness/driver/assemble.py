@@ -23,8 +23,8 @@ from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
+from harness.checks.layout import capacity_rows
 from harness.checks.plugins import queue_storage
-from harness.config import JobConfig
 from harness.config.placement import HOST_ROLES, Placement, host_roles
 from harness.driver.backends import RunBackend, RunSpec
 from harness.driver.build import ROLE_CLASSES, WorkerSpec, build_in_stages, build_roles
@@ -54,7 +54,6 @@ from harness.workers.stages import AdvantageStage, columns_compared
 from harness.workers.training import RememberingRole
 from harness.workers.turns import PlacedTurns
 from schedules import Schedule
-from schedules.capacity import Capacity
 
 STAGES = ("reference", "actor_fwd", "critic", "reward", "advantages")
 _BEFORE_KEPT = ("reward", "filter")
@@ -406,16 +405,3 @@ def worker_counts(run: RunSpec, backend: RunBackend) -> dict[str, int]:
     devices = run.plan.placement.devices
     on_devices = {role: backend.engines.workers(role, len(its)) for role, its in devices.items()}
     return on_devices | dict.fromkeys((*host_roles(run.config.algorithm), RECORD), 1)
-
-
-def capacity_rows(config: JobConfig, schedule: Schedule) -> int:
-    """The queue's cap, in samples: what admission can be ahead of training, in whole batches (docs/schedules.md).
-
-    In completion order a group may be trained, or dropped, ceil(eta) iterations after its batch, and holds the batch's
-    rows as long; what is admitted instead of dropped groups comes on top. A dropped sample that still runs may hold its
-    batch longer: then admission waits for it.
-    """
-    algorithm = config.algorithm
-    ahead = Capacity(algorithm.batch_groups, schedule.eta).worst_lag
-    batches = ahead + 1 if schedule.order == "fifo" else 3 * ahead + 3
-    return algorithm.admitted_groups * algorithm.group_size * batches

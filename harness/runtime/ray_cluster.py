@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import math
 import os
 import pickle
 import secrets
@@ -26,7 +27,7 @@ from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
 from harness.config.fields import ConfigError
-from harness.config.machine import VISIBLE, Machine, gpus
+from harness.config.machine import VISIBLE, Machine, gpus, host_bytes
 from harness.config.placement import Placement
 from harness.logs import run_in
 from harness.rpc.handshake import new_token
@@ -131,12 +132,13 @@ def cluster_machine(address: str) -> Machine:
     with connected(address):
         there = nodes()
         with_gpus = [node for node in there if node.gpus]
-        asked = [_gpus_there.options(scheduling_strategy=on_node(node.name)).remote() for node in with_gpus]
+        asked = [_devices_there.options(scheduling_strategy=on_node(node.name)).remote() for node in with_gpus]
         try:
-            memory = [found for of_node in ray.get(asked, timeout=_PROBED_S) for found in of_node]
+            answers = ray.get(asked, timeout=_PROBED_S)
         except TimeoutError:
             names = ", ".join(node.address for node in with_gpus)
             raise ConfigError(f"no word within {_PROBED_S:g} s of which GPUs there are on {names}") from None
+    memory = [found for _, of_node in answers for found in of_node]
     able = with_gpus or there
     return Machine(
         cores=sum(node.cpus for node in there),
@@ -144,14 +146,16 @@ def cluster_machine(address: str) -> Machine:
         gpu_bytes=min((gpu_bytes for gpu_bytes, _ in memory), default=0),
         divided=any(divided for _, divided in memory),
         nodes=len(able),
+        host_bytes=min((host for host, _ in answers), default=math.inf),
     )
 
 
 @ray.remote(num_cpus=0)
-def _gpus_there() -> list[tuple[int, bool]]:
-    """Bytes of each, and whether it is an instance of a divided one. Ray hides them from whoever asked for none."""
+def _devices_there() -> tuple[int, list[tuple[int, bool]]]:
+    """Bytes of the host; of each GPU its own, and whether it is an instance of a divided one. Ray hides them from
+    whoever asked for none."""
     os.environ.pop(VISIBLE, None)
-    return [(gpu.memory_bytes, gpu.instance) for gpu in gpus()]
+    return host_bytes(), [(gpu.memory_bytes, gpu.instance) for gpu in gpus()]
 
 
 _STOP_S = 5.0  # that workers have to close their roles

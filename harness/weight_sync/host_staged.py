@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 
+from engines.host_memory import host_buffers
 from harness.config.transports import HostStaged
 from harness.protocols import TransferError
 from harness.weight_sync.plan import Bucket, TransferPlan, digests, pack, unpack, verify
@@ -198,4 +199,4 @@ def require_staged(version: int, staged: Collection[int]) -> None:
 
 def _host_copy(buckets: Sequence[Bucket], pinned: bool) -> Copy:
     """Host memory for the buckets, pinned where a GPU reads and writes it: that is fastest."""
-    return [torch.empty(bucket.bytes, dtype=torch.uint8, pin_memory=pinned) for bucket in buckets]
+    return host_buffers([bucket.bytes for bucket in buckets], pinned=pinned)

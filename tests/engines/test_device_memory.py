@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 import torch
 
-from engines import device_memory
+from engines import device_memory, host_memory
 from engines.device_memory import pass_to_engine
 from engines.sglang.client import ServerControl
 
@@ -89,3 +89,14 @@ def test_a_server_is_asked_for_no_memory_that_is_not_there() -> None:
     with pytest.raises(MemoryError):
         asyncio.run(sleep_and_wake())
     assert said == ["weights", "/resume_memory_occupation", "kv_cache"]
+
+
+def test_buffers_on_the_host_share_blocks_and_no_byte(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(host_memory, "BLOCK", 1024)
+    sizes = [512, 0, 100, 256, 0, 3000, 300, 1024, 0]
+    buffers = host_memory.host_buffers(sizes, pinned=False)
+    for number, buffer in enumerate(buffers):
+        buffer.fill_(number)
+    assert [buffer.tolist() for buffer in buffers] == [[number] * size for number, size in enumerate(sizes)]
+    blocks = {buffer.untyped_storage().data_ptr(): buffer.untyped_storage().nbytes() for buffer in buffers}
+    assert sorted(blocks.values()) == [512, 1024, 1024, 3072]

@@ -16,9 +16,11 @@ from engines.torch.fsdp import FSDPEngine, init_world, sharded_reference
 from engines.torch.model import build_model, outline_model
 from engines.torch.scoring import TorchLogProb
 from harness.config import AlgorithmConfig, Layout, ModelConfig, OptimizerOffload, TrainingConfig
+from harness.cost_model.memory_plan import USABLE
 from harness.protocols import Scorer, TrainBatch
 from harness.transfer_queue import Ragged
 from tests.support.fsdp_samples import full
+from tests.support.training_case import TrainingCase
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
 
@@ -69,6 +71,34 @@ def test_packed_gradients_are_those_of_padded_ones(mesh: DeviceMesh, dtype: str,
     for name, expected in padded.items():
         error = (packed[name] - expected).norm() / expected.norm()
         assert error < rtol, f"{name}: {error:.3f}"
+
+
+@pytest.mark.parametrize("recompute", [True, False])
+def test_training_stays_within_a_device_that_has_what_is_planned(mesh: DeviceMesh, recompute: bool) -> None:
+    """A tenth more is enough, as plans leave it, beside the workspace of products; three quarters are not."""
+    case = TrainingCase(
+        1, recompute=recompute, hidden=1024, ff=4096, layers=8, vocabulary=32768, response=500, gpu=True
+    )
+    planned, total = max(case.planned.values()), torch.cuda.get_device_properties(0).total_memory
+
+    def train(bytes_: float) -> None:
+        torch.cuda.empty_cache()
+        torch.cuda.set_per_process_memory_fraction((torch.cuda.memory_reserved() + bytes_) / total)
+        engine = FSDPEngine(outline_model(case.model), ALGORITHM, mesh=mesh, device=GPU, training=case.training)
+        for _ in range(2):
+            asyncio.run(engine.accumulate(case.batch))
+            asyncio.run(engine.step())
+
+    try:
+        train(planned / USABLE + _WORKSPACE)
+        with pytest.raises(torch.OutOfMemoryError):
+            train(0.75 * planned)
+    finally:
+        torch.cuda.set_per_process_memory_fraction(1.0)
+
+
+_WORKSPACE = 128 << 20
+"""Bytes that cuBLAS takes of torch's allocator, at most, for all of its handles."""
 
 
 def scores(scorer: Scorer, batch: TrainBatch) -> np.ndarray:

@@ -4,27 +4,22 @@ tensor by tensor; and against the models that transformers makes of published si
 from __future__ import annotations
 
 import multiprocessing
-from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import pytest
 import torch
 from torch.distributed import TCPStore
 
 from engines.torch.model import transformers_config
-from harness.config import ModelConfig, TrainingConfig
+from harness.config import ModelConfig
 from harness.config.compose import choices, compose_job
 from harness.config.model_folder import DRAWN
 from harness.cost_model import training_memory
-from harness.cost_model.memory_plan import training_peaks
 from harness.cost_model.shape import parameters, weight_bytes
-from harness.cost_model.training_memory import PassShape, RankMemory
-from harness.protocols import TrainBatch
 from harness.rl import log_probs
-from harness.transfer_queue import Ragged
 from tests.support.counted_memory import CountedMemory
 from tests.support.fsdp_samples import FREE, World, computed
+from tests.support.training_case import TrainingCase
 
 WITHIN = 0.05
 CHUNK = 1 << 20  # elements, so that a small vocabulary too has several chunks of logits
@@ -32,87 +27,22 @@ GRADIENT = 4 << 20  # bytes, so that several products add up the output matrix's
 TIMEOUT_S = 300.0
 
 
-@dataclass(frozen=True)
-class Case:
-    world: int
-    dtype: str = "bfloat16"
-    layout: str = "padded"
-    recompute: bool = False
-    hidden: int = 256
-    ff: int = 768
-    layers: int = 6
-    vocabulary: int = 512
-    architecture: str = "qwen2"
-    rows: int = 8
-    prompt: int = 16
-    response: int = 200
-
-    @property
-    def model(self) -> ModelConfig:
-        bare = self.architecture == "qwen3"
-        return ModelConfig(
-            *("measured", self.hidden, self.layers, 8, 2, self.hidden // 8, self.ff, self.vocabulary, False, 4096),
-            dtype=self.dtype,  # type: ignore[arg-type]
-            architecture=self.architecture,
-            attention_bias="none" if bare else "qkv",
-            qk_norm=bare,
-            fp32_head=False,  # on a CPU it widens a whole matrix, which no GPU does
-        )
-
-    @property
-    def training(self) -> TrainingConfig:
-        return TrainingConfig(layout=self.layout, recompute_activations=self.recompute)  # type: ignore[arg-type]
-
-    @property
-    def batch(self) -> TrainBatch:
-        draws = np.random.default_rng(0)
-        prompts, responses = (
-            Ragged.from_rows([draws.integers(1, self.vocabulary, tokens) for _ in range(self.rows)])
-            for tokens in (self.prompt, self.response)
-        )
-        behaviour = np.full(len(responses.values), -3.4, np.float32)
-        versions = np.zeros(len(responses.values), np.int32)
-        return TrainBatch(
-            prompts=prompts,
-            responses=responses,
-            behaviour_log_probs=Ragged(behaviour, responses.lengths),
-            versions=Ragged(versions, responses.lengths),
-            advantages=np.ones(self.rows, np.float32),
-            ref_log_probs=None,
-            old_log_probs=None,
-        )
-
-    @property
-    def planned(self) -> dict[str, float]:
-        tokens = self.rows * (self.prompt + self.response - 1)
-        packed = self.layout == "packed"
-        work = PassShape(
-            tokens=tokens,
-            scored=self.rows * self.response if packed else tokens,
-            ranks=self.world,
-            recompute=self.recompute,
-            repeated_heads=False,
-            gpu=False,
-        )
-        return training_peaks(RankMemory(self.model, work))
-
-
 CASES = [
-    Case(1),
-    Case(1, dtype="float32", layout="packed"),
-    Case(2),
-    Case(2, dtype="float32", vocabulary=4096, response=100),
-    Case(2, recompute=True),
-    Case(2, layout="packed", architecture="qwen3"),
-    Case(2, dtype="float32", layout="packed", recompute=True, ff=512, layers=8),
-    Case(4, vocabulary=4096, layers=3),
-    Case(4, recompute=True, architecture="qwen3", hidden=128, ff=1024),
+    TrainingCase(1),
+    TrainingCase(1, dtype="float32", layout="packed"),
+    TrainingCase(2),
+    TrainingCase(2, dtype="float32", vocabulary=4096, response=100),
+    TrainingCase(2, recompute=True),
+    TrainingCase(2, layout="packed", architecture="qwen3"),
+    TrainingCase(2, dtype="float32", layout="packed", recompute=True, ff=512, layers=8),
+    TrainingCase(4, vocabulary=4096, layers=3),
+    TrainingCase(4, recompute=True, architecture="qwen3", hidden=128, ff=1024, layers=3, rows=4, response=100),
 ]
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_training_allocates_what_is_planned(case: Case, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_training_allocates_what_is_planned(case: TrainingCase, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(training_memory, "CHUNK_ELEMENTS", CHUNK)
     monkeypatch.setattr(training_memory, "GRADIENT_BYTES", GRADIENT)
     found, planned = measured(case), case.planned
@@ -125,7 +55,7 @@ def test_training_allocates_what_is_planned(case: Case, monkeypatch: pytest.Monk
         assert planned_bytes == pytest.approx(found[what], rel=WITHIN), what
 
 
-def measured(case: Case) -> dict[str, int]:
+def measured(case: TrainingCase) -> dict[str, int]:
     """Peaks of the first rank: of scoring, of a micro-batch after others, and of a step. Bytes."""
     served = multiprocessing.get_context("forkserver")  # this process has threads: a child of it may find a lock held
     served.set_forkserver_preload(["tests.support.fsdp_samples"])
@@ -144,7 +74,8 @@ def measured(case: Case) -> dict[str, int]:
             rank.kill()
 
 
-def _rank(case: Case, rank: int, port: int, answers: Any) -> None:
+def _rank(case: TrainingCase, rank: int, port: int, answers: Any) -> None:
+    torch.set_num_threads(1)  # ranks are more than cores: threads that wait for each other would take minutes
     log_probs.CHUNK_ELEMENTS, log_probs.GRADIENT_BYTES = CHUNK, GRADIENT
     store = TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
     batch, found = case.batch, {}

@@ -15,12 +15,12 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 
 from harness.acceptance.chaos.jobs import base, with_options
+from harness.checks.layout import capacity_rows
 from harness.comparison.promises import FinishedRun
 from harness.config import JobConfig
 from harness.config.compose import make_schedule
 from harness.config.registries import ORDERS, TRANSPORTS
 from harness.config.transports import transport_of
-from harness.driver.assemble import capacity_rows
 from harness.driver.recorder import Recorder
 from schedules import Schedule
 from tests.support.engine_events import Event, simulate_with

@@ -26,6 +26,7 @@ DEVICE = DeviceConfig(
     network_bytes_per_s=5.0,
     host_bytes_per_s=20.0,
     per_node=4,
+    host_memory_bytes=1e6,
     source="made up",
 )
 FACTORS = RooflineConfig(

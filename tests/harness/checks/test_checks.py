@@ -272,6 +272,22 @@ def test_gpus_that_are_too_small_say_what_each_must_hold() -> None:
     )
 
 
+def test_a_host_that_is_too_small_says_what_it_must_hold_and_what_would_take_less() -> None:
+    config = ("model=qwen7b", "model.checkpoint=null", "cluster.devices=8", "training.optimizer_offload=always")
+    small = Machine(64, 8, 80 * GIB, host_bytes=64 * GIB)
+    assert refused(*config, "algorithm.micro_batch_groups=4", machine=small) == (
+        "model=qwen7b needs 88.7 GiB of a host's memory (62.4 of them for optimizer state), and may use 57.6 GiB; set "
+        "training.optimizer_offload=none, use hosts with more memory, or BACKEND=virtual to simulate it"
+    )
+
+
+def test_cores_hold_processes_and_the_queue_beside_the_devices(small_memory: None) -> None:
+    """Two devices of .6 GiB, and as much again for processes."""
+    job = ("schedule=delayed_update", "model=qwen0.5b", "model.checkpoint=null", "checkpoint.every=1")
+    assert "GiB of a host's memory beside" in refused(*job, "cluster.memory_gib=7")
+    plan(*job, "cluster.memory_gib=500")
+
+
 def test_enough_gpus_for_a_large_model_are_taken() -> None:
     config = ("model=qwen7b", "model.checkpoint=null", "cluster.devices=8", "algorithm.micro_batch_groups=4")
     found = plan(*config, machine=Machine(64, 8, 80 * GIB))

@@ -13,6 +13,7 @@ from harness.config import JobConfig, ModelConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.config.placement import resolve_split
+from harness.cost_model.host_memory import PINNED
 from harness.cost_model.memory_plan import GIB, Lengths, MemoryPlan, plan_memory
 from harness.cost_model.shape import parameters, weight_bytes
 from harness.cost_model.training_memory import PassShape, RankMemory
@@ -93,6 +94,48 @@ def test_rows_that_are_kept_for_later_passes_take_memory_of_cores() -> None:
     settings = settings[:2] + twice
     bytes_ = [planned(*settings, f"algorithm.advantage={name}", gpu=False)[1].fullest.of("loss") for name in own]
     assert bytes_[1] - bytes_[0] == 64 * 4 * 100
+
+
+def host_items(*settings: str, response: int = 100, gpu: bool = True) -> dict[str, float]:
+    _, plan = planned(*settings, response=response, gpu=gpu)
+    assert plan.host is not None
+    return {item.what: item.bytes for item in plan.host.items}
+
+
+def test_a_host_holds_what_leaves_its_gpus_and_what_is_under_way() -> None:
+    colocated = ("schedule=colocate_sync", "save_weights=false", "algorithm.reference=true")
+    size = parameters(compose_job(["model=qwen7b"]).model)
+    bare = host_items(*colocated)
+    assert set(bare) == {"processes", "weights of engines that sleep", "rows of the queue"}
+    assert bare["weights of engines that sleep"] == pytest.approx(PINNED * 8 * 2 * size)
+    away = host_items(*colocated, "training.optimizer_offload=always", "training.reference_offload=true")
+    assert away["optimizer state"] == pytest.approx(PINNED * 8 * size) and away["reference"] == 2 * 2 * size
+    saved = host_items(*colocated, "checkpoint.every=2")["a checkpoint being written"]
+    assert saved == pytest.approx(12 * size), "weights and both moments, of all ranks"
+    vllm = host_items("schedule=colocate_sync", "engine=vllm")
+    assert vllm["processes of engines"] == 8 * 4 * GIB and "weights of engines that sleep" not in vllm, "level 2"
+    assert host_items(*colocated, response=1100)["rows of the queue"] > 5 * bare["rows of the queue"]
+
+
+def test_weights_that_travel_through_hosts_are_once_at_the_sender_and_twice_at_each_engine() -> None:
+    weights = weight_bytes(compose_job(["model=qwen7b"]).model)
+    staged = "weights on their way (host_staged)"
+    found = host_items("schedule=delayed_update", "schedule.split.rollout=4")[staged]
+    assert found == pytest.approx(PINNED * (1 + 4 * 2) * weights)
+    on_cores = host_items("schedule=delayed_update", "schedule.split.rollout=4", gpu=False)
+    assert on_cores[staged] == pytest.approx(9 * weights) and "optimizer state" not in on_cores
+    assert "weights on their way (collective)" not in host_items("schedule=fully_async")
+
+
+def test_of_several_hosts_the_fullest_counts() -> None:
+    job = ("schedule=fully_async", "cluster.devices=16", "schedule.split.rollout=8", "algorithm.batch_groups=64")
+    config = compose_job(["model=qwen7b", "model.checkpoint=null", "training.optimizer_offload=always", *job])
+    schedule, placement = make_schedule(config), resolve_split(config.schedule.split, 16, device_roles(config))
+    two = replace(EIGHT, gpus=16, nodes=2, host_bytes=64 * GIB)
+    setting = real_setting(config, schedule, two, Lengths(28, 100), gpu=True)
+    plan = plan_memory(config, placement, setting)
+    assert plan.host is not None and plan.host.largest.what == "optimizer state", "on the second, where training is"
+    assert plan.devices_fit and not plan.fits
 
 
 def test_activations_of_a_layer_by_hand() -> None:

@@ -1,0 +1,81 @@
+"""A job of training with its batch, and the memory that is planned for it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from harness.config import ModelConfig, TrainingConfig
+from harness.cost_model.memory_plan import training_peaks
+from harness.cost_model.training_memory import PassShape, RankMemory
+from harness.protocols import TrainBatch
+from harness.transfer_queue import Ragged
+
+
+@dataclass(frozen=True)
+class TrainingCase:
+    """Training of a model on so many ranks, in one micro-batch of rows that are alike. gpu: as planned for one."""
+
+    world: int
+    dtype: str = "bfloat16"
+    layout: str = "padded"
+    recompute: bool = False
+    hidden: int = 256
+    ff: int = 768
+    layers: int = 6
+    vocabulary: int = 512
+    architecture: str = "qwen2"
+    rows: int = 8
+    prompt: int = 16
+    response: int = 200
+    gpu: bool = False
+
+    @property
+    def model(self) -> ModelConfig:
+        bare = self.architecture == "qwen3"
+        return ModelConfig(
+            *("measured", self.hidden, self.layers, 8, 2, self.hidden // 8, self.ff, self.vocabulary, False, 4096),
+            dtype=self.dtype,  # type: ignore[arg-type]
+            architecture=self.architecture,
+            attention_bias="none" if bare else "qkv",
+            qk_norm=bare,
+            fp32_head=False,  # on a CPU it widens a whole matrix, which no GPU does
+        )
+
+    @property
+    def training(self) -> TrainingConfig:
+        return TrainingConfig(layout=self.layout, recompute_activations=self.recompute)  # type: ignore[arg-type]
+
+    @property
+    def batch(self) -> TrainBatch:
+        draws = np.random.default_rng(0)
+        prompts, responses = (
+            Ragged.from_rows([draws.integers(1, self.vocabulary, tokens) for _ in range(self.rows)])
+            for tokens in (self.prompt, self.response)
+        )
+        behaviour = np.full(len(responses.values), -3.4, np.float32)
+        versions = np.zeros(len(responses.values), np.int32)
+        return TrainBatch(
+            prompts=prompts,
+            responses=responses,
+            behaviour_log_probs=Ragged(behaviour, responses.lengths),
+            versions=Ragged(versions, responses.lengths),
+            advantages=np.ones(self.rows, np.float32),
+            ref_log_probs=None,
+            old_log_probs=None,
+        )
+
+    @property
+    def planned(self) -> dict[str, float]:
+        tokens = self.rows * (self.prompt + self.response - 1)
+        packed = self.layout == "packed"
+        work = PassShape(
+            tokens=tokens,
+            scored=self.rows * self.response if packed else tokens,
+            ranks=self.world,
+            recompute=self.recompute,
+            repeated_heads=False,
+            gpu=self.gpu,
+        )
+        return training_peaks(RankMemory(self.model, work))
