@@ -41,6 +41,7 @@ class Engine(Stepping):
         self._step_s = [  # of a decode step of so many samples, their contexts aside
             decode.step_s + max(decode.weights(n), n * decode.per_sample_s) for n in range(self.slots + 1)
         ]
+        self._prefill_s = decode.prefill(job.queue.prompt)
         self._heap: list[int] = []
         self._running = self._offset = 0
         self._waiting: deque[int] = deque()  # those that were preempted come first
@@ -190,7 +191,8 @@ class Engine(Stepping):
         first = self._waiting[0]
         if not (self.admitting or first in self._preempted):
             return False
-        return self._room is None or self._cached() + self._queue.context[first] + self._running + 1 <= self._room
+        room, running = self._room, self._running
+        return room is None or self._offset + running * self._count + self._queue.context[first] + running + 1 <= room
 
     def _take_first(self) -> int:
         """Take out the sample that ends first, whose end that is."""
@@ -224,13 +226,15 @@ class Engine(Stepping):
             self._decoding_from = self._since + sum(map(self._cost.prefill, contexts))
         while self._may_admit():
             sample = self._waiting.popleft()
+            tokens = queue.context[sample]
             queue.start[sample] = count
             self._running += 1
-            self._offset += queue.context[sample] - count
+            self._offset += tokens - count
             heappush(self._heap, (count + queue.left[sample]) << _BITS | sample)
-            self._decoding_from += self._cost.prefill(queue.context[sample])
+            self._decoding_from += self._prefill_s if tokens == queue.prompt else self._cost.prefill(tokens)
             self._order.append(sample)
-            self._preempted.discard(sample)
+            if self._preempted:
+                self._preempted.discard(sample)
 
     def _preempt(self, sample: int) -> None:
         queue, count = self._queue, self._count

@@ -350,7 +350,7 @@ def balanced(weights: Weights, shares: int) -> list[NDArray[np.int64]]:
         *others, heavy = sorted(range(shares), key=sums.__getitem__)
         for light in others[:_LIGHTEST]:
             tries += 1
-            moved = _exchange(parts[heavy], parts[light], weights, sums[heavy] - sums[light])
+            moved = _exchange(parts[heavy], parts[light], weights, sums[heavy], sums[light])
             sums[heavy] -= moved
             sums[light] += moved
             if moved:
@@ -360,18 +360,19 @@ def balanced(weights: Weights, shares: int) -> list[NDArray[np.int64]]:
     return [np.sort(part) for part in parts]
 
 
-def _exchange(heavy: NDArray[np.int64], light: NDArray[np.int64], weights: Weights, gap: int) -> int:
-    """Swap the one of a heavy share and the one of a light share, `gap` less heavy, that bring the two closest
-    together; the weight that it moves, 0 where no swap does or it would not be noticed."""
-    if not light.size or gap <= _EVEN_ENOUGH * weights[heavy].sum():
+def _exchange(heavy: NDArray[np.int64], light: NDArray[np.int64], weights: Weights, more: int, less: int) -> int:
+    """Swap the one of a heavy share and the one of a light share that bring the two closest together; more, less: what
+    they weigh; the weight that it moves, 0 where no swap does or it would not be noticed."""
+    gap = more - less
+    if not light.size or gap <= _EVEN_ENOUGH * more:
         return 0
     order = np.argsort(weights[light])
     ascending = weights[light[order]]
     wanted = weights[heavy] - gap / 2  # what would make them equal
     above = np.minimum(np.searchsorted(ascending, wanted), light.size - 1)
-    candidates = np.stack((above, np.maximum(above - 1, 0)))
+    candidates = np.array((above, np.maximum(above - 1, 0)))
     off = np.abs(ascending[candidates] - wanted)
-    side, i = np.unravel_index(int(off.argmin()), off.shape)
+    side, i = divmod(int(off.argmin()), heavy.size)
     j = order[candidates[side, i]]
     moved = int(weights[heavy[i]] - weights[light[j]])
     if not 0 < moved < gap:
