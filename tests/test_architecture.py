@@ -123,6 +123,7 @@ def test_an_engine_knows_protocols_config_and_pure_functions_only() -> None:
         "harness.rl",
         "harness.cost_model",
         "harness.rpc.children",
+        "harness.rpc.process_id",
         "harness.transfer_queue.Ragged",
     )
 

@@ -20,7 +20,8 @@ from engines.loading import write_model
 from engines.sglang.options import SOCKET, TOKEN, URL, Options, interpreter, servers
 from engines.torch.model import float32_head, model_shape
 from harness.protocols import EngineDied
-from harness.rpc.children import descendants, kill_group
+from harness.rpc.children import kill_group
+from harness.rpc.process_id import descendants
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

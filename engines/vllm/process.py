@@ -17,7 +17,7 @@ from engines.loading import write_model
 from engines.torch.model import model_shape
 from engines.vllm.options import BACKEND, Options
 from harness.protocols import EngineDied
-from harness.rpc.children import descendants, end_within, process_id
+from harness.rpc.process_id import descendants, end_within, process_id
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

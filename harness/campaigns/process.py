@@ -11,9 +11,8 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any, Protocol
 
-import psutil
-
 from harness.rpc.children import die_with_parent, kill_group
+from harness.rpc.process_id import ProcessId, descendants, left_after
 from harness.runtime.fork_server import ForkServer
 
 END_S = 60.0
@@ -73,7 +72,7 @@ class RunProcess:
         if self._process.pid is None:  # nor will it do anything
             self._process.kill_group()
             return
-        family = _descendants(self._process.pid)
+        family = descendants(self._process.pid)
         try:
             self._process.interrupt()
             self._process.code(END_S)
@@ -84,14 +83,11 @@ class RunProcess:
         """Kill what it left running in its process group."""
         self._process.kill_group()
 
-    def _kill(self, family: Sequence[psutil.Process]) -> None:
+    def _kill(self, family: Sequence[ProcessId]) -> None:
         self.clear()
-        left = [process for process in family if process.is_running()]
-        for process in left:
-            with suppress(psutil.NoSuchProcess):
-                process.kill()
-        _, left = psutil.wait_procs(left, timeout=KILL_S)
-        named = [process.pid for process in left]
+        for process in family:
+            process.kill()
+        named = [process.number for process in left_after(KILL_S, family)]
         if self._process.code(KILL_S) is None:
             named.append(self._process.pid or 0)
         if named:
@@ -167,13 +163,6 @@ class _Forked:
 
     def kill_group(self) -> None:
         self._process.signal(signal.SIGKILL)
-
-
-def _descendants(pid: int) -> list[psutil.Process]:
-    """Also those that leave its process group."""
-    with suppress(psutil.NoSuchProcess):  # it ends at this moment
-        return psutil.Process(pid).children(recursive=True)
-    return []
 
 
 def _emptied(log: Path) -> Path:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import os
+import platform
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
@@ -154,6 +155,14 @@ def gpus() -> tuple[Gpu, ...]:
             return ()
         there = [_devices(library, index) for index in range(library.nvmlDeviceGetCount())]
     return tuple(_chosen(wanted, there))
+
+
+def cpu_model() -> str:
+    """The maker's name of this machine's CPU, as far as the kernel or Python knows it."""
+    cpuinfo = Path("/proc/cpuinfo")
+    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    return next(names, "") or platform.processor() or platform.machine()
 
 
 def gpu_processes(uuid: str) -> dict[int, int]:

@@ -17,7 +17,7 @@ import psutil
 
 from engines import DISTRIBUTIONS
 from harness.config import Backend
-from harness.config.machine import gpus, installed
+from harness.config.machine import cpu_model, gpus, installed
 
 PACKAGES = (
     "cadence-rl",
@@ -104,7 +104,7 @@ def git_state(source: Path = Path(__file__)) -> dict[str, Any] | None:
 def hardware() -> dict[str, Any]:
     """CPU model, cores that this process may use, memory in bytes, and the GPUs that it may use."""
     return {
-        "cpu": _cpu_model(),
+        "cpu": cpu_model(),
         "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
         "memory_bytes": psutil.virtual_memory().total,
         "gpus": [str(gpu) for gpu in gpus()],
@@ -115,10 +115,3 @@ def hardware() -> dict[str, Any]:
 def _git(source: Path, *arguments: str) -> str | None:
     done = subprocess.run(["git", "-C", str(source.parent), *arguments], capture_output=True, text=True, check=False)
     return done.stdout.strip() if done.returncode == 0 else None
-
-
-def _cpu_model() -> str:
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text().splitlines() if cpuinfo.exists() else []
-    names = [line.split(":", 1)[1].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()

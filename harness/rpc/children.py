@@ -1,5 +1,5 @@
-"""Processes that end with their parent, or with who they work for, however that ends; and with what they started, as
-Linux lists it. Calls in parallel in such ones."""
+"""Processes that end with their parent, or with who they work for, however that ends; calls in parallel in such
+ones."""
 
 from __future__ import annotations
 
@@ -14,13 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
-from dataclasses import dataclass
-from pathlib import Path
 from typing import Protocol, TypeVar
 
 _PR_SET_PDEATHSIG = 1
 _LOOKED_EVERY_S = 1.0
-_ENDED_EVERY_S = 0.02
 _LIBC = ctypes.CDLL(None, use_errno=True) if sys.platform == "linux" else None  # loaded before anybody forks
 
 
@@ -75,76 +72,6 @@ def kill_group(leader: int) -> None:
     """Kill what is in the process group of this process; nothing where all of it has gone, or it never made one."""
     with suppress(ProcessLookupError):
         os.killpg(leader, signal.SIGKILL)
-
-
-@dataclass(frozen=True)
-class ProcessId:
-    """A process of this machine. started: in ticks since it booted, by which it differs from a later one of its
-    number."""
-
-    number: int
-    started: int
-
-    @property
-    def alive(self) -> bool:
-        """Whether it has not ended; one whose parent has not asked how it did has."""
-        found = _listed(self.number)
-        return found is not None and found[0] == self and not found[2]
-
-    @property
-    def reaped(self) -> bool:
-        """Whether it has ended, and its parent has asked how, if it is not of this process: that does so here."""
-        with suppress(ChildProcessError):  # no child, or one that somebody has waited for
-            os.waitpid(self.number, os.WNOHANG)
-        found = _listed(self.number)
-        return found is None or found[0] != self
-
-    def kill(self) -> None:
-        """Kill it, where it is alive."""
-        if self.alive:
-            with suppress(ProcessLookupError):
-                os.kill(self.number, signal.SIGKILL)
-
-
-def process_id(number: int) -> ProcessId:
-    """The process that has this number now. Raises ProcessLookupError where none has."""
-    found = _listed(number)
-    if found is None:
-        raise ProcessLookupError(f"no process has the number {number}")
-    return found[0]
-
-
-def descendants(number: int) -> list[ProcessId]:
-    """All that this process started, and what they did, parents first; those whose parent is gone are not found."""
-    below: dict[int, list[ProcessId]] = {}
-    for entry in os.listdir("/proc"):
-        if entry.isdigit() and (found := _listed(int(entry))) is not None:
-            below.setdefault(found[1], []).append(found[0])
-    every = list(below.get(number, ()))
-    for one in every:
-        every += below.get(one.number, ())
-    return every
-
-
-def _listed(number: int) -> tuple[ProcessId, int, bool] | None:
-    """The process, its parent's number, and whether it has ended, by proc_pid_stat(5); None where it is gone."""
-    try:
-        after_name = Path(f"/proc/{number}/stat").read_text(encoding="utf-8", errors="replace").rpartition(")")[2]
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-    fields = after_name.split()
-    return ProcessId(number, int(fields[19])), int(fields[1]), fields[0] in "ZX"
-
-
-def end_within(seconds: float, processes: Sequence[ProcessId]) -> None:
-    """Wait so long for these to end, and for their parents, or who inherited them, to ask how; kill what is left, and
-    wait for that as long."""
-    for _ in range(2):
-        until = time.monotonic() + seconds
-        while (left := [process for process in processes if not process.reaped]) and time.monotonic() < until:
-            time.sleep(_ENDED_EVERY_S)
-        for process in left:
-            process.kill()
 
 
 _Argument = TypeVar("_Argument")

@@ -25,6 +25,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
 
+from harness.rpc.process_id import ProcessId, process_id
+
 _PREFIX = "cadence"
 _LONGEST = 30  # characters of where folders are: with folder and name, the kernel takes 107
 
@@ -62,26 +64,18 @@ def forget(path: str) -> None:
 
 def _own_name() -> str:
     """Name of this process: pids are of a namespace, and come again."""
-    return f"{_namespace()}-{os.getpid()}-{_started_at(os.getpid())}"
+    return f"{_namespace()}-{os.getpid()}-{process_id(os.getpid()).started}"
 
 
 def _namespace() -> int:
     return os.stat("/proc/self/ns/pid").st_ino
 
 
-def _started_at(pid: int) -> str | None:
-    """Ticks from the machine's start to that of a process; None where there is no such process."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[19]
-    except (FileNotFoundError, ProcessLookupError):
-        return None
-
-
 def _remove_those_of_the_dead(shared: Path) -> None:
     for folder in shared.glob(f"{_PREFIX}-{_namespace()}-*-*-*"):
-        pid, started_at = folder.name.split("-")[2:4]
         with suppress(FileNotFoundError):  # another process may remove it, too, or its own
-            if folder.stat().st_uid == os.geteuid() and _started_at(int(pid)) != started_at:
+            own = folder.stat().st_uid == os.geteuid()
+            if own and not ProcessId(*map(int, folder.name.split("-")[2:4])).alive:
                 shutil.rmtree(folder, ignore_errors=True)
 
 

@@ -30,7 +30,8 @@ from harness.acceptance.gpu_gate.results import (
     write_result,
 )
 from harness.config import ConfigError
-from harness.rpc.children import ProcessId, descendants, kill_group
+from harness.rpc.children import kill_group
+from harness.rpc.process_id import ProcessId, descendants
 
 FOLDER = "gate-gpu"
 

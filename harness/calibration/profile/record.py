@@ -26,6 +26,7 @@ from harness.calibration.profile.timing import (
 )
 from harness.calibration.profile.transfers import time_transfers
 from harness.config import ConfigError, ModelConfig, TrainingConfig
+from harness.config.machine import cpu_model
 from harness.cost_model import shape
 
 if TYPE_CHECKING:
@@ -150,12 +151,7 @@ def _forget(device: torch.device) -> None:
 
 def device_name(device: torch.device) -> str:
     """The maker's name of a device."""
-    if device.type == "cuda":
-        return torch.cuda.get_device_name(device)
-    cpuinfo = Path("/proc/cpuinfo")
-    lines = cpuinfo.read_text(encoding="utf-8").splitlines() if cpuinfo.exists() else []
-    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
-    return names[0] if names else platform.processor() or platform.machine()
+    return torch.cuda.get_device_name(device) if device.type == "cuda" else cpu_model()
 
 
 def memory_bytes(device: torch.device) -> int:

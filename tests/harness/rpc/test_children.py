@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.rpc.children import descendants, end_within, process_id
+from harness.rpc.process_id import descendants, end_within, process_id
 
 STUCK = """
 import socket, sys, time
