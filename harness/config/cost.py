@@ -177,8 +177,8 @@ class DeviceConfig:
     network_bytes_per_s: Read[Positive]  # of one device to those of other nodes, one way
     host_bytes_per_s: Read[Positive]  # of one device to its host's memory, one way
     per_node: Read[Count]  # devices of a node
-    host_memory_bytes: Read[Positive]  # of a node's host
     source: Read[str]
+    host_memory_bytes: Read[Positive] = 1.0e12  # of a node's host; assumed where nothing is said, as in earlier runs
 
 
 @dataclass(frozen=True, config=STRICT)
