@@ -23,7 +23,7 @@ COMMAND = re.compile(r"^    cadence (.*?)(?: +# refused: (.*))?$", re.MULTILINE)
 @pytest.mark.timeout(1500)
 def test_the_commands_of_the_tutorial_do_what_it_says(tmp_path: Path) -> None:
     page = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
-    make_lab(tmp_path, "tutorial.md")
+    make_lab(tmp_path)
     for words, refusal in COMMAND.findall(page):
         if not words.startswith("report"):
             untaught = "" if "virtual" in words else " model.warm_start=false"

@@ -1,4 +1,4 @@
-"""A folder of a user's own code: what docs/plugins.md writes down."""
+"""A folder of a user's own code: what docs/plugins.md and docs/tutorial.md write down."""
 
 from __future__ import annotations
 
@@ -9,9 +9,9 @@ from pathlib import Path
 from tests.support.project import ROOT
 
 
-def make_lab(folder: Path, page: str = "plugins.md") -> Path:
-    """Writes every block of the page that begins with the name of a file."""
-    text = (ROOT / "docs" / page).read_text(encoding="utf-8")
+def make_lab(folder: Path) -> Path:
+    """Writes every block of the pages that begins with the name of a file."""
+    text = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("plugins.md", "tutorial.md"))
     blocks = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", text, re.DOTALL)
     assert blocks
     for name, code in blocks:

@@ -94,7 +94,7 @@ def test_a_buffer_hears_what_became_of_its_problems_and_goes_on_from_a_file(lab:
         (["algorithm.filter=variance"], "algorithm.filter=variance is unknown; choose one of none, zero_variance, or "),
         ([*FILTERED, "algorithm.options.least=1"], ".least is no option of clip or group or token_mean or my_lab"),
         (["task.buffer=my_lab.filters:middling"], "is no class; make it a frozen dataclass"),
-        (["task.buffer=my_lab.schedules:Pairs"], "lacks take, record_rewards, state, load; write what"),
+        (["task.buffer=my_lab.k_steps:KSteps"], "lacks take, record_rewards, state, load; write what"),
         ([*BUFFER, "task.buffer_options.most=1"], "task.buffer_options.most is no option of my_lab.buffers:Again"),
         ([*BUFFER, "task.buffer_state=nope.json"], "task.buffer_state=nope.json cannot be loaded: FileNotFoundError"),
         (["task.buffer_state=nope.json"], "task.buffer_state=nope.json is of no buffer; set task.buffer, too"),

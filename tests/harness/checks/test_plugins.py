@@ -33,7 +33,7 @@ from tests.support.lab import make_lab
 from tests.support.project import ROOT
 
 MACHINE = Machine(cores=8, gpus=0, gpu_bytes=0)
-SCHEDULE = "schedule=my_lab.schedules:Pairs"
+SCHEDULE = "schedule=my_lab.k_steps:KSteps"
 REWARD = ("task.reward=my_lab.rewards:brief", "task.reward_options.price=0.02")
 PARTS = ("algorithm.advantage=gdpo", "algorithm.options.parts.form=1.0")
 LOSS = ("algorithm.correction=my_lab.losses:cispo", "algorithm.options.high=3", "algorithm.advantage=my_lab.rloo:rloo")
@@ -61,16 +61,16 @@ def test_a_schedule_of_ones_own_needs_no_file_of_settings(lab: Path) -> None:
     assert config.schedule.options == {"k": 3}
     assert config.schedule.split == {"rollout": "50%", "actor": "rest", "actor_fwd": "actor", "reference": "actor"}
     schedule = make_schedule(config)
-    assert (type(schedule).__name__, schedule.eta, schedule.order, schedule.colocated) == ("Pairs", 2, "fifo", False)
+    assert (type(schedule).__name__, schedule.eta, schedule.order, schedule.colocated) == ("KSteps", 5, "fifo", False)
     assert job_config(plain(config)) == config
 
 
 def test_colocated_decides_the_split_by_default(lab: Path) -> None:
-    code = (lab / "my_lab/schedules.py").read_text()
+    code = (lab / "my_lab/k_steps.py").read_text()
     (lab / "my_lab/shared.py").write_text(
         code.replace('transport = "collective"', 'transport = "local"; colocated = True')
     )
-    config = compose_job(["schedule=my_lab.shared:Pairs"])
+    config = compose_job(["schedule=my_lab.shared:KSteps"])
     assert config.schedule.split["rollout"] == "actor"
     plan_job(config, make_schedule(config), MACHINE)
 
@@ -157,9 +157,9 @@ def test_a_task_of_ones_own_takes_its_fields_as_settings(lab: Path) -> None:
 
 def test_a_cell_is_named_after_the_code_and_changes_with_it(lab: Path) -> None:
     before = cell_name(compose_job([SCHEDULE]))
-    assert before.startswith("my_lab.schedules.Pairs-tiny-reverse-")
+    assert before.startswith("my_lab.k_steps.KSteps-tiny-reverse-")
     assert before == cell_name(compose_job([SCHEDULE]))
-    with (lab / "my_lab/schedules.py").open("a") as file:
+    with (lab / "my_lab/k_steps.py").open("a") as file:
         file.write("# another file\n")
     assert cell_name(compose_job([SCHEDULE])) != before
 
@@ -175,11 +175,11 @@ def test_the_path_is_in_the_fairness_key(lab: Path) -> None:
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["schedule=my_lab.schedules:Nope"], "my_lab.schedules has no Nope; it defines Pairs"),
-        (["schedule=my_lab.nope:Pairs"], "there is no module my_lab.nope in "),
-        (["schedule=no_lab:Pairs"], "there is no module no_lab in "),
-        (["schedule=my_lab.broken:Pairs"], "my_lab.broken fails to import: ZeroDivisionError: division by zero"),
-        (["schedule=my lab:Pairs"], "schedule=my lab:Pairs is no import path; write `package.module:Name`"),
+        (["schedule=my_lab.k_steps:Nope"], "my_lab.k_steps has no Nope; it defines KSteps"),
+        (["schedule=my_lab.nope:KSteps"], "there is no module my_lab.nope in "),
+        (["schedule=no_lab:KSteps"], "there is no module no_lab in "),
+        (["schedule=my_lab.broken:KSteps"], "my_lab.broken fails to import: ZeroDivisionError: division by zero"),
+        (["schedule=my lab:KSteps"], "schedule=my lab:KSteps is no import path; write `package.module:Name`"),
         (["schedule=my_lab.losses:cispo"], "is no schedule; make it a frozen dataclass that extends"),
         (["schedule=my_lab.odd:NoTransport"], "transport=None is unknown; choose one of collective, ipc, "),
         (["schedule=my_lab.odd:NoEta"], "leaves out eta; write it, a field with a default"),
@@ -200,7 +200,7 @@ def test_the_path_is_in_the_fairness_key(lab: Path) -> None:
         (["schedule.order=my_lab.losses:cispo"], "schedule.order=my_lab.losses:cispo lacks "),
         (["schedule.order=lifo"], "schedule.order=lifo is unknown; choose one of fifo, completion, or "),
         (["task=my_lab.losses:cispo"], "is no class; make it a frozen dataclass"),
-        (["task=my_lab.schedules:Pairs"], "lacks name, vocabulary_size"),
+        (["task=my_lab.k_steps:KSteps"], "lacks name, vocabulary_size"),
         (["engine=my_lab.losses:cispo"], "engine=my_lab.losses:cispo lacks "),
         (["model=my_lab.models:Mine"], "model=my_lab.models:Mine is unknown; choose one of"),
     ],
@@ -270,7 +270,7 @@ def test_it_runs_for_real_and_workers_find_it(lab: Path) -> None:
 async def test_the_schedule_on_the_page_makes_the_calls_of_the_one_that_is_built_in(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.syspath_prepend(str(make_lab(tmp_path, "tutorial.md")))
+    monkeypatch.syspath_prepend(str(make_lab(tmp_path)))
     for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
         monkeypatch.delitem(sys.modules, name)
     own = make_schedule(compose_job(["schedule=my_lab.k_steps:KSteps", "schedule.k=3"]))
@@ -282,10 +282,9 @@ async def test_the_schedule_on_the_page_makes_the_calls_of_the_one_that_is_built
 
 @pytest.mark.slow
 @pytest.mark.timeout(1500)
-@pytest.mark.parametrize("path", ["my_lab.k_steps:KSteps", "my_lab.schedules:Pairs"])
-def test_the_schedules_on_the_pages_keep_all_that_is_promised(tmp_path: Path, path: str) -> None:
+def test_the_schedule_on_the_page_keeps_all_that_is_promised(tmp_path: Path) -> None:
     make_lab(tmp_path)
-    make_lab(tmp_path, "tutorial.md")
+    path = "my_lab.k_steps:KSteps"
     done = subprocess.run(
         [sys.executable, "-m", "pytest", "tests/schedules/test_every_schedule.py", "--schedule", path, "-q"],
         cwd=ROOT,
