@@ -44,19 +44,19 @@ def _named(name: str) -> Callable[..., Any]:
 
 
 def token_mean(mask: torch.Tensor, lengths: torch.Tensor, horizon: int) -> tuple[None, int]:
-    """DAPO (arXiv 2503.14476), section 3.3."""
+    """Weight 1, divided by tokens: DAPO (arXiv 2503.14476), section 3.3."""
     return None, int(mask.sum())
 
 
 def token_sum(mask: torch.Tensor, lengths: torch.Tensor, horizon: int) -> tuple[None, int]:
-    """No mean at all: a batch of divisor 0 is divided by 1."""
+    """Weight 1, divided by 1: no mean at all."""
     return None, 0
 
 
 def sequence_mean_token_mean(
     mask: torch.Tensor, lengths: torch.Tensor, horizon: int, *, count_empty: Switch = False
 ) -> tuple[torch.Tensor, int]:
-    """GRPO, DeepSeekMath (arXiv 2402.03300), equation 3."""
+    """Weight 1 over the tokens of its response, divided by responses: GRPO, DeepSeekMath (arXiv 2402.03300), equation 3."""
     shares = 1.0 / sequence_sum(mask.float(), lengths).clamp(min=1.0)
     return at_tokens(shares, lengths), _sequences(mask, lengths, count_empty)
 
@@ -64,14 +64,14 @@ def sequence_mean_token_mean(
 def sequence_mean_token_sum(
     mask: torch.Tensor, lengths: torch.Tensor, horizon: int, *, count_empty: Switch = False
 ) -> tuple[None, int]:
-    """The policy gradient of a sequence's return."""
+    """Weight 1, divided by responses: the policy gradient of a sequence's return."""
     return None, _sequences(mask, lengths, count_empty)
 
 
 def sequence_mean_token_sum_norm(
     mask: torch.Tensor, lengths: torch.Tensor, horizon: int, *, count_empty: Switch = False
 ) -> tuple[torch.Tensor, int]:
-    """The same over the horizon, as Dr. GRPO's code has it (arXiv 2503.20783)."""
+    """Weight 1 over the longest response that there may be, divided by responses: Dr. GRPO's code (arXiv 2503.20783)."""
     return torch.full(mask.shape, 1.0 / horizon, device=mask.device), _sequences(mask, lengths, count_empty)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import csv
 import json
 import math
 import re
@@ -173,9 +174,9 @@ def test_along_what_may_choose_samples_trained_ones_give_no_verdict_on_learning(
 
 
 def test_the_docs_say_of_every_measure_whose_policy_and_which_samples_it_is_of(compared: Comparison) -> None:
-    page = (ROOT / "docs/statistics.md").read_text().partition("## Measures")[2].partition("\n## ")[0]
-    rows = [line.strip("| ").split(" | ") for line in page.splitlines() if line.startswith("| `")]
-    told = {re.sub("<.*", "", key) for row in rows if row[2] and row[3] for key in re.findall("`([^`]+)`", row[0])}
+    with (ROOT / "docs/measures.csv").open(encoding="utf-8", newline="") as file:
+        rows = [row for row in csv.DictReader(file) if all(row.values())]
+    told = {re.sub("<.*", "", key) for row in rows for key in row["keys"].split()}
     for key in {measure.key for measure in compared.measures} | set(measures.OF_TRAINING):
         assert max((name for name in told if key.startswith(name)), key=len, default=""), f"{key} stands on no row"
 
