@@ -49,14 +49,14 @@ def token_mean(mask: torch.Tensor, lengths: torch.Tensor, horizon: int) -> tuple
 
 
 def token_sum(mask: torch.Tensor, lengths: torch.Tensor, horizon: int) -> tuple[None, int]:
-    """Weight 1, divided by 1: no mean at all."""
+    """Weight 1, no mean at all: a batch of divisor 0 is divided by 1."""
     return None, 0
 
 
 def sequence_mean_token_mean(
     mask: torch.Tensor, lengths: torch.Tensor, horizon: int, *, count_empty: Switch = False
 ) -> tuple[torch.Tensor, int]:
-    """Weight 1 over the tokens of its response, divided by responses: GRPO, DeepSeekMath (arXiv 2402.03300), equation 3."""
+    """Weight 1 over the tokens of its response, divided by responses: GRPO (arXiv 2402.03300), equation 3."""
     shares = 1.0 / sequence_sum(mask.float(), lengths).clamp(min=1.0)
     return at_tokens(shares, lengths), _sequences(mask, lengths, count_empty)
 
@@ -71,7 +71,7 @@ def sequence_mean_token_sum(
 def sequence_mean_token_sum_norm(
     mask: torch.Tensor, lengths: torch.Tensor, horizon: int, *, count_empty: Switch = False
 ) -> tuple[torch.Tensor, int]:
-    """Weight 1 over the longest response that there may be, divided by responses: Dr. GRPO's code (arXiv 2503.20783)."""
+    """Weight 1 over the longest response that there may be, divided by responses: Dr. GRPO (arXiv 2503.20783)."""
     return torch.full(mask.shape, 1.0 / horizon, device=mask.device), _sequences(mask, lengths, count_empty)
 
 
