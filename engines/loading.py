@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import copy
+import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -195,6 +196,8 @@ def write_model(model: PreTrainedModel, folder: Path) -> None:
     """Write a model's config.json and weights, tied ones once, whichever rank of a training world this process is:
     transformers' own `save_pretrained` writes on the first one only.
 
+    Of a model that is only outlined, parameters on meta, the files that it was read from are linked: nothing is copied.
+
     There is no end-of-sequence token in it: what ends a sample is for its sampling parameters to say, and a server
     would add the model's own.
     """
@@ -204,6 +207,9 @@ def write_model(model: PreTrainedModel, folder: Path) -> None:
     config.architectures = [type(model).__name__]
     config.eos_token_id = None
     config.save_pretrained(folder)
+    if all(parameter.is_meta for parameter in model.parameters()):
+        _link_weights(Path(model.config.name_or_path), folder)
+        return
     whole = ((name, parameter.detach().cpu().contiguous()) for name, parameter in model.named_parameters())
     # In a file no two tensors share memory, as experts do.
     weights = {
@@ -211,3 +217,13 @@ def write_model(model: PreTrainedModel, folder: Path) -> None:
         for name, tensor in apart(whole)
     }
     save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _link_weights(source: Path, folder: Path) -> None:
+    from harness.config.model_folder import INDEX, SINGLE
+
+    index, names = source / INDEX, {SINGLE}
+    if index.is_file():
+        names = {INDEX, *json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    for name in names:
+        (folder / name).symlink_to((source / name).resolve())

@@ -71,6 +71,12 @@ def servers() -> list[str]:
     return [url.strip().rstrip("/") for url in os.environ.get(URL, "").split(",") if url.strip()]
 
 
+def reads_files() -> bool:
+    """Whether an engine starts from a model's own files, where it has some. To servers that run already they are
+    sent."""
+    return not servers()
+
+
 def interpreter() -> Path:
     """Path of SGLang's Python. Raises FileNotFoundError, with the fix, where there is none."""
     path = Path(os.environ.get(PYTHON) or _ROOT / ".venv-sglang" / "bin" / "python")

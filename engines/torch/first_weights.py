@@ -22,6 +22,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.loading import Piece, pieces, together
+from harness.config.model_folder import INDEX, SINGLE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -45,6 +46,11 @@ class Outline:
     model: PreTrainedModel
     weights: FirstWeights
     dtype: torch.dtype
+
+    @property
+    def in_files(self) -> bool:
+        """Whether the weights lie in safetensors files under the model's own names."""
+        return isinstance(self.weights, SavedWeights)
 
     def fill(self, device: torch.device | str) -> PreTrainedModel:
         """Give every parameter of `model`, DTensors too, its memory on `device` and its values; tied ones stay tied.
@@ -139,7 +145,7 @@ def _opened(files: set[Path]) -> Iterator[dict[Path, Any]]:
 
 def saved_weights(folder: Path) -> SavedWeights | None:
     """Weights of a folder as transformers writes it; None where its files are named otherwise."""
-    index, single = folder / "model.safetensors.index.json", folder / "model.safetensors"
+    index, single = folder / INDEX, folder / SINGLE
     if index.is_file():
         files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
         return SavedWeights({name: folder / file for name, file in files.items()})

@@ -14,6 +14,11 @@ TENSOR_PARALLEL = True
 """An engine may have several devices (`engine.tensor_parallel`)."""
 
 
+def reads_files() -> bool:
+    """Whether an engine starts from a model's own files, where it has some."""
+    return True
+
+
 BACKEND = "cadence"
 """The name of our worker's end among vLLM's weight transfer backends."""
 

@@ -49,6 +49,11 @@ def engine_takes_several_devices(name: str) -> bool:
     return bool(getattr(described_engine(name), "TENSOR_PARALLEL", False))
 
 
+def engine_reads_files(name: str) -> bool:
+    """Whether engines of this kind start from the files that a model lies in: they take one that is only outlined."""
+    return bool(getattr(described_engine(name), "reads_files", lambda: False)())
+
+
 def check_environment(config: JobConfig) -> None:
     """Raises ConfigError where the engine says, by any error, that it cannot start here."""
     name = config.engine.name

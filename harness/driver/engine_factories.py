@@ -14,7 +14,7 @@ from torch.distributed import PrefixStore, Store, TCPStore
 
 from engines.simulated.passes import SimulatedCritic, SimulatedLogProb, SimulatedTrainer
 from engines.simulated.rollout import SimulatedRollout
-from harness.checks.plugins import engine_class, planned_options
+from harness.checks.plugins import engine_class, engine_reads_files, planned_options
 from harness.config import CostConfig, JobConfig, ModelConfig
 from harness.config.placement import Placement
 from harness.cost_model.cost import TransferTimes, transfer_times
@@ -222,7 +222,7 @@ class RealEngines:
         options, longest = planned_options(self.config, self.share), max_tokens(self.config, task)
         together = self.config.engine.tensor_parallel
         engine: RolloutEngine = engine_class(self.config.engine.name)(
-            self._initial_model("cpu", task.max_prompt_tokens + longest),
+            self._model_of_engine(task.max_prompt_tokens + longest),
             sampling=sampling_of(self.config, task),
             slots=self.config.engine.slots,
             seed=self.seed,
@@ -319,8 +319,17 @@ class RealEngines:
     def local_receiver(self, trainer: TrainEngine, clock: Clock) -> WeightReceiver:
         return LocalReceiver(trainer)
 
-    def _initial_model(self, device: torch.device | str, longest: int | None = None) -> PreTrainedModel:
-        return self._outline(longest).fill(device).to(device)
+    def _initial_model(self, device: torch.device | str) -> PreTrainedModel:
+        return self._outline().fill(device).to(device)
+
+    def _model_of_engine(self, longest: int) -> PreTrainedModel:
+        """The model for a rollout engine: on its device where it computes in this process; only outlined where its own
+        processes read the files, which nobody copies then."""
+        outline, name = self._outline(longest), self.config.engine.name
+        if outline.in_files and engine_reads_files(name):
+            return outline.model
+        device = self.device if name == "torch" else "cpu"
+        return outline.fill(device).to(device)
 
     def _outline(self, longest: int | None = None) -> Outline:
         """longest: tokens of a sample, for which caches are made; without it as many as the model can take."""

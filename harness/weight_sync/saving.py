@@ -9,11 +9,11 @@ from pathlib import Path
 import torch
 
 from engines.loading import apart, file_names
+from harness.config.model_folder import INDEX
 from harness.weight_sync.plan import gathered
 
 SHARD_BYTES = 5_000_000_000
 """Weights above this are cut into files of at most as much; a larger tensor has one for itself."""
-INDEX = "model.safetensors.index.json"
 
 
 def save_weights(folder: Path, parameters: Mapping[str, torch.Tensor], *, write: bool, most: int = SHARD_BYTES) -> None:

@@ -30,7 +30,7 @@ from engines.sglang.options import TOKEN as TOKEN_VARIABLE
 from engines.sglang.requests import Reply, body_of, sampling_seed
 from engines.sglang.rollout import SGLangRollout
 from engines.sglang.weights import PartialWeightUpdate
-from engines.torch.model import build_model
+from engines.torch.model import build_model, outline_model
 from harness.checks.job import plan_job
 from harness.config import ConfigError, ModelConfig
 from harness.config.compose import compose_job, make_schedule
@@ -490,6 +490,22 @@ def test_a_model_is_written_whole_and_without_an_end_of_its_own(tmp_path: Path, 
         name: parameter.shape for name, parameter in model.named_parameters()
     }
     assert not (tmp_path / "generation_config.json").exists()
+
+
+@pytest.mark.parametrize("files", [1, 3])
+def test_files_of_a_model_that_is_only_outlined_are_linked_not_copied(tmp_path: Path, files: int) -> None:
+    config = ModelConfig("small", 32, 2, 2, 1, 16, 64, 32, False, 64)
+    there, folder = tmp_path / "checkpoint", tmp_path / "engine"
+    build_model(config).save_pretrained(there, max_shard_size="30KB" if files > 1 else "1GB")
+    assert len(list(there.glob("*.safetensors"))) == files
+    folder.mkdir()
+    outline = outline_model(replace(config, checkpoint=str(there), max_length=48))
+    assert outline.in_files
+    write_model(outline.model, folder)
+    assert sum(file.lstat().st_size for file in folder.iterdir() if not file.is_symlink()) < 4096, "its config.json"
+    assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == 48
+    read, own = build_model(replace(config, checkpoint=str(folder), max_length=48)), build_model(config)
+    assert all(torch.equal(one, other) for one, other in zip(read.parameters(), own.parameters(), strict=True))
 
 
 def test_the_hash_behind_draws_is_murmur3() -> None:
