@@ -159,6 +159,7 @@ GROUPS: dict[str, dict[str, Command]] = {
                 _LOG,
                 _plain("table", "a published table", "CSV"),
                 _plain("given", "train, or sync: what may be read of it", "ROWS"),
+                Option("score", "score=true", "score all published rows, and simulated truths, beside the last scores"),
                 *_JOB,
             ),
             free=True,

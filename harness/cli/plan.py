@@ -16,6 +16,7 @@ from harness.config import JobConfig
 from harness.metrics.atomic_files import write_text
 from harness.planner.plan import DEFAULTS, EFFORT, Plan, fixed_by, make_plan, own_difference, plan_jobs
 from harness.planner.report import as_json, draw_plan, print_plan
+from harness.prediction.scores import how_often
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
@@ -41,6 +42,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     print_plan(plan, settings, console)
     off = f"{own_difference(plan.best):.2g} of an iteration"
     console.print(f"\nChecked: the virtual clock itself differs by {off} over two iterations of it", highlight=False)
+    console.print(f"Predictions are scored: {how_often()} (docs/predictions.md)", highlight=False, soft_wrap=True)
     folder = _folder(jobs, settings, results)
     write_plan(plan, settings, seconds, folder)
     console.print(f"\nplanned in {seconds:.0f} s", style="dim", highlight=False)

@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.cli.arguments import own_arguments
+from harness.cli.arguments import is_asked_for, last_values, own_arguments
 from harness.config import ConfigError
 
 
@@ -17,9 +17,12 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     from harness.prediction.page import draw, print_predictions, write_csv
     from harness.prediction.posterior import check_given
     from harness.prediction.prediction import CHECKS, predict
+    from harness.prediction.scores import how_often
     from harness.prediction.table import read_evidence
 
-    own, settings = own_arguments(arguments, "table", "given", "log")
+    own, settings = own_arguments(arguments, "table", "given", "log", "score")
+    if is_asked_for("score", last_values(own)):
+        return _scores(results, console)
     if own["log"]:
         return _of_log([Path(log) for log in own["log"]], settings, results, console)
     if not own["table"]:
@@ -29,6 +32,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         evidence = read_evidence(path, settings)
         predicted = predict(evidence, given=given, processes=2, checks=CHECKS, progress=status.update)
     print_predictions(predicted, console)
+    console.print(f"Scored: {how_often()} (docs/predictions.md)", highlight=False, soft_wrap=True)
     folder = results / "predict"
     folder.mkdir(parents=True, exist_ok=True)
     for write, end in ((write_csv, "csv"), (partial(draw, name=path.stem), "png")):
@@ -52,4 +56,41 @@ def _of_log(logs: Sequence[Path], settings: Sequence[str], results: Path, consol
     console.print(sentence(found), style="bold", highlight=False, soft_wrap=True, markup=False)
     console.print(page.partition("\n| ")[2].join(("| ", "")), highlight=False, soft_wrap=True, markup=False)
     console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
+    return 0
+
+
+def _scores(results: Path, console: Console) -> int:
+    """Score every published row and simulated truths, and write both tables, which are committed by copying them."""
+    from harness.prediction.scores import (
+        GIVEN,
+        SCORES,
+        TRUTHS,
+        of_given,
+        read_scores,
+        score_tables,
+        summary,
+        write_scores,
+        write_summaries,
+    )
+    from harness.prediction.truths import COUNT, made_truths, score_truths
+
+    folder = results / "predict"
+    folder.mkdir(parents=True, exist_ok=True)
+    with console.status("reading") as status:
+        tables = score_tables(2, status.update)
+        status.update(f"predicting {COUNT} simulated truths")
+        truths = score_truths(made_truths(COUNT), 2)
+    write_scores(folder / SCORES.name, tables)
+    write_summaries(folder / TRUTHS.name, truths)
+    for name, scores in (("published, before", read_scores(SCORES)), ("published", tables), ("simulated", truths)):
+        for given in GIVEN:
+            of = summary(of_given(scores, given))
+            console.print(
+                f"{name}, given {given}: {of.covered:.0%} of {of.rows} in their intervals, CRPS {of.crps:.3f}, skill "
+                f"{of.own_phases_skill:.2f} over own phases, {of.no_change_skill:.2f} over no change, medians "
+                f"{of.off:+.3f} in logarithms",
+                highlight=False,
+                soft_wrap=True,
+            )
+    console.print(f"to commit them: cp {folder}/{{scores,truths}}.csv {SCORES.parent}", highlight=False, soft_wrap=True)
     return 0

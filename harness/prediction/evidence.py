@@ -50,6 +50,22 @@ class Workload:
         return replace(below, **said)
 
 
+SETTINGS = {
+    "model": "model",
+    "device": "device",
+    "algorithm.batch_groups": "batch_groups",
+    "algorithm.group_size": "group_size",
+    "cost.prompt_tokens": "prompt_mean",
+    "cost.lengths.mean": "response_mean",
+    "cost.lengths.cap": "cap",
+    "engine.tensor_parallel": "tensor_parallel",
+    "algorithm.mini_batches": "optimizer_steps",
+    "algorithm.recompute_log_probs": "recompute_log_probs",
+    "algorithm.reference": "reference",
+}
+"""Fields of a workload that settings of a job say, by their names."""
+
+
 @dataclass(frozen=True)
 class StepRow:
     """A configuration that was run, or is asked for. Seconds of one training step, means over `steps` of them; None:
@@ -137,6 +153,8 @@ class Evidence:
     of_schedule: Mapping[str, tuple[str, ...]] = field(default_factory=dict, hash=False)
     quantities: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Quantities of experiments/priors.yaml that are known here, by name."""
+    system: str = ""
+    """Name of the system in experiments/priors.yaml, which is scored without it."""
 
     def of(self, row: StepRow) -> Workload:
         """The workload of a row."""

@@ -62,6 +62,7 @@ class Forecast:
 
 
 def interval(draws: NDArray[np.float64], share: float = SURE) -> tuple[float, float]:
-    """Quantiles between which this share of the draws lies, as much above as below."""
-    low, high = np.quantile(draws, [(1 - share) / 2, (1 + share) / 2]).tolist()
+    """Quantiles between which the next draw lies with this probability, as much above as below: at p (n + 1) of n draws
+    in order (Hyndman and Fan, "Sample quantiles in statistical packages", 1996, definition 6)."""
+    low, high = np.quantile(draws, [(1 - share) / 2, (1 + share) / 2], method="weibull").tolist()
     return low, high

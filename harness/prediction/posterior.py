@@ -33,6 +33,9 @@ FIRST, SECOND = 4096, 512
 
 OLD, REFERENCE, UPDATE = "old_log_prob_s", "ref_log_prob_s", "update_s"
 
+TRAINED = (OLD, REFERENCE, "log_probs_s", UPDATE)
+"""Training phases, as rows have them."""
+
 PASSES = {OLD: 1, REFERENCE: 1, UPDATE: 3}
 """Forward passes that a phase computes as much as."""
 

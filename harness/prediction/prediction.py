@@ -6,6 +6,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import cache
 
 import numpy as np
 from scipy.stats import norm
@@ -15,7 +16,7 @@ from harness.config.compose import compose_job
 from harness.config.registries import find
 from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.shape import weight_bytes
-from harness.prediction.evidence import Evidence, StepRow, Workload
+from harness.prediction.evidence import SETTINGS, Evidence, StepRow, Workload
 from harness.prediction.forecast import Forecast, interval
 from harness.prediction.generation import batch_seconds
 from harness.prediction.posterior import (
@@ -44,7 +45,6 @@ from harness.prediction.simulation import (
     streams,
     uncovered,
 )
-from harness.prediction.table import SETTINGS
 from harness.rpc.children import parallel_map
 
 DRAWS = 200
@@ -173,16 +173,20 @@ def job_of(row: StepRow, workload: Workload, evidence: Evidence) -> JobConfig:
             own.append(setting)
         elif option not in of_rows:
             raise ConfigError(f"{setting}: no schedule in {evidence.source} has such an option; take it out")
-    return compose_job(
-        [
-            f"schedule={row.schedule}",
-            "backend=virtual",
-            "engine.slots=256",
-            *(f"{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in said.items() if v is not None),
-            *own,
-            *(f"schedule.{name}={value}" for name, value in row.options.items()),
-        ]
+    return _composed(
+        f"schedule={row.schedule}",
+        "backend=virtual",
+        "engine.slots=256",
+        *(f"{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in said.items() if v is not None),
+        *own,
+        *(f"schedule.{name}={value}" for name, value in row.options.items()),
     )
+
+
+@cache
+def _composed(*settings: str) -> JobConfig:
+    """Composing takes as long as a dozen draws of a small job, and every row asks several times."""
+    return compose_job(list(settings))
 
 
 def _options(row: StepRow) -> list[str]:

@@ -18,7 +18,7 @@ from harness.config.compose import read_settings
 from harness.config.fields import Positive
 from harness.config.files import MIB, read_text
 from harness.config.registries import SCHEDULES, find
-from harness.prediction.evidence import SHARED, Evidence, StepRow, Workload
+from harness.prediction.evidence import SETTINGS, SHARED, Evidence, StepRow, Workload
 
 _COUNTS = ("total_gpus", "rollout_gpus", "train_gpus")
 
@@ -58,21 +58,6 @@ ABOUT_JOB = {one.name: one.name for one in dataclasses.fields(Workload)} | {
 }
 """Fields of a workload that columns hold, by their names."""
 
-SETTINGS = {
-    "model": "model",
-    "device": "device",
-    "algorithm.batch_groups": "batch_groups",
-    "algorithm.group_size": "group_size",
-    "cost.prompt_tokens": "prompt_mean",
-    "cost.lengths.mean": "response_mean",
-    "cost.lengths.cap": "cap",
-    "engine.tensor_parallel": "tensor_parallel",
-    "algorithm.mini_batches": "optimizer_steps",
-    "algorithm.recompute_log_probs": "recompute_log_probs",
-    "algorithm.reference": "reference",
-}
-"""Fields of a workload that settings of a job say, by their names."""
-
 ROUNDED = 0.02
 """Share of a step by which its phases may exceed it: figures are means, and rounded."""
 
@@ -81,7 +66,7 @@ ROUNDED = 0.02
 class TableFile:
     """The YAML file of a table's name beside it. settings: of the job, which ARGS= come after; engines, modes: more,
     for rows of this engine or schedule; workload: as its columns; quantities: of experiments/priors.yaml, known here;
-    unread: columns that say nothing a prediction needs."""
+    unread: columns that say nothing a prediction needs; system: whose runs they are, as that file names systems."""
 
     settings: list[str] = field(default_factory=list)
     engines: dict[str, list[str]] = field(default_factory=dict)
@@ -89,6 +74,7 @@ class TableFile:
     workload: dict[str, bool | int | float | str] = field(default_factory=dict)
     quantities: dict[str, Positive] = field(default_factory=dict)
     unread: list[str] = field(default_factory=list)
+    system: str = ""
 
 
 def read_evidence(path: Path, arguments: Sequence[str] = ()) -> Evidence:
@@ -149,6 +135,7 @@ def _evidence(path: Path, workload: Workload, rows: Sequence[StepRow], own: Tabl
         of_engine={name: rest[name] for name in own.engines},
         of_schedule={name: rest[name] for name in own.modes},
         quantities=own.quantities,
+        system=own.system,
     )
 
 

@@ -15,7 +15,7 @@ from harness.config import ConfigError
 from harness.config.compose import EXPERIMENTS, choices, read_settings
 from harness.config.placement import DEVICE_ROLES, devices_of
 from harness.metrics.formatting import plural
-from harness.prediction.evidence import SHARED, Evidence, StepRow, Workload
+from harness.prediction.evidence import SETTINGS, SHARED, Evidence, StepRow, Workload
 from harness.prediction.logs.files import Log, Step, as_number, read_files
 from harness.prediction.logs.names import CADENCE, FRAMEWORKS, MLPERF, SLIME, TRL, Framework
 
@@ -47,20 +47,6 @@ ASKED = {
     "tensor_parallel": ("engine.tensor_parallel", "engine.tensor_parallel=2"),
 }
 """Settings that a log may leave unsaid, and an example of each."""
-
-SETTINGS = {
-    "model": "model",
-    "device": "device",
-    "algorithm.batch_groups": "batch_groups",
-    "algorithm.group_size": "group_size",
-    "cost.prompt_tokens": "prompt_mean",
-    "cost.lengths.mean": "response_mean",
-    "cost.lengths.cap": "cap",
-    "engine.tensor_parallel": "tensor_parallel",
-    "algorithm.recompute_log_probs": "recompute_log_probs",
-    "algorithm.reference": "reference",
-}
-"""Fields of a workload that settings of a job say, by their names."""
 
 
 @dataclass(frozen=True)
