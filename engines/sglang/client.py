@@ -15,10 +15,19 @@ _IDLE_S = 2.0
 otherwise), and a request that comes just then is lost."""
 
 
+class Refused(RuntimeError):
+    """The server lives, and did not do what it was asked to. said: its own words."""
+
+    def __init__(self, message: str, said: str) -> None:
+        super().__init__(message)
+        self.said = said
+
+
 class SGLangClient:
     """Requests to the server at `url` (without a slash at its end), each of which shows `token`.
 
-    `owner` begins every message. Whatever goes wrong is a RuntimeError that names owner, server and path.
+    `owner` begins every message. Whatever goes wrong is a RuntimeError that names owner, server and path; `Refused`
+    where the server says why.
     """
 
     def __init__(self, url: str, token: str, *, owner: str, timeout_s: float) -> None:
@@ -114,7 +123,8 @@ class SGLangClient:
 
     def _require_success(self, path: str, response: httpx2.Response) -> None:
         if response.status_code != 200:
-            raise RuntimeError(self._message(path, f"refused: {response.status_code} {response.text[:500].strip()}"))
+            said = response.text.strip()
+            raise Refused(self._message(path, f"refused: {response.status_code} {said[:500]}"), _words(said))
 
     def _message(self, path: str, what: str) -> str:
         return f"{self.owner}: the SGLang server at {self.url}: {path} {what}"
@@ -125,6 +135,14 @@ class SGLangClient:
             return http.request(method, path, json={} if method == "POST" else None).status_code
         except httpx2.TransportError:
             return None
+
+
+def _words(said: str) -> str:
+    """The message of a refusal."""
+    try:
+        return str(json.loads(said)["message"])
+    except (ValueError, KeyError, TypeError):
+        return said
 
 
 async def both(post: asyncio.Task[None], other: asyncio.Task[Any]) -> None:

@@ -1,9 +1,9 @@
 """Runs an SGLang server in SGLang's own environment, and ends it with the process that started it.
 
 A script for that environment's interpreter: `python -P launcher.py SERVER_FLAGS`; -P, because beside this file lies one
-of the name of the package. It needs nothing else of this repository. The server lives as long as another process holds
-the other end of its standard input. SGLang spawns processes that import this file again: so what is prepared here is
-prepared in all of them.
+of the name of the package. Of this repository a server's schedulers load `receiving.py` when they are given weights.
+The server lives as long as another process holds the other end of its standard input. SGLang spawns processes that
+import this file again: so what is prepared here is prepared in all of them.
 
 SGLang's CPU kernels come in a package, sgl_kernel, of which there is no wheel. Plain decoding needs one of them: the
 hash that turns a sample's seed into draws. It is defined here.
@@ -19,6 +19,7 @@ import threading
 import types
 from collections.abc import Callable
 from importlib.machinery import ModuleSpec
+from pathlib import Path
 
 import torch
 
@@ -137,6 +138,25 @@ def listen_on(bound: socket.socket) -> None:
     uvicorn.Server.run = lambda server, sockets=None: run(server, [bound])  # type: ignore[method-assign, assignment]
 
 
+def receive_from_trainers() -> None:
+    """Let schedulers receive the trainer's weights themselves. SGLang has one call for weights that come by a way of
+    their own, /update_weights_from_ipc: an extension in each scheduler gets its strings, and what it raises is the
+    answer. SGLang's extension is the end of another project's transfer (checkpoint-engine), ours that of ours."""
+    module = types.ModuleType("sglang.srt.checkpoint_engine.checkpoint_engine_worker")
+    module.__dict__["SGLangCheckpointEngineWorkerExtensionImpl"] = _extension
+    sys.modules[module.__name__] = module
+
+
+def _extension(model_runner: object) -> object:
+    root = str(Path(__file__).resolve().parents[2])
+    if root not in sys.path:
+        sys.path.append(root)  # the last: SGLang's environment comes first
+    from engines.sglang.receiving import Receiving
+
+    return Receiving(model_runner)
+
+
+receive_from_trainers()
 if os.environ.get("SGLANG_USE_CPU_ENGINE") == "1":
     prepare_for_cpu()
 

@@ -17,6 +17,8 @@ from harness.config.fields import ConfigError, Count, Fraction, Positive, Switch
 from harness.config.readers import OnGPU, Read
 from harness.cost_model.memory_plan import EngineShare
 
+TENSOR_PARALLEL = True
+"""An engine may have several devices (`engine.tensor_parallel`)."""
 URL, TOKEN, PYTHON = "CADENCE_SGLANG_URL", "CADENCE_SGLANG_TOKEN", "CADENCE_SGLANG_PYTHON"
 SOCKET = "CADENCE_SGLANG_SOCKET"
 """Names the open, bound socket that a server started here listens on: `launcher.py`."""

@@ -24,8 +24,8 @@ from engines.sglang.client import ServerControl, SGLangClient
 from engines.sglang.options import DEFAULTS, Options
 from engines.sglang.requests import SampleRequests, body_of
 from engines.sglang.server import open_server
-from engines.sglang.weights import SGLangWeightSender
-from harness.protocols import Clock, Completion, EngineDied, PauseMode, Request, Sampling
+from engines.sglang.weights import CudaLink, GlooLink, SGLangWeightSender
+from harness.protocols import Clock, Completion, EngineDied, FromTrainer, PauseMode, Request, Sampling, TransferOffer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -33,7 +33,7 @@ if TYPE_CHECKING:
 
 class SGLangRollout(SlotEngine):
     """`harness.protocols.RolloutEngine` over HTTP. Blocks until the server is there; starts at version 0, with the
-    weights of `model`, on `device`.
+    weights of `model`, on `device`; tensor_parallel: devices that share each layer, that one and those after it.
 
     Raises what `open_server` raises; RuntimeError or TimeoutError where the server does not start.
 
@@ -51,11 +51,18 @@ class SGLangRollout(SlotEngine):
         device: torch.device | str = "cpu",
         name: str = "0",
         options: Options = DEFAULTS,
+        tensor_parallel: int = 1,
     ) -> None:
         super().__init__(model, name=name, slots=slots, sampling=sampling, clock=clock)
         self._owner, self._seed = f"engine {name}", seed
         self._server = open_server(
-            model, slots=slots, device=torch.device(device), name=name, owner=self._owner, options=options
+            model,
+            slots=slots,
+            device=torch.device(device),
+            name=name,
+            owner=self._owner,
+            options=options,
+            tensor_parallel=tensor_parallel,
         )
         client = SGLangClient(self._server.url, self._server.token, owner=self._owner, timeout_s=options.timeout_s)
         try:
@@ -66,9 +73,13 @@ class SGLangRollout(SlotEngine):
             self._server.stop()
             raise
         self._client, self._control = client, ServerControl(client, partial(self._make_room, torch.device(device)))
-        self._sender = SGLangWeightSender(
-            model, client, brackets=self._holds_still, bucket_bytes=options.weight_bucket_bytes
+        own_gpu = self._server.receivers and torch.device(device).type == "cuda"
+        link = (
+            CudaLink(client, torch.device(device), options.weight_bucket_bytes)
+            if own_gpu
+            else GlooLink(client, tensor_parallel, options.weight_bucket_bytes)
         )
+        self._sender = SGLangWeightSender(model, client, link, brackets=self._holds_still)
         self._initial = None if self._server.has_initial_weights else dict(model.named_parameters())
         self._preparing = asyncio.Lock()
         self._requests = SampleRequests(
@@ -141,15 +152,32 @@ class SGLangRollout(SlotEngine):
         self._require_alive()
         await self._requests.end(self._cut(sample_ids))
 
+    @property
+    def ends(self) -> int:
+        return self._server.receivers
+
+    async def join(self, offer: TransferOffer, number: int) -> None:
+        """Raises EngineDied where the server died, else as `harness.protocols.ReceivingEngine`."""
+        self._require_alive()
+        held = self._control.paused
+        await self._control.hold()  # or the server would let all requests end first
+        await self._sender.join(offer, number)
+        if not held:
+            await self._control.go_on()
+
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Raises what `SGLangWeightSender.load` raises. Where the server had a part of the weights by then, the engine
-        refuses to generate until it has a complete set. RuntimeError where the engine is neither paused nor idle."""
+        """Raises what `SGLangWeightSender.load` or `receive` raises; RuntimeError where the engine is neither paused
+        nor idle. Where the server had a part of the weights by then, the engine refuses to generate until it has all.
+        """
         self._require_alive()
         self._require_still("load_weights")
         await self._control.make_room_for_weights()
         self._loading = True
         try:
-            await self._sender.load(version, weights)
+            if isinstance(weights, FromTrainer):
+                await self._sender.receive(version)
+            else:
+                await self._sender.load(version, weights)
         finally:
             self._loading = False
             self._changed.set()

@@ -46,7 +46,14 @@ _FIRST_PORT = 20_000  # above those of most services, and of Ray's workers
 
 
 def open_server(
-    model: PreTrainedModel, *, slots: int, device: torch.device, name: str, owner: str, options: Options
+    model: PreTrainedModel,
+    *,
+    slots: int,
+    device: torch.device,
+    name: str,
+    owner: str,
+    options: Options,
+    tensor_parallel: int = 1,
 ) -> LocalServer | RemoteServer:
     """The server of engine `name`: the one that the environment names, else one that is started.
 
@@ -54,7 +61,9 @@ def open_server(
     """
     urls = servers()
     if not urls:
-        return LocalServer(model, slots=slots, device=device, owner=owner, options=options)
+        return LocalServer(
+            model, slots=slots, device=device, owner=owner, options=options, tensor_parallel=tensor_parallel
+        )
     if not name.isdecimal() or int(name) >= len(urls):
         raise ValueError(f"{URL}={','.join(urls)}: {len(urls)} servers, none for {owner}; name one for each engine")
     return RemoteServer(urls[int(name)], os.environ.get(TOKEN, ""))
@@ -67,6 +76,8 @@ class RemoteServer:
     holds: Mapping[str, float] = MappingProxyType({})
     """Bytes on the device of what it gives back when it sleeps: not known of a server of others."""
     has_initial_weights = False
+    receivers = 0
+    """Processes that can receive from the trainer: where they run is not known, nor what they have imported."""
 
     def __init__(self, url: str, token: str) -> None:
         self.url, self.token = url, token
@@ -88,14 +99,21 @@ class LocalServer:
     has_initial_weights = True
 
     def __init__(
-        self, model: PreTrainedModel, *, slots: int, device: torch.device, owner: str, options: Options
+        self,
+        model: PreTrainedModel,
+        *,
+        slots: int,
+        device: torch.device,
+        owner: str,
+        options: Options,
+        tensor_parallel: int = 1,
     ) -> None:
         """Returns at once; the server needs half a minute.
 
         Raises FileNotFoundError where there is no interpreter for it.
         """
-        self.owner, self.token = owner, secrets.token_urlsafe(32)
-        self.holds: Mapping[str, float] = _holds(model, slots, device, options)
+        self.owner, self.token, self.receivers = owner, secrets.token_urlsafe(32), tensor_parallel
+        self.holds: Mapping[str, float] = _holds(model, slots, device, options, tensor_parallel)
         self._folder = tempfile.TemporaryDirectory(prefix="cadence-sglang-")
         folder = Path(self._folder.name)
         (folder / "model").mkdir()
@@ -109,12 +127,12 @@ class LocalServer:
                     str(interpreter()),
                     "-P",
                     str(_LAUNCHER),
-                    *_flags(model, folder / "model", slots, device, port, options),
+                    *_flags(model, folder / "model", slots, device, port, options, tensor_parallel),
                 ],
                 stdin=subprocess.PIPE,  # held open for as long as the server may live: see launcher.py
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=_environment(device, self.token) | {SOCKET: str(bound.fileno())},
+                env=_environment(device, self.token, tensor_parallel) | {SOCKET: str(bound.fileno())},
                 pass_fds=(bound.fileno(),),
                 start_new_session=True,
             )
@@ -153,7 +171,13 @@ class LocalServer:
 
 
 def _flags(
-    model: PreTrainedModel, folder: Path, slots: int, device: torch.device, port: int, options: Options
+    model: PreTrainedModel,
+    folder: Path,
+    slots: int,
+    device: torch.device,
+    port: int,
+    options: Options,
+    tensor_parallel: int,
 ) -> list[str]:
     """Command-line flags of the server; what the options leave open is chosen here for a CPU, and by SGLang for a
     GPU."""
@@ -164,6 +188,7 @@ def _flags(
         "--host": "127.0.0.1",
         "--port": port,
         "--device": device.type,
+        "--tensor-parallel-size": tensor_parallel,
         "--dtype": options.dtype or str(model.dtype).removeprefix("torch."),
         "--context-length": longest,
         "--max-running-requests": slots,
@@ -207,16 +232,18 @@ def _cache_tokens(model: PreTrainedModel, slots: int, device: torch.device, opti
     return max(longest, min(slots * longest, options.max_total_tokens or _CPU_CACHE_TOKENS))
 
 
-def _holds(model: PreTrainedModel, slots: int, device: torch.device, options: Options) -> dict[str, float]:
-    """Bytes of what the server gives back when it sleeps."""
+def _holds(
+    model: PreTrainedModel, slots: int, device: torch.device, options: Options, tensor_parallel: int
+) -> dict[str, float]:
+    """Bytes on each device of what the server gives back when it sleeps."""
     itemsize = (model.dtype if options.dtype is None else getattr(torch, options.dtype)).itemsize
     shape = model_shape(model)
-    token = 2 * shape["layers"] * shape["kv_heads"] * shape["head_dim"] * itemsize
-    weights = sum(parameter.numel() for parameter in model.parameters()) * itemsize
+    token = 2 * shape["layers"] * -(-shape["kv_heads"] // tensor_parallel) * shape["head_dim"] * itemsize
+    weights = sum(parameter.numel() for parameter in model.parameters()) * itemsize / tensor_parallel
     return {"weights": weights, "kv_cache": token * (_cache_tokens(model, slots, device, options) or 0)}
 
 
-def _environment(device: torch.device, token: str) -> dict[str, str]:
+def _environment(device: torch.device, token: str, tensor_parallel: int) -> dict[str, str]:
     """Environment of the server, which holds the token: other users can read command lines."""
     own = {
         TOKEN: token,
@@ -226,7 +253,9 @@ def _environment(device: torch.device, token: str) -> dict[str, str]:
         "SGLANG_TIMEOUT_KEEP_ALIVE": "3600",  # this end lets go of idle connections; see client.py
     }
     if device.type == "cpu":
+        cores = sorted(os.sched_getaffinity(0))
         own |= {
+            "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(tensor_parallel)),
             "SGLANG_USE_CPU_ENGINE": "1",
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",

@@ -6,8 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterable
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
@@ -15,6 +14,7 @@ from typing import TYPE_CHECKING, Any, cast
 import torch
 import torch.distributed as dist
 
+from engines.buckets import PackedBucket, buckets
 from engines.loading import ExpectedWeights, apart, next_bucket, only_partly
 from harness.protocols import TransferError, TransferOffer
 
@@ -27,9 +27,6 @@ if TYPE_CHECKING:
 
 ADAPTER = 0
 """The adapter's rank in the group of a link; those of vLLM's workers follow."""
-
-
-_ALIGNMENT = 16  # bytes; every dtype can be viewed at such an offset
 
 
 class VLLMWeightSender:
@@ -120,64 +117,6 @@ class VLLMWeightSender:
         await self._process.ask("take a bucket of weights", both)
 
 
-@dataclass
-class PackedBucket:
-    """Tensors, one after the other in the first `size` bytes of `buffer` (uint8)."""
-
-    buffer: torch.Tensor
-    size: int = 0
-    names: list[str] = field(default_factory=list)
-    dtypes: list[str] = field(default_factory=list)
-    shapes: list[list[int]] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
-
-    def holds(self, tensor: torch.Tensor) -> bool:
-        """Whether there is room for this one too."""
-        return self._next + tensor.nbytes <= len(self.buffer)
-
-    def add(self, name: str, tensor: torch.Tensor) -> None:
-        """Copy a tensor into the buffer and note its name, dtype, shape and place."""
-        start, self.size = self._next, self._next + tensor.nbytes
-        self.buffer[start : self.size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
-        self.names.append(name)
-        self.dtypes.append(str(tensor.dtype).removeprefix("torch."))
-        self.shapes.append(list(tensor.shape))
-        self.offsets.append(start)
-
-    @property
-    def _next(self) -> int:
-        return -(-self.size // _ALIGNMENT) * _ALIGNMENT
-
-    def described(self) -> dict[str, Any]:
-        """Contents of the bucket for the worker; plain values."""
-        return {
-            "names": self.names,
-            "dtypes": self.dtypes,
-            "shapes": self.shapes,
-            "offsets": self.offsets,
-            "size": self.size,
-        }
-
-
-def buckets(weights: Iterable[tuple[str, torch.Tensor]], device: torch.device, limit: int) -> Iterator[PackedBucket]:
-    """Copies of the weights, in buckets of at most `limit` bytes on `device`; a larger tensor travels alone.
-
-    The next bucket uses the memory of the one before.
-    """
-    buffer = torch.empty(limit, dtype=torch.uint8, device=device)
-    bucket = PackedBucket(buffer)
-    for name, tensor in weights:
-        if not bucket.holds(tensor):
-            if bucket.names:
-                yield bucket
-            if tensor.nbytes > len(buffer):
-                buffer = torch.empty(tensor.nbytes, dtype=torch.uint8, device=device)
-            bucket = PackedBucket(buffer)
-        bucket.add(name, tensor)
-    if bucket.names:
-        yield bucket
-
-
 class GlooLink:
     """The adapter's end between CPUs: all meet at a file, and talk over loopback."""
 
@@ -222,9 +161,7 @@ class CudaLink:
         """Do nothing: there was no file."""
 
     def handle(self, bucket: PackedBucket) -> list[Any]:
-        """Plain values, no pickle, by which the worker maps the bucket, which is complete."""
-        torch.cuda.synchronize(bucket.buffer.device)
-        return list(bucket.buffer.untyped_storage()._share_cuda_())
+        return bucket.handle()
 
     def send(self, bucket: PackedBucket) -> None:
         """Do nothing: the worker maps the bucket's memory."""
@@ -250,10 +187,3 @@ def broadcast(group: dist.ProcessGroup, buffer: torch.Tensor) -> None:
     options = dist.BroadcastOptions()
     options.rootRank, options.rootTensor = ADAPTER, 0
     group.broadcast([buffer], options).wait()
-
-
-def shared_tensor(handle: list[Any] | None, size: int) -> torch.Tensor:
-    """The bucket of another process on this GPU, uint8 [size]; it lives as long as the other one keeps it."""
-    assert handle is not None, "a bucket that neither travels nor can be mapped"
-    storage = torch.UntypedStorage._new_shared_cuda(*handle)
-    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)[:size]

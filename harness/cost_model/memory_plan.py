@@ -337,19 +337,25 @@ def _engine(config: JobConfig, setting: PlanSetting, phases: tuple[Phase, ...], 
         Item("a step of the engine", engine.work, ("generate",)),
     ]
     if apart:
-        items.append(Item("weights on their way into the engine", _into_engine(config), ("publish", "generate")))
+        items.append(
+            Item("weights on their way into the engine", _into_engine(config, setting), ("publish", "generate"))
+        )
         items.append(Item("the engine's own process", ANOTHER_PROCESS if setting.gpu else 0.0, phases))
     if not sleeps:
         items += _received(config, setting, "generate")
     return items
 
 
-def _into_engine(config: JobConfig) -> float:
-    """Bytes that weights need on their way into an engine with processes of its own: the adapter's bucket; in the
-    engine the same one, those before it of which a layer is not complete, and that layer as it is made anew
-    (engines/vllm/worker/transfer.py). A server's allocator keeps them until it sleeps."""
+def _into_engine(config: JobConfig, setting: PlanSetting) -> float:
+    """Bytes that weights need on their way into an engine with processes of its own, beside the transport's buckets:
+    what came of a layer that is not complete, and that layer as it is made anew (engines/vllm/worker/transfer.py).
+    Where its processes are no receivers, the adapter's bucket and the same one in the engine come before. An allocator
+    keeps them until the engine sleeps."""
+    carrier, largest = transport_of(setting.transport), _largest(config)
+    if not (carrier.staged or carrier.colocated):
+        return 2 * largest
     bucket = config.engine.options.get("weight_bucket_bytes") or _ENGINE_BUCKET
-    return 4 * max(bucket, _largest(config))
+    return 4 * max(bucket, largest)
 
 
 def _scoring(

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
+from engines.sglang import receiving
 from engines.transfers import TransferEnd
 from harness.weight_sync import process_group
 from harness.weight_sync.endpoints import SentOffer
@@ -70,7 +72,7 @@ class Ends:
         return copied.bytes
 
 
-@pytest.mark.parametrize("keeps", [False, True], ids=["vLLM on a CPU", "vLLM on a GPU"])
+@pytest.mark.parametrize("keeps", [False, True], ids=["SGLang, vLLM on a CPU", "vLLM on a GPU"])
 @pytest.mark.parametrize(
     ("transport", "travels", "packed"),
     [
@@ -104,10 +106,13 @@ def test_a_version_travels_once_and_is_copied_into_the_model_once(
     assert same(ends.model, WEIGHTS) and ends.end.touched
 
 
-def test_a_transfer_that_fails_before_anything_came_leaves_the_model_as_it_was() -> None:
+def test_a_transfer_that_fails_before_anything_came_leaves_the_model_as_it_was(monkeypatch: pytest.MonkeyPatch) -> None:
     ends = Ends("collective", keeps=False)
     ends.sender._group.close()
-    message = ends.end.receive(2, ends.put, keeps=False)
-    assert message is not None and message.startswith("version 2 broke off")
+    monkeypatch.setattr(receiving, "_END", ends.end)
+    model = SimpleNamespace(load_weights=ends.put)
+    scheduler = receiving.Receiving(SimpleNamespace(model=model, device="cpu", tp_size=1, tp_rank=0))
+    with pytest.raises(RuntimeError, match=f"^{receiving.UNTOUCHED}version 2 broke off"):
+        scheduler.update_weights_from_ipc(receiving.to_receive(2))
     assert not ends.end.touched and not ends.model["large"].any()
     assert "a transfer failed before" in (ends.end.receive(3, ends.put, keeps=False) or "")

@@ -3,6 +3,7 @@ ends, and whole runs. `make setup-sglang` installs it, `make test-sglang` runs t
 
 from __future__ import annotations
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -29,6 +30,7 @@ from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_run, check_turns
 from tests.support.project import ROOT
 from tests.support.real_runs import FIRST_TIMEOUT_S, SEVERAL_TURNS, SMALL
+from tests.support.trainer_end import TrainerEnd
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(FIRST_TIMEOUT_S)]
 
@@ -78,11 +80,57 @@ async def test_a_server_that_was_there_before_gets_the_weights_of_the_run_and_st
         server.stop()
 
 
-async def test_a_server_whose_scheduler_dies_is_noticed_and_named() -> None:
-    engine = make_engine(build_model(MODEL), Sampling(max_tokens=100))
+async def samples(engine: SGLangRollout) -> list[tuple[list[int], list[float], set[int]]]:
+    """Tokens, log-probabilities and versions of three samples, one after the other: sums do not depend on company."""
+    found = []
+    for number in range(3):
+        engine.submit([Request(number, PROMPT)])
+        (sample,) = await engine.finished()
+        found.append((sample.tokens.tolist(), sample.log_probs.tolist(), set(sample.versions.tolist())))
+    return found
+
+
+@torch.no_grad()
+def weights(seed: int) -> dict[str, torch.Tensor]:
+    """Every weight, norms too, away from what it began as."""
+    generator = torch.Generator().manual_seed(seed)
+    model = build_model(MODEL, seed=seed)
+    return {name: p + 0.2 * torch.randn(p.shape, generator=generator) for name, p in model.named_parameters()}
+
+
+async def test_schedulers_of_two_devices_receive_the_trainers_weights_and_a_dead_one_is_noticed() -> None:
+    engine = SGLangRollout(
+        build_model(MODEL),
+        sampling=Sampling(max_tokens=20),
+        slots=4,
+        seed=0,
+        clock=RealClock.starting_now(),
+        tensor_parallel=2,
+    )
     try:
+        assert engine.ends == 2
+        for version, transport in ((1, "collective"), (3, "ipc")):
+            trainer = await TrainerEnd.connected(transport, engine, weights(1))
+            await trainer.bring(version, weights(1))
+            received = await samples(engine)
+            assert [seen for *_, seen in received] == [{version}] * 3
+            await engine.load_weights(version + 1, weights(1).items())
+            assert [its[:2] for its in await samples(engine)] == [its[:2] for its in received], "the same bits"
+
+        trainer = await TrainerEnd.connected("collective", engine, weights(2))
+        with pytest.raises(BaseExceptionGroup):
+            async with asyncio.TaskGroup() as tasks:
+                tasks.create_task(trainer.bring(5, dict(list(weights(2).items())[:-1])))
+        with pytest.raises(RuntimeError, match="version 5 was put in place in part only"):
+            await engine.resume()
+        trainer = await TrainerEnd.connected("collective", engine, weights(2))
+        await trainer.bring(6, weights(2))
+        healed = await samples(engine)
+        assert [seen for *_, seen in healed] == [{6}] * 3
+        assert [its[:1] for its in healed] != [its[:1] for its in received]
+
         for child in psutil.Process(engine.process_ids[0]).children(recursive=True):
-            if "scheduler" in child.name() or "scheduler" in " ".join(child.cmdline()):
+            if "scheduler_TP1" in f"{child.name()} {' '.join(child.cmdline())}":
                 child.kill()
         with pytest.raises(RuntimeError, match="engine 0"):
             await engine.finished()

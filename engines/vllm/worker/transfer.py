@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import math
-from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,8 +11,9 @@ from vllm.distributed.weight_transfer.base import WeightTransferEngine, WeightTr
 from vllm.model_executor.model_loader.reload import finalize_layerwise_reload, initialize_layerwise_reload
 from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
+from engines.buckets import BucketContents, shared_tensor, unpacked
 from engines.transfers import TransferEnd
-from engines.vllm.weights import ADAPTER, broadcast, gloo_group, shared_tensor
+from engines.vllm.weights import ADAPTER, broadcast, gloo_group
 
 
 @dataclass
@@ -28,14 +27,9 @@ class WorkerRendezvous(WeightTransferInitInfo):
 
 
 @dataclass
-class BucketInfo(WeightTransferUpdateInfo):
-    """Contents of a bucket of `size` bytes; `handle`: how to map its memory, where it does not travel."""
+class BucketInfo(BucketContents, WeightTransferUpdateInfo):
+    """A bucket; `handle`: how to map its memory, where it does not travel."""
 
-    names: list[str]
-    dtypes: list[str]
-    shapes: list[list[int]]
-    offsets: list[int]
-    size: int
     handle: list[Any] | None
 
 
@@ -118,11 +112,3 @@ def forget_partial_layers(model: torch.nn.Module) -> None:
         if info.can_load():
             info.loaded_weights.clear()
             info.load_numel = 0
-
-
-def unpacked(buffer: torch.Tensor, info: BucketInfo) -> Iterator[tuple[str, torch.Tensor]]:
-    """(name, view into `buffer`) of each tensor of the bucket."""
-    for name, kind, shape, start in zip(info.names, info.dtypes, info.shapes, info.offsets, strict=True):
-        dtype = getattr(torch, kind)
-        end = start + dtype.itemsize * math.prod(shape)
-        yield name, buffer[start:end].view(dtype).view(shape)

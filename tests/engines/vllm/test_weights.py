@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from engines.vllm.weights import ADAPTER, GlooLink, PackedBucket, broadcast, buckets, gloo_group
+from engines.buckets import PackedBucket, buckets
+from engines.vllm.weights import ADAPTER, GlooLink, broadcast, gloo_group
 
 CPU = torch.device("cpu")
 WEIGHTS = {

@@ -1,0 +1,104 @@
+"""Weights packed into buckets, by which an adapter gives them to its engine's processes, and unpacked there.
+
+Loaded in vLLM's workers and SGLang's schedulers: needs as little else as can be.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+
+_ALIGNMENT = 16  # bytes; every dtype can be viewed at such an offset
+
+
+@dataclass
+class BucketContents:
+    """Tensors in the first `size` bytes of a buffer, each from its offset on."""
+
+    names: list[str]
+    dtypes: list[str]
+    shapes: list[list[int]]
+    offsets: list[int]
+    size: int
+
+
+@dataclass
+class PackedBucket:
+    """Tensors, one after the other in the first `size` bytes of `buffer` (uint8)."""
+
+    buffer: torch.Tensor
+    size: int = 0
+    names: list[str] = field(default_factory=list)
+    dtypes: list[str] = field(default_factory=list)
+    shapes: list[list[int]] = field(default_factory=list)
+    offsets: list[int] = field(default_factory=list)
+
+    def holds(self, tensor: torch.Tensor) -> bool:
+        """Whether there is room for this one too."""
+        return self._next + tensor.nbytes <= len(self.buffer)
+
+    def add(self, name: str, tensor: torch.Tensor) -> None:
+        """Copy a tensor into the buffer and note its name, dtype, shape and place."""
+        start, self.size = self._next, self._next + tensor.nbytes
+        self.buffer[start : self.size].view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        self.names.append(name)
+        self.dtypes.append(str(tensor.dtype).removeprefix("torch."))
+        self.shapes.append(list(tensor.shape))
+        self.offsets.append(start)
+
+    @property
+    def _next(self) -> int:
+        return -(-self.size // _ALIGNMENT) * _ALIGNMENT
+
+    def handle(self) -> list[Any]:
+        """Plain values, no pickle, by which another process of this GPU maps the buffer, which is complete."""
+        torch.cuda.synchronize(self.buffer.device)
+        return list(self.buffer.untyped_storage()._share_cuda_())
+
+    def described(self) -> dict[str, Any]:
+        """The fields of `BucketContents`; plain values."""
+        return {
+            "names": self.names,
+            "dtypes": self.dtypes,
+            "shapes": self.shapes,
+            "offsets": self.offsets,
+            "size": self.size,
+        }
+
+
+def buckets(weights: Iterable[tuple[str, torch.Tensor]], device: torch.device, limit: int) -> Iterator[PackedBucket]:
+    """Copies of the weights, in buckets of at most `limit` bytes on `device`; a larger tensor travels alone.
+
+    The next bucket uses the memory of the one before.
+    """
+    buffer = torch.empty(limit, dtype=torch.uint8, device=device)
+    bucket = PackedBucket(buffer)
+    for name, tensor in weights:
+        if not bucket.holds(tensor):
+            if bucket.names:
+                yield bucket
+            if tensor.nbytes > len(buffer):
+                buffer = torch.empty(tensor.nbytes, dtype=torch.uint8, device=device)
+            bucket = PackedBucket(buffer)
+        bucket.add(name, tensor)
+    if bucket.names:
+        yield bucket
+
+
+def shared_tensor(handle: list[Any] | None, size: int) -> torch.Tensor:
+    """The bucket of another process on this GPU, uint8 [size]; it lives as long as the other one keeps it."""
+    assert handle is not None, "a bucket that neither travels nor can be mapped"
+    storage = torch.UntypedStorage._new_shared_cuda(*handle)
+    return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)[:size]
+
+
+def unpacked(buffer: torch.Tensor, info: BucketContents) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, view into `buffer`) of each tensor of the bucket."""
+    for name, kind, shape, start in zip(info.names, info.dtypes, info.shapes, info.offsets, strict=True):
+        dtype = getattr(torch, kind)
+        end = start + dtype.itemsize * math.prod(shape)
+        yield name, buffer[start:end].view(dtype).view(shape)
