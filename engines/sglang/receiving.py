@@ -75,7 +75,7 @@ class Receiving:
             torch.cuda.synchronize(self._device)
 
     def _answers_of_all(self, answer: tuple[str | None, bool]) -> list[tuple[str | None, bool]]:
-        """Of several ranks SGLang answers what the first one says."""
+        """Answers of all ranks, on each: SGLang passes on what the first one says."""
         if self._runner.tp_size == 1:
             return [answer]
         answers: list[Any] = [None] * self._runner.tp_size

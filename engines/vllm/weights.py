@@ -161,6 +161,7 @@ class CudaLink:
         """Do nothing: there was no file."""
 
     def handle(self, bucket: PackedBucket) -> list[Any]:
+        """The handle by which the worker maps the bucket."""
         return bucket.handle()
 
     def send(self, bucket: PackedBucket) -> None:
