@@ -475,7 +475,7 @@ def test_what_no_device_can_do_is_refused(settings: list[str], told: str) -> Non
         (
             ["engine.tensor_parallel=2"],
             "engine.tensor_parallel=2 can be simulated only with engine=torch, whose engines have one device each; "
-            "set it to 1, ENGINE=vllm, or BACKEND=virtual",
+            "set it to 1, ENGINE=sglang or ENGINE=vllm, or BACKEND=virtual",
         ),
         (["training.pipeline_parallel=2"], "training.pipeline_parallel=2 can be simulated only"),
         (
