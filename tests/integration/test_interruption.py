@@ -14,7 +14,7 @@ import psutil
 import pytest
 
 from harness.metrics.run_files import load_ledger, load_metrics
-from tests.support.forked_drivers import Drivers
+from tests.support.forked_drivers import Drivers, folder_of
 from tests.support.project import ROOT
 from tests.support.real_runs import BARE, command, environment
 
@@ -101,14 +101,16 @@ def test_ctrl_c_ends_in_seconds_and_a_rerun_finishes(results: Path, drivers: Dri
     ("name", "signals", "code", "told"),
     [
         ("twice", (signal.SIGINT, signal.SIGINT), 130, "interrupted; "),
-        ("terminated", (signal.SIGTERM,), 143, "ended by SIGTERM; "),
         ("both", (signal.SIGTERM, signal.SIGINT), 143, "ended by SIGTERM; "),
     ],
 )
 def test_signals_end_a_run_whole_however_many_there_are(
     results: Path, name: str, signals: tuple[signal.Signals, ...], code: int, told: str
 ) -> None:
-    with started(results, f"signals_{name}") as (process, folder):
+    endless = "iterations=10000"  # so that it works while another command begins, however long that takes
+    with started(results, f"signals_{name}", endless) as (process, folder):
+        if name == "both":
+            check_refused_beside(process, folder, results, f"experiment=signals_{name}", *SETTINGS, endless)
         relatives = family(process)
         for number in signals:
             os.kill(process.pid, number)
@@ -120,30 +122,28 @@ def test_signals_end_a_run_whole_however_many_there_are(
     assert not (folder / "DONE").exists() and not list(folder.glob(".*.tmp"))
 
 
-def test_the_same_command_beside_itself_is_a_line_and_the_first_goes_on(results: Path) -> None:
-    endless = "iterations=10000"  # so that the first one works while the second one begins, however long that takes
-    with started(results, "beside", endless) as (process, folder):
-        second = subprocess.run(
-            command("experiment=beside", *SETTINGS, endless),
-            cwd=ROOT,
-            env=environment(results),
-            capture_output=True,
-            text=True,
-            timeout=STARTED_WITHIN_S,
-            check=False,
-        )
-        assert second.returncode == 1 and "is being run by another process" in second.stderr, second.stderr
-        assert "Traceback" not in second.stderr and process.poll() is None
-        before = len(load_metrics(folder))
-        wait_until(lambda: len(load_metrics(folder)) > before, process)
+def check_refused_beside(process: subprocess.Popen[str], folder: Path, results: Path, *settings: str) -> None:
+    """The same command beside a run is a line, and the first one goes on."""
+    second = subprocess.run(
+        command(*settings),
+        cwd=ROOT,
+        env=environment(results),
+        capture_output=True,
+        text=True,
+        timeout=STARTED_WITHIN_S,
+        check=False,
+    )
+    assert second.returncode == 1 and "is being run by another process" in second.stderr, second.stderr
+    assert "Traceback" not in second.stderr and process.poll() is None
+    before = len(load_metrics(folder))
+    wait_until(lambda: len(load_metrics(folder)) > before, process)
 
 
 VICTIMS = {
     "device[0]": ["rollout[0]"],
     "device[1]": ["actor[0]", "actor_fwd[0]"],
     "host": ["reward[0]", "advantages[0]"],
-    "transfer_queue.remote.process": ["transfer queue"],
-    "harness.runtime.fork_server": ["rollout[0]", "actor[0]", "the server that forks it has ended"],
+    "queue": ["transfer queue"],
 }
 
 
@@ -157,31 +157,40 @@ def test_an_engine_that_stops_without_dying_is_noticed_and_started_again(results
     assert (folder / "DONE").exists() and load_ledger(folder)["in_flight"] == 0
 
 
-@pytest.mark.parametrize("victim", ["device[1]"])
-def test_a_process_that_stops_without_dying_is_noticed_and_named(results: Path, victim: str) -> None:
-    settings = ("cluster.heartbeat_timeout_s=10", "restarts.limit=0")
-    with started(results, f"stopped_{victim[-2]}", *settings) as (process, folder):
+def test_a_process_that_stops_without_dying_is_noticed_and_named(results: Path) -> None:
+    with started(results, "stopped_1", "cluster.heartbeat_timeout_s=10", "restarts.limit=0") as (process, folder):
         relatives = family(process)
-        next(one for one in relatives if one.name() == victim).suspend()
+        next(one for one in relatives if one.name() == "device[1]").suspend()
         output, _ = process.communicate(timeout=ENDED_WITHIN_S)
     assert process.returncode == 1, output
-    assert f"{victim} did not answer for 10 s (cluster.heartbeat_timeout_s)" in output, output
+    assert "device[1] did not answer for 10 s (cluster.heartbeat_timeout_s)" in output, output
     assert "Traceback" not in output, output
     assert not alive(relatives)
     assert not (folder / "DONE").exists()
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_a_process_that_dies_ends_the_run_and_all_that_died_with_it_is_named(results: Path, victim: str) -> None:
+def test_a_process_that_dies_ends_the_run_and_all_that_died_with_it_is_named(
+    results: Path, victim: str, drivers: Drivers
+) -> None:
     settings = ["restarts.limit=0"] + (["algorithm.recompute_log_probs=true"] if victim == "device[1]" else [])
-    with started(results, f"victim_{list(VICTIMS).index(victim)}", *settings) as (process, folder):
+    experiment = f"victim_{list(VICTIMS).index(victim)}"
+    code, output = drivers.run_killed(results, experiment, (*SETTINGS, *settings), [(victim, 3)])
+    assert code == 1, output
+    assert [name for name in VICTIMS[victim] if name not in output] == [], output
+    assert "Traceback" not in output, output
+    assert not (folder_of(results, experiment) / "DONE").exists()
+
+
+def test_the_server_that_forks_a_runs_processes_is_named_where_it_dies(results: Path) -> None:
+    with started(results, "victim_server", "restarts.limit=0") as (process, folder):
         relatives = family(process)
-        victims = [one for one in relatives if victim == one.name() or victim in " ".join(one.cmdline())]
-        assert victims, [(one.name(), " ".join(one.cmdline())) for one in relatives]
-        victims[0].kill()  # of the server's processes the oldest is the server
+        servers = [one for one in relatives if "harness.runtime.fork_server" in " ".join(one.cmdline())]
+        servers[0].kill()  # of its processes the oldest is the server
         output, _ = process.communicate(timeout=ENDED_WITHIN_S)
     assert process.returncode == 1, output
-    assert [name for name in VICTIMS[victim] if name not in output] == [], output
+    for name in ("rollout[0]", "actor[0]", "the server that forks it has ended"):
+        assert name in output, output
     assert "Traceback" not in output, output
     assert not alive(relatives)
     assert not (folder / "DONE").exists()

@@ -72,13 +72,19 @@ class Drivers:
     def run_killed(
         self, results: Path, experiment: str, settings: Sequence[str], kills: Sequence[Kill]
     ) -> tuple[int, str]:
-        """A run of which one process or another is killed meanwhile: its exit code, and what it said."""
+        """A run of which one process or another is killed meanwhile, and nothing is left: its exit code, and what it
+        said."""
+        family: list[psutil.Process] = []
         with self._run(results, experiment, settings) as run:
             for name, after in kills:
                 _wait(run, lambda after=after: lines(results, experiment) >= after)  # type: ignore[misc]
                 found = _wait(run, lambda name=name: _strike(run, name))  # type: ignore[misc]
                 assert found, f"it ended before {name} could be killed:\n{run.log.read_text()}"
-            return _end_of(run), run.log.read_text()
+                family = _family(run)
+            code = _end_of(run)
+            _, left = psutil.wait_procs(family, timeout=_GONE_S)
+            assert not left, "what outlived its driver"
+            return code, run.log.read_text()
 
     @contextmanager
     def _run(self, results: Path, experiment: str, settings: Sequence[str]) -> Iterator[RunProcess]:
