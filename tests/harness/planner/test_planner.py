@@ -197,11 +197,11 @@ def test_what_users_would_try_is_tried_whatever_seems_likely(every_trial: None) 
 
 
 def test_engines_of_several_devices_are_proposed_for_real_where_they_run(every_trial: None) -> None:
-    """vLLM's, on devices of their own."""
+    """vLLM's and SGLang's, on devices of their own."""
     for engine, schedule, sizes in (
         ("vllm", "fully_async", {1, 2, 4}),
         ("vllm", "colocate_sync", {1}),
-        ("sglang", "fully_async", {1}),
+        ("sglang", "fully_async", {1, 2, 4}),
         ("torch", "fully_async", {1}),
     ):
         choices = proposable(*REAL, "cluster.devices=8", f"engine={engine}", f"schedule={schedule}")
