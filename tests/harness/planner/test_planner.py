@@ -21,7 +21,7 @@ from harness.cli.front import settings_of
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import compose_job, make_schedule, names_of
 from harness.config.machine import Machine
-from harness.config.registries import ENGINES, SCHEDULES
+from harness.config.registries import SCHEDULES
 from harness.cost_model.cost import rank_shares, slowest_share_s
 from harness.driver.session import simulate
 from harness.planner import explore as explore_module
@@ -139,7 +139,10 @@ def test_the_grid_grows_with_the_logarithm_of_the_devices() -> None:
 
 
 REAL = (*SMALL, "backend=real", "model.checkpoint=null", "max_tokens=1024")
-MACHINES = (("h100", 8), ("a100", 8), ("h20", 8), ("h200", 1), ("h100", 16))
+MACHINES = (
+    *(("h100", 8, "vllm"), ("a100", 8, "torch"), ("h20", 8, "sglang"), ("h200", 1, "vllm")),
+    *(("h100", 16, "vllm"), ("h100", 16, "sglang")),
+)
 
 
 ENDLESS = TrialResult(**dict.fromkeys((field.name for field in fields(TrialResult)), math.inf))
@@ -170,8 +173,7 @@ def door_of_a_real_run(choice: Choice, settings: Sequence[str], monkeypatch: pyt
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("engine", ENGINES)
-@pytest.mark.parametrize(("device", "devices"), MACHINES)
+@pytest.mark.parametrize(("device", "devices", "engine"), MACHINES)
 def test_what_is_proposed_for_a_real_run_passes_its_door(
     device: str, devices: int, engine: str, every_trial: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
