@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -26,16 +26,12 @@ class BucketContents:
     size: int
 
 
-@dataclass
-class PackedBucket:
+class PackedBucket(BucketContents):
     """Tensors, one after the other in the first `size` bytes of `buffer` (uint8)."""
 
-    buffer: torch.Tensor
-    size: int = 0
-    names: list[str] = field(default_factory=list)
-    dtypes: list[str] = field(default_factory=list)
-    shapes: list[list[int]] = field(default_factory=list)
-    offsets: list[int] = field(default_factory=list)
+    def __init__(self, buffer: torch.Tensor) -> None:
+        super().__init__([], [], [], [], 0)
+        self.buffer = buffer
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether there is room for this one too."""
@@ -61,13 +57,7 @@ class PackedBucket:
 
     def described(self) -> dict[str, Any]:
         """The fields of `BucketContents`; plain values."""
-        return {
-            "names": self.names,
-            "dtypes": self.dtypes,
-            "shapes": self.shapes,
-            "offsets": self.offsets,
-            "size": self.size,
-        }
+        return asdict(self)
 
 
 def buckets(weights: Iterable[tuple[str, torch.Tensor]], device: torch.device, limit: int) -> Iterator[PackedBucket]:

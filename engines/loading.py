@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import copy
-import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
@@ -220,10 +219,9 @@ def write_model(model: PreTrainedModel, folder: Path) -> None:
 
 
 def _link_weights(source: Path, folder: Path) -> None:
-    from harness.config.model_folder import INDEX, SINGLE
+    from harness.config.model_folder import INDEX, SINGLE, weight_map
 
-    index, names = source / INDEX, {SINGLE}
-    if index.is_file():
-        names = {INDEX, *json.loads(index.read_text(encoding="utf-8"))["weight_map"].values()}
+    index = source / INDEX
+    names = {INDEX, *weight_map(index, str(source)).values()} if index.is_file() else {SINGLE}
     for name in names:
         (folder / name).symlink_to((source / name).resolve())

@@ -8,7 +8,6 @@ is drawn whole, a tensor at a time, since the numbers are those of one random st
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
@@ -22,7 +21,7 @@ from torch.distributed.tensor._utils import compute_local_shape_and_global_offse
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.loading import Piece, pieces, together
-from harness.config.model_folder import INDEX, SINGLE
+from harness.config.model_folder import INDEX, SINGLE, weight_map
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -147,8 +146,7 @@ def saved_weights(folder: Path) -> SavedWeights | None:
     """Weights of a folder as transformers writes it; None where its files are named otherwise."""
     index, single = folder / INDEX, folder / SINGLE
     if index.is_file():
-        files = json.loads(index.read_text(encoding="utf-8"))["weight_map"]
-        return SavedWeights({name: folder / file for name, file in files.items()})
+        return SavedWeights({name: folder / file for name, file in weight_map(index, str(folder)).items()})
     if not single.is_file():
         return None
     with _opened({single}) as handles:

@@ -299,7 +299,7 @@ def stored_tensors(folder: Path, where: str) -> dict[str, StoredTensor]:
                 f"{where} holds {there}, and neither {SINGLE} nor {INDEX}; name a folder with a whole model"
             )
         return _header(folder / SINGLE, where)
-    placed = _index(index, where)
+    placed = weight_map(index, where)
     if (folder / SINGLE).is_file() and SINGLE not in placed.values():
         raise ConfigError(
             f"{where}: {INDEX} names other files than {SINGLE}, which is there, too; remove one of the two"
@@ -326,7 +326,8 @@ def some(names: list[str]) -> str:
     return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
-def _index(path: Path, where: str) -> dict[str, str]:
+def weight_map(path: Path, where: str) -> dict[str, str]:
+    """The file, of the index's own folder, that holds each tensor. Raises ConfigError for what is no such index."""
     try:
         placed = json.loads(path.read_text(encoding="utf-8"))["weight_map"]
     except (ValueError, KeyError, TypeError) as error:
