@@ -13,6 +13,7 @@ import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter
@@ -95,6 +96,10 @@ class Summary:
     crps: float
     own_phases_skill: float
     no_change_skill: float
+
+
+Line = TypeVar("Line", Score, Summary)
+"""A line of a table."""
 
 
 def crps(draws: Draws, value: float) -> float:
@@ -200,9 +205,7 @@ def write_scores(path: Path, scores: Sequence[Score]) -> None:
 
 def read_scores(path: Path) -> list[Score]:
     """Scores as they were written."""
-    adapter, names = TypeAdapter(Score), [one.name for one in dataclasses.fields(Score)]
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    return [adapter.validate_python({name: line[name] for name in names}) for line in csv.DictReader(lines)]
+    return _read(path, Score)
 
 
 def write_summaries(path: Path, scores: Sequence[Score]) -> None:
@@ -219,13 +222,13 @@ def write_summaries(path: Path, scores: Sequence[Score]) -> None:
 
 def read_summaries(path: Path) -> list[Summary]:
     """Summaries as they were written."""
-    adapter = TypeAdapter(Summary)
+    return _read(path, Summary)
+
+
+def _read(path: Path, kind: type[Line]) -> list[Line]:
+    adapter, names = TypeAdapter(kind), [one.name for one in dataclasses.fields(kind)]
     lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    left = ("row", "given")
-    return [
-        adapter.validate_python({name: cell for name, cell in line.items() if name not in left})
-        for line in csv.DictReader(lines)
-    ]
+    return [adapter.validate_python({name: line[name] for name in names}) for line in csv.DictReader(lines)]
 
 
 def how_often() -> str:
