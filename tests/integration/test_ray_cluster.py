@@ -89,13 +89,13 @@ async def test_payloads_of_a_run_travel_in_the_channel_of_its_queue(address: str
         assert isinstance(queue, RemoteQueue) and queue.endpoint.backend == InlineBackend()
 
 
-@pytest.mark.parametrize("schedule", ["fully_async", "colocate_sync"])
+@pytest.mark.parametrize("settings", ["schedule=fully_async cluster.queue=ray", "schedule=colocate_sync"])
 def test_a_run_whose_workers_are_on_a_cluster(
-    schedule: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    settings: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
 
-    folder = bench(tmp_path, "cluster", f"schedule={schedule}", *SMALL.split(), "iterations=2")
+    folder = bench(tmp_path, "cluster", *settings.split(), *SMALL.split(), "iterations=2")
 
     assert (folder / "DONE").is_file()
 

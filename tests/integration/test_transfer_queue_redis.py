@@ -6,6 +6,7 @@ import shutil
 import signal
 from collections.abc import Iterator
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -14,11 +15,12 @@ from harness.transfer_queue.control.spec import QueueSpec, TaskSpec
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.rows.frames import assemble
 from harness.transfer_queue.storage.protocol import QueueSession
+from tests.support.real_runs import SMALL, bench
 from tests.support.redis_servers import Server, keys, redis_server
 from tests.support.storages import SPECS, assert_read, assignment, columns, tokens
 
 redis = pytest.importorskip("redis", reason="needs the redis extra")
-from harness.transfer_queue.storage.redis_storage import RedisBackend  # noqa: E402
+from harness.transfer_queue.storage.redis_storage import SERVERS, RedisBackend  # noqa: E402
 
 pytestmark = [
     pytest.mark.redis,
@@ -56,6 +58,18 @@ def test_a_partition_spreads_over_the_servers_and_is_read_by_another(
     writer.close()
     reader.close()
     assert keys(servers) == []
+
+
+@pytest.mark.slow
+def test_a_run_keeps_its_rows_in_the_servers_and_leaves_none_there(
+    servers: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(SERVERS, servers[0].url)
+    with servers[0].client() as client:
+        client.config_resetstat()
+        folder = bench(tmp_path, "redis", "cluster.queue=redis", *SMALL.split(), "iterations=2")
+        assert client.info("commandstats")["cmdstat_hset"]["calls"] > 0
+    assert (folder / "DONE").is_file() and keys(servers) == []
 
 
 def test_a_reader_asks_for_its_columns_only_in_one_round_trip_a_server(servers: tuple[Server, Server]) -> None:
