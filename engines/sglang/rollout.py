@@ -207,7 +207,8 @@ class SGLangRollout(SlotEngine):
 
     def _make_room(self, device: torch.device, part: str) -> None:
         """Raises MemoryError where other processes leave too little of the device."""
-        pass_to_engine(device, self._server.holds.get(part, 0.0), f"{part.replace('_', ' ')} of {self._owner}")
+        what, others = f"{part.replace('_', ' ')} of {self._owner}", max(0, self._server.receivers - 1)
+        pass_to_engine(device, self._server.holds.get(part, 0.0), what, others)
 
     def _start(self) -> None:
         """Give free slots to waiting samples, in the order of submission."""

@@ -244,7 +244,8 @@ class VLLMRollout(SlotEngine):
 
     async def _wake(self, part: str) -> None:
         """Raises MemoryError where other processes leave too little of the device."""
-        pass_to_engine(self._device, self._process.holds[part], f"{part.replace('_', ' ')} of engine {self.name}")
+        what = f"{part.replace('_', ' ')} of engine {self.name}"
+        pass_to_engine(self._device, self._process.holds[part], what, self._workers - 1)
         await self._process.tell_worker("wake_up", tags=[part])
         self._asleep.remove(part)
 

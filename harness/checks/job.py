@@ -124,7 +124,7 @@ def _real(
     gpu = machine.gpus > 0 if config.cluster.kind == "auto" else config.cluster.kind == "gpu"
     if (refused := only_simulated(config)) is not None:
         raise HardwareMissing(refused)
-    _check_engine_alone(config, placement)
+    _check_engine_devices(config, schedule, placement)
     check_devices(config, schedule, placement, machine, gpu)
     trial = gpu and config.cluster.oversubscribe
     if trial:
@@ -360,14 +360,16 @@ def lengths_of(config: JobConfig) -> Lengths:
     return Lengths(task.max_prompt_tokens, max_tokens(config, task))
 
 
-def _check_engine_alone(config: JobConfig, placement: Placement) -> None:
+def _check_engine_devices(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
+    """A real engine of several devices has them alone, or takes turns on them with the ranks of a colocated
+    schedule."""
     together = config.engine.tensor_parallel
     others = {role for device in placement.devices["rollout"] for role in placement.roles_on(device)} - {"rollout"}
-    if together > 1 and others:
+    if together > 1 and others and not schedule.colocated:
         raise HardwareMissing(
-            f"engine.tensor_parallel={together}: a real engine of several devices shares them with no other role, and "
-            f"schedule={config.schedule.name} has {' and '.join(sorted(others))} there; set it to 1, give rollout "
-            "devices of its own (SCHEDULE=separated_sync), or BACKEND=virtual"
+            f"engine.tensor_parallel={together}: a real engine of several devices has them alone, or takes turns with "
+            f"a colocated schedule, and schedule={config.schedule.name} has {' and '.join(sorted(others))} there; set "
+            "it to 1, give rollout devices of its own, SCHEDULE=colocate_sync, or BACKEND=virtual"
         )
 
 

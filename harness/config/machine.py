@@ -165,6 +165,13 @@ def cpu_model() -> str:
     return next(names, "") or platform.processor() or platform.machine()
 
 
+def gpu_free(uuid: str) -> int:
+    """Free bytes of a GPU that this process can see, as its driver counts them."""
+    with nvml() as library:
+        assert library is not None, "a GPU has a driver"
+        return int(library.nvmlDeviceGetMemoryInfo(library.nvmlDeviceGetHandleByUUID(uuid)).free)
+
+
 def gpu_processes(uuid: str) -> dict[int, int]:
     """Bytes of a GPU that each process holds, by its id; empty where the driver does not say, as inside of a container
     that sees no processes but its own."""

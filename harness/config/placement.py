@@ -9,7 +9,8 @@ it, one with devices of its own has a world of its own. actor_fwd and reference 
 actor score in its process and with its shards, so nothing is sent to them; a reference elsewhere never gets weights.
 A rollout engine of tensor parallel k lies on k consecutive devices: k ranks that are a communicator of their own, which
 the engine sets up by itself. One process drives it, that of its first device: it is the engine's one member of the
-transfer group, takes full tensors, and the engine gives each of its ranks a part (`RolloutEngine.load_weights`).
+transfer group, takes full tensors, and the engine gives each of its ranks a part (`RolloutEngine.load_weights`). Beside
+training ranks that is the worker of the rank on its first device; its other devices have the workers of their ranks.
 """
 
 from __future__ import annotations

@@ -378,14 +378,18 @@ def start_workers(
     backend: RunBackend, placement: Placement, counts: Mapping[str, int], build: Build
 ) -> dict[str, list[Handle[Any]]]:
     """One worker per device, or per engine of several, and one for what needs none, each with all roles that belong
-    there. Their handles by role, in the order of their numbers."""
-    workers: dict[tuple[int, ...], list[RoleName]] = {}
+    there: those of an engine's first device with the engine. Their handles by role, in the order of their numbers."""
+    workers: dict[int | None, list[RoleName]] = {}  # by first device
+    seen: dict[int | None, tuple[int, ...]] = {}  # all that they see
     for role, count in counts.items():
         for number in range(count):
             devices = () if role not in placement.devices else backend.engines.devices_of(role, number, placement)
-            workers.setdefault(devices, []).append((role, number))
+            first = devices[0] if devices else None
+            workers.setdefault(first, []).append((role, number))
+            seen[first] = max(seen.get(first, ()), devices, key=len)
     handles: dict[RoleName, Handle[Any]] = {}
-    for devices, names in workers.items():
+    for first in sorted(workers, key=lambda first: len(seen[first])):  # an engine's after those of its other devices
+        devices, names = seen[first], workers[first]
         worker = f"device[{','.join(map(str, devices))}]" if devices else "host"
         classes = {name: ROLE_CLASSES[name[0]] for name in names}
         started = backend.runtime.start_worker(worker, devices, classes, build)

@@ -89,6 +89,8 @@ def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> RunBackend:
     carry = LocalTransport() if run.schedule.colocated else GroupTransport(transport, runtime.host_of, timeout_s)
     if run.plan.backend == "paced":
         return RunBackend(clock, runtime, _simulated_engines(run), carry)
+    if run.schedule.colocated:
+        carry = LocalTransport(_without_engine(run))
     world = len(run.plan.placement.devices["actor"])
     # The store of the training world lives here, so that no rank has to be up before the others know where to meet.
     store = listening_store(runtime.host, world, timeout_s)
@@ -96,6 +98,13 @@ def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> RunBackend:
     critics = len(plan.placement.devices.get("critic", ()))
     engines = RealEngines(run.config, run.model, run.seed, plan.gpu, world, place, plan.share, critics)
     return RunBackend(clock, runtime, engines, carry, kept=store)
+
+
+def _without_engine(run: RunSpec) -> list[int]:
+    """Training ranks in whose workers there is no engine."""
+    devices = run.plan.placement.devices
+    first = devices["rollout"][:: run.config.engine.tensor_parallel]
+    return [rank for rank, device in enumerate(devices["actor"]) if device not in first]
 
 
 def _simulated_engines(run: RunSpec) -> SimulatedEngines:

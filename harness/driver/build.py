@@ -50,7 +50,7 @@ from harness.workers.stages import (
     TrainersLogProbStage,
 )
 from harness.workers.training import ONE_STEP, Updates
-from harness.workers.turns import NO_TURNS, DeviceTurns, Turns
+from harness.workers.turns import NO_TURNS, DeviceTurns, FirstDevice, OtherDevice, Turns
 from schedules import Order
 
 
@@ -61,7 +61,8 @@ class WorkerSpec:
     engine_count: of rollout; colocated: rollout shares devices with the roles that work in turn, and takes its weights
     from the trainer beside it; scores_beside_actor: actor_fwd scores by the trainer's weights; turns_of: by role and
     number, on its devices, shared by the roles of a process; loads_after_each_batch: as the schedule says; started:
-    engines that are there before the roles, by number, and sleep; replay: of a recorded run, what is to be done again.
+    engines that are there before the roles, by number, and sleep; engine_device: of this worker, where an engine has it
+    among several; replay: of a recorded run, what is to be done again.
     """
 
     config: JobConfig
@@ -78,6 +79,7 @@ class WorkerSpec:
     recording: RecordingSettings
     loads_after_each_batch: bool = False
     started: Mapping[int, RolloutEngine] = field(default_factory=dict)
+    engine_device: FirstDevice | OtherDevice | None = None
     replay: Replay | None = None
 
     @property
@@ -112,13 +114,20 @@ def build_roles(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[RoleName, A
 
 async def build_in_stages(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[RoleName, Any]:
     """Build as `build_roles` where engines share their device. Each starts while it has the device to itself, as the
-    plan of its memory counts, and sleeps before the trainer and all others take theirs; it wakes for its first
-    batch."""
+    plan of its memory counts, and sleeps before the trainer and all others take theirs, also those of its other
+    devices; it wakes for its first batch."""
+    shared = None
+    for rank in (number for role, number in roles if role == "actor"):
+        shared = spec.engines.engine_device(rank, spec.turns_of("actor", rank), spec.turn_timeout_s)
+    if isinstance(shared, OtherDevice):
+        await shared.begin()
     started = {}
     for number in (number for role, number in roles if role == "rollout"):
         started[number] = _engine(number, spec)
         await started[number].sleep()
-    return build_roles(roles, replace(spec, started=started))
+    if isinstance(shared, FirstDevice):
+        shared.engine_sleeps()
+    return build_roles(roles, replace(spec, started=started, engine_device=shared))
 
 
 def _engine(number: int, spec: WorkerSpec) -> RolloutEngine:
@@ -140,7 +149,7 @@ def _rollout(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> Rollout
         spec.queue,
         spec.clock,
         spec.engines.device,
-        turns=turns if beside is None else spec.engines.beside_turns(turns, beside.turns),
+        turns=turns if beside is None else spec.engines.beside_turns(turns, beside.turns, spec.engine_device),
         episodes=episodes,
     )
     settings = RolloutSettings(
@@ -263,7 +272,8 @@ def _scoring(role: str, number: int, spec: WorkerSpec, beside: ColocatedTrainer)
 def _actor(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> ActorRole:
     engine = spec.engines.trainer(number, spec.clock)
     reader = _in_order("actor", "actor", number, spec) if spec.order == "fifo" else _as_completed(number, spec)
-    turns = spec.engines.world_turns("actor", number, spec.turns_of("actor", number), spec.turn_timeout_s)
+    device = spec.engine_device or spec.turns_of("actor", number)
+    turns = spec.engines.world_turns("actor", number, device, spec.turn_timeout_s)
     role = ActorRole(
         engine,
         spec.clock,

@@ -7,11 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import timedelta
+from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
 from torch.distributed import PrefixStore, Store, TCPStore
 
+from engines.device_memory import give_back
 from engines.simulated.passes import SimulatedCritic, SimulatedLogProb, SimulatedTrainer
 from engines.simulated.rollout import SimulatedRollout
 from harness.checks.plugins import engine_class, engine_reads_files, planned_options
@@ -40,7 +42,7 @@ from harness.weight_sync.transports import LocalReceiver, LocalSender
 from harness.workers.episodes import simulated_environment
 from harness.workers.replaying import RecordedRollout, ReplayedEngine
 from harness.workers.stages import DrawnJudge, Judge, RewardJudge
-from harness.workers.turns import EngineTurns, Turns, world_turns
+from harness.workers.turns import EngineTurns, FirstDevice, OtherDevice, Turns, world_turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -146,8 +148,12 @@ class EngineFactory(Protocol):
         """Turns for what all ranks of a role's world (the actor's, or a critic's own) compute together, of which this
         one's `device` takes turns."""
 
-    def beside_turns(self, device: Turns, world: Turns) -> Turns:
-        """Turns of an engine whose device has a training rank, which takes its turns in `world`."""
+    def engine_device(self, rank: int, device: Turns, limit_s: float | None) -> FirstDevice | OtherDevice | None:
+        """The device of this training rank, which is one of several of an engine; None where an engine has one."""
+
+    def beside_turns(self, device: Turns, world: Turns, first: FirstDevice | OtherDevice | None = None) -> Turns:
+        """Turns of an engine whose device has a training rank, which takes its turns in `world`. first: `engine_device`
+        of the same worker."""
 
     def local_sender(self, clock: Clock) -> WeightSender:
         """The sender of a trainer whose weights are taken from where they are."""
@@ -306,8 +312,19 @@ class RealEngines:
         """The store where the ranks of a role's world meet."""
         return self._join_store() if role == "actor" else PrefixStore(role, self._join_store())
 
-    def beside_turns(self, device: Turns, world: Turns) -> Turns:
-        return EngineTurns(device, world)
+    def engine_device(self, rank: int, device: Turns, limit_s: float | None) -> FirstDevice | OtherDevice | None:
+        together = self.config.engine.tensor_parallel
+        if together == 1:
+            return None
+        engine, place = divmod(rank, together)
+        if place == 0:
+            return FirstDevice(device, self._join_store(), engine=engine, others=together - 1, limit_s=limit_s)
+        free = partial(give_back, self.device)
+        return OtherDevice(device, self._join_store(), engine=engine, place=place, limit_s=limit_s, give_back=free)
+
+    def beside_turns(self, device: Turns, world: Turns, first: FirstDevice | OtherDevice | None = None) -> Turns:
+        assert not isinstance(first, OtherDevice), "an engine lives with the worker of its first device"
+        return EngineTurns(device, world, first)
 
     def _join_store(self) -> TCPStore:
         timeout = timedelta(seconds=self.config.cluster.wait_timeout_s)
@@ -429,7 +446,10 @@ class SimulatedEngines:
         group_size, training = self.config.algorithm.group_size, self.config.training
         return {"ranks": self.data_parallel[role], "group_size": group_size, "training": training}
 
-    def beside_turns(self, device: Turns, world: Turns) -> Turns:
+    def engine_device(self, rank: int, device: Turns, limit_s: float | None) -> None:
+        return None
+
+    def beside_turns(self, device: Turns, world: Turns, first: FirstDevice | OtherDevice | None = None) -> Turns:
         return device
 
     def local_sender(self, clock: Clock) -> WeightSender:

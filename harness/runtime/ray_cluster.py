@@ -200,6 +200,7 @@ class RayCluster:
             start_timeout_s=settings.start_timeout_s, call_timeout_s=settings.call_timeout_s, here=False
         )
         self._processes = defaultdict[str, list[_RayProcess]](list)  # of each worker, the last one at work
+        self._of_device: dict[int, Any] = {}  # the actor of a worker, by its first device
         self._starts: dict[str, tuple[Sequence[int], Sequence[RoleName], Build]] = {}
 
     def __enter__(self) -> RayCluster:
@@ -261,8 +262,9 @@ class RayCluster:
     def start_worker(
         self, name: str, devices: Sequence[int], roles: Mapping[RoleName, type], build: Build
     ) -> list[RemoteRole[Any]]:
-        """Start a worker on its bundle, in which `build(names of the roles)` makes its roles; returns at once. roles:
-        with the class whose methods a handle has."""
+        """Start a worker on its bundle, in which `build(names of the roles)` makes its roles; returns at once. devices:
+        those of which another worker was started before are that one's, and an engine here uses them too; roles: with
+        the class whose methods a handle has."""
         self._starts[name] = devices, list(roles), build
         return self._workers.add(name, *self._launch(name), roles)
 
@@ -279,8 +281,11 @@ class RayCluster:
             logs = self.settings.logs.absolute()
             output = Output(logs / f"{name}.log", logs / self._proof, f"cadence-{secrets.token_hex(8)}.log")
             results = logs.parent if any(map(self.settings.writes, roles)) else None
-        actor = self._start_actor(devices, name, token, output)
-        serving = actor.serve.remote(list(roles), pickle.dumps(build), Path.cwd(), self.settings.reads, results)
+        beside = [self._of_device[device] for device in devices[1:] if device in self._of_device]
+        actor = self._start_actor(devices[: len(devices) - len(beside)], name, token, output)
+        self._of_device |= dict.fromkeys(devices[:1], actor)
+        seen = [other.visible.remote() for other in beside if self.settings.gpu]
+        serving = actor.serve.remote(list(roles), pickle.dumps(build), Path.cwd(), self.settings.reads, results, *seen)
         process = _RayProcess(name, actor.listening.remote(), serving, actor, output)
         self._processes[name].append(process)
         return process, token
@@ -324,9 +329,10 @@ def bundles(
     """Devices that have to be on one node, together: those of an engine, where no other role has any of them; of all
     others as many as the largest nodes have, so that a training world is on as few as can be.
 
-    there: devices of each node; together: neighbours that no two nodes may share."""
+    there: devices of each node; together: neighbours that no two nodes may share, as engines beside them may not."""
     rollout = placement.devices["rollout"]
     alone = len(placement.roles_on(rollout[0])) == 1
+    together = together if alone else math.lcm(together, per_engine)
     engines = [rollout[start : start + per_engine] for start in range(0, len(rollout) if alone else 0, per_engine)]
     others = [device for device in range(placement.total) if not (alone and device in rollout)]
     worlds = []

@@ -18,6 +18,7 @@ import psutil
 import ray
 
 from harness.config.fields import ConfigError
+from harness.config.machine import VISIBLE
 from harness.logs import RUN, log_as_lines, run_in
 from harness.rpc.children import end_with_peer
 from harness.rpc.sockets import Address, listen
@@ -74,11 +75,23 @@ class WorkerActor:
         """The address and node where it listens."""
         return self._listening
 
+    async def visible(self) -> str:
+        """The GPUs that it sees, as CUDA_VISIBLE_DEVICES names them."""
+        return os.environ.get(VISIBLE, "")
+
     async def serve(
-        self, roles: Sequence[RoleName], build: bytes, folder: Path, reads: Sequence[Path], results: Path | None
+        self,
+        roles: Sequence[RoleName],
+        build: bytes,
+        folder: Path,
+        reads: Sequence[Path],
+        results: Path | None,
+        *beside: str,
     ) -> None:
         """Serve the roles of this worker. folder: that the driver works in; reads: what is read of others; results:
-        where its roles write, if any."""
+        where its roles write, if any; beside: GPUs of other workers here that an engine of this one has besides."""
+        if beside:
+            os.environ[VISIBLE] = ",".join([os.environ[VISIBLE], *beside])
 
         def made() -> Built | Coroutine[Any, Any, Built]:
             self._share(folder, reads, results, roles)

@@ -239,6 +239,10 @@ class SendingWorker:
             end = self.clock.now()
         return [Span("actor", self.name, "publish_weights", start, end, version, version - 1)]
 
+    async def help_load(self, version: int) -> list[Span]:
+        """Gather with the other ranks what engines beside some of them load as `version`, and keep nothing."""
+        raise NotImplementedError
+
     async def wait_arrived(self, version: int) -> None:
         """Wait until `version`, the last one sent, left for all receivers, where it travels in the background."""
         if isinstance(self.sender, HostSender):

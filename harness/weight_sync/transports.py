@@ -245,8 +245,10 @@ class LocalReceiver:
 
 @dataclass(frozen=True)
 class LocalTransport:
-    """The driver's side: both ends were built connected."""
+    """The driver's side: both ends were built connected. helpers: training ranks that have no engine beside them, and
+    help the others to gather what these load."""
 
+    helpers: Sequence[int] = ()
     timeout_s = None
 
     async def connect(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], plan: TransferPlan) -> None:
@@ -256,7 +258,12 @@ class LocalTransport:
         self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int
     ) -> TransferOutcome:
         """Ask both sides at once; nothing travels: the weights are there since the step."""
-        return await send_and_receive(trainers, receivers, version)
+        helping = [trainers[rank] for rank in self.helpers]
+        loaded, helped = await asyncio.gather(
+            send_and_receive(trainers, receivers, version),
+            ask_each(helping, lambda actor: actor.help_load(version), f"help to load version {version}"),
+        )
+        return loaded + helped
 
     def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
         return trainers

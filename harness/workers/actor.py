@@ -8,17 +8,19 @@ made of these, returns, to learn from them. Both are loops of one role, which co
 from __future__ import annotations
 
 import asyncio
+from collections import deque
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 import torch
 
-from harness.protocols import Clock, CriticEngine, TrainBatch, TrainEngine, ValueBatch
+from harness.protocols import Clock, CriticEngine, Span, TrainBatch, TrainEngine, ValueBatch
 from harness.rl.diagnostics import add_diagnostics
 from harness.runtime.runtime import open_ended
 from harness.transfer_queue import Batch, Column, Ragged
 from harness.weight_sync.endpoints import SendingWorker
+from harness.weight_sync.transports import LocalReceiver
 from harness.workers.dataflow import samples_in, texts_of
 from harness.workers.dealing import some_rows
 from harness.workers.readers import Deadlines, MicroBatchReader
@@ -94,6 +96,15 @@ class ActorRole(ComputingRole, RememberingRole, SendingWorker):
     async def open_batch(self) -> int:
         await self._open.wait()
         return self.version
+
+    @open_ended
+    async def help_load(self, version: int) -> list[Span]:
+        """Gather in the turn in which the engines load. In a thread: an engine may ask for this device meanwhile."""
+        weights = LocalReceiver(self.engine).receive(version)
+        async with self.turns.turn(f"rollout[{self.rank}].load"):
+            with self.waits("help_load", f"engines to load version {version}"):
+                await asyncio.to_thread(deque, weights, 0)
+        return []
 
     def _begin_step(self, more: bool) -> None:
         self._settled.clear()

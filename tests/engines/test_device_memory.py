@@ -12,6 +12,7 @@ import torch
 from engines import device_memory, host_memory
 from engines.device_memory import pass_to_engine
 from engines.sglang.client import ServerControl
+from harness.config.machine import Gpu
 
 MIB = 1 << 20
 CUDA = torch.device("cuda:0")
@@ -66,6 +67,20 @@ def test_an_engine_that_would_find_too_little_is_refused_with_who_holds_the_rest
     assert str(refused.value) == (
         "kv cache of engine 0 needs 301 MiB of cuda:0, and 300 of 1000 are free: tensors of this process hold 400, "
         "gaps between them 0, process 4711 300"
+    )
+
+
+def test_an_engine_of_two_devices_is_refused_where_the_other_has_too_little(
+    gpu: Allocator, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    there = [Gpu("H100", f"GPU-{number}", 1000 * MIB, f"{4 + number}", f"GPU-{number}") for number in range(2)]
+    monkeypatch.setattr(device_memory, "gpus", lambda: tuple(there))
+    monkeypatch.setattr(device_memory, "gpu_free", lambda uuid: {"GPU-1": 250 * MIB}[uuid])
+    pass_to_engine(CUDA, 250 * MIB, "weights of engine 0", others=1)
+    with pytest.raises(MemoryError) as refused:
+        pass_to_engine(CUDA, 251 * MIB, "weights of engine 0", others=1)
+    assert str(refused.value) == (
+        "weights of engine 0 needs 251 MiB of GPU 5, and 250 of 1000 are free: others hold the rest"
     )
 
 

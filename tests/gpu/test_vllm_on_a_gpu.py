@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Iterator
 from importlib.util import find_spec
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -15,8 +16,10 @@ from transformers import Qwen3ForCausalLM
 from engines.torch.model import build_model
 from engines.vllm.rollout import VLLMRollout
 from harness.config import ModelConfig
+from harness.metrics.run_files import load_metrics
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.runtime import RealClock
+from tests.support.real_runs import bench
 
 pytestmark = [
     pytest.mark.gpu,
@@ -85,3 +88,11 @@ async def test_sleep_gives_memory_back_and_weights_may_come_in_it(engine: VLLMRo
     await engine.load_weights(version, weights_of(model))
     await engine.wake()
     assert_sampled_by(model, await generate(engine))
+
+
+@pytest.mark.skipif(torch.cuda.device_count() < 2, reason="an engine of two devices needs two")
+async def test_an_engine_of_two_gpus_takes_turns_with_the_trainers_there(tmp_path: Path) -> None:
+    job = "backend=real smoke=true iterations=3 engine=vllm engine.tensor_parallel=2 schedule=colocate_sync"
+    job += " model=qwen0.5b model.checkpoint=null cluster.devices=2 algorithm.recompute_log_probs=true"
+    folder = await asyncio.to_thread(bench, tmp_path, "two_gpus", *job.split())
+    assert max(line["policy/mismatch_kl"] for line in load_metrics(folder)) < TOLERANCE

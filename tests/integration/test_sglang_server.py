@@ -208,3 +208,11 @@ def test_every_schedule_keeps_its_promises_with_sglang(runs: dict[str, Path], sc
 def test_samples_of_several_turns_are_on_sglang_what_their_trainer_reads(runs: dict[str, Path]) -> None:
     check_run(read_finished(runs["turns"]))
     check_turns(runs["turns"])
+
+
+@pytest.mark.slow
+def test_a_run_whose_engine_has_two_devices_beside_training_ranks_keeps_what_it_promises(
+    results: Path, drivers: Drivers
+) -> None:
+    job = f"{SMALLER} algorithm.micro_batch_groups=2 schedule=colocate_sync engine.tensor_parallel=2 cluster.devices=2"
+    check_run(read_finished(drivers.bench(results, "sglang_two_devices", *job.split())))

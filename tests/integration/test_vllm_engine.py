@@ -22,6 +22,7 @@ from engines.vllm import weights
 from engines.vllm.rollout import VLLMRollout
 from harness.comparison.promises import read_finished
 from harness.config import ModelConfig
+from harness.metrics.run_files import load_metrics
 from harness.protocols import Completion, Request, Sampling, TransferError
 from harness.report.summary import summarize
 from harness.runtime.runtime import RealClock
@@ -227,8 +228,16 @@ async def test_an_engine_over_two_devices_samples_as_one_does_and_takes_new_weig
 
 
 @pytest.mark.slow
-def test_a_run_whose_engines_have_two_devices_each_keeps_what_it_promises(results: Path, drivers: Drivers) -> None:
-    job = f"{SMALL} engine=vllm iterations=3 algorithm.batch_groups=4 algorithm.group_size=4"
-    job += " algorithm.micro_batch_groups=2 schedule=fully_async engine.tensor_parallel=2"
-    job += " cluster.devices=3 schedule.split.rollout=2"
-    check_run(read_finished(drivers.bench(results, "vllm_two_devices", *job.split())))
+@pytest.mark.parametrize(
+    ("schedule", "devices"), [("fully_async", "3 schedule.split.rollout=2"), ("colocate_sync", "4")]
+)
+def test_a_run_whose_engines_have_two_devices_each_keeps_what_it_promises(
+    results: Path, drivers: Drivers, schedule: str, devices: str
+) -> None:
+    """Also beside training ranks, of which every second has its engine in another worker."""
+    job = f"{SMALL} engine=vllm iterations=3 algorithm.batch_groups=4 algorithm.group_size=4 engine.tensor_parallel=2"
+    job += f" algorithm.micro_batch_groups=1 schedule={schedule} cluster.devices={devices}"
+    job += " algorithm.recompute_log_probs=true"
+    folder = drivers.bench(results, f"vllm_two_devices_{schedule}", *job.split())
+    check_run(read_finished(folder))
+    assert schedule != "colocate_sync" or max(line["policy/mismatch_kl"] for line in load_metrics(folder)) < 1e-10

@@ -501,17 +501,30 @@ def test_what_can_be_simulated_only_is_refused_on_real_devices_and_simulated_oth
     assert found.backend == "virtual" and found.why.startswith(told)
 
 
-def test_an_engine_of_several_devices_has_them_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["cluster.devices=3", "schedule.split.rollout=2"], None),
+        (["schedule=colocate_sync", "cluster.devices=2"], None),
+        (
+            ["cluster.devices=3", "schedule.split.rollout=2", WITH_REFERENCE, "schedule.split.reference=rollout"],
+            "engine.tensor_parallel=2: a real engine of several devices has them alone, or takes turns with a "
+            "colocated schedule, and schedule=fully_async has reference there; set it to 1, ",
+        ),
+    ],
+)
+def test_an_engine_of_several_devices_has_them_alone_or_takes_turns(
+    monkeypatch: pytest.MonkeyPatch, settings: list[str], told: str | None
+) -> None:
     monkeypatch.setattr("harness.checks.job.check_environment", lambda config: None)  # vLLM is not needed here
-    job = ["engine=vllm", "engine.tensor_parallel=2", "backend=real"]
-    apart = plan(*job, "cluster.devices=3", "schedule.split.rollout=2", machine=MANY_CORES)
-    assert (apart.backend, apart.placement.devices["rollout"]) == ("real", (0, 1))
+    job = ["engine=vllm", "engine.tensor_parallel=2", "backend=real", *settings]
+    if told is None:
+        found = plan(*job, machine=MANY_CORES)
+        assert (found.backend, found.placement.devices["rollout"]) == ("real", (0, 1))
+        return
     with pytest.raises(ConfigError) as caught:
-        plan(*job, "schedule=colocate_sync", "cluster.devices=2", machine=MANY_CORES)
-    assert str(caught.value).startswith(
-        "engine.tensor_parallel=2: a real engine of several devices shares them with no other role, and "
-        "schedule=colocate_sync has actor"
-    )
+        plan(*job, machine=MANY_CORES)
+    assert str(caught.value).startswith(told)
 
 
 def test_costs_of_one_device_are_not_divided(capsys: pytest.CaptureFixture[str]) -> None:

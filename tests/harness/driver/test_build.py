@@ -55,7 +55,8 @@ def spec_of(log: list[str], monkeypatch: pytest.MonkeyPatch, *settings: str) -> 
         response_limit=8,
         generate_s=0.0,
         transfer_pace=None,
-        beside_turns=lambda device, world: device,
+        engine_device=lambda rank, device, limit_s: None,
+        beside_turns=lambda device, world, first: device,
         local_receiver=lambda trainer, clock: None,
     )
     config = compose_job(["schedule=colocate_sync", *settings])

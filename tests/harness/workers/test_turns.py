@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
@@ -19,8 +20,11 @@ from engines.torch.scoring import TorchLogProb
 from harness.runtime.virtual_runtime import run_virtual
 from harness.workers.turns import (
     DeviceTurns,
+    EngineTurns,
+    FirstDevice,
     HeldTurn,
     NoTurns,
+    OtherDevice,
     PlacedTurns,
     SeveralDevices,
     Turns,
@@ -278,6 +282,89 @@ def test_all_ranks_take_the_same_turns_first_come_first_served_whatever_comes_wh
     times = [seen.asked[turn] for turn in seen.order[0]]
     assert times == sorted(times), "a turn came before one that all ranks had asked for earlier"
     assert len(store.values) <= 1 + 2 * len(plan.loops), "what is over is not kept"
+
+
+class EngineOfTwo:
+    """The two devices of an engine, and the turns of the ranks there, which are the training world."""
+
+    def __init__(self, limit_s: float) -> None:
+        store = self.store = DictStore()
+        self.given_back = 0
+        here, beside = (DeviceTurns(f"device {rank}", limit_s=limit_s) for rank in range(2))
+        self.first = FirstDevice(here, store, engine=0, others=1, limit_s=limit_s)
+        self.other = OtherDevice(beside, store, engine=0, place=1, limit_s=limit_s, give_back=self._give_back)
+        shared = (self.first, self.other)
+        self.ranks = [world_turns(store, rank=r, ranks=2, device=shared[r], limit_s=limit_s) for r in range(2)]
+        self.engine = EngineTurns(here, self.ranks[0], self.first)
+
+    def _give_back(self) -> None:
+        self.given_back += 1
+
+
+WORK = st.lists(st.tuples(SECONDS, SECONDS, SECONDS), min_size=1, max_size=5)
+
+
+@given(WORK, st.lists(SECONDS, min_size=1, max_size=4))
+def test_an_engine_of_two_devices_has_both_after_all_that_began_there_and_never_waits_in_a_circle(
+    trained: list[tuple[float, float, float]], generated: list[float]
+) -> None:
+    busy: set[str] = set()
+
+    async def train(rank: int, devices: EngineOfTwo, together: asyncio.Barrier) -> None:
+        for work in trained:
+            await asyncio.sleep(work[rank])
+            async with devices.ranks[rank].turn(f"actor[{rank}].train"):
+                assert "engine" not in busy
+                busy.add(f"rank {rank}")
+                await together.wait()
+                await asyncio.sleep(work[2] * rank)
+                busy.discard(f"rank {rank}")
+
+    async def generate(devices: EngineOfTwo) -> None:
+        for seconds in generated:
+            await asyncio.sleep(seconds)
+            before = devices.given_back
+            async with devices.engine.turn("rollout[0].generate"):
+                assert devices.given_back == before + 1 and not busy
+                busy.add("engine")
+                await asyncio.sleep(seconds)
+                busy.discard("engine")
+
+    async def load(turns: Turns, rank: int, together: asyncio.Barrier) -> None:
+        async with turns.turn(f"rollout[{rank}].load"):
+            await together.wait()
+
+    async def play() -> None:
+        devices, together = EngineOfTwo(LIMIT_S), asyncio.Barrier(2)
+        asyncio.get_running_loop().call_later(1.0, devices.first.engine_sleeps)
+        await devices.other.begin()
+        assert asyncio.get_running_loop().time() >= 1.0, "ranks take nothing before the engine sleeps"
+        await asyncio.gather(generate(devices), *(train(rank, devices, together) for rank in range(2)))
+        await asyncio.gather(
+            *(load(turns, rank, together) for rank, turns in enumerate((devices.engine, devices.ranks[1])))
+        )
+        assert devices.given_back == len(generated) + 1, "for a load, too"
+        assert not [key for key in devices.store.values if "lent" in key], "what is over is not kept"
+
+    run_virtual(play())
+
+
+@virtual
+async def test_an_engine_that_waits_for_its_other_devices_says_so_and_ends_by_its_limit() -> None:
+    devices = EngineOfTwo(limit_s=5.0)
+    with pytest.raises(TimeoutError, match="after 5 s device 1 of engine 0 waits for the engine to start"):
+        await devices.other.begin()
+    devices.first.engine_sleeps()
+    await devices.other.begin()
+    late = asyncio.create_task(hold(devices.ranks[1], "actor[1].train", 60))
+    await hold(devices.ranks[0], "actor[0].train", 0)
+    waiting = asyncio.create_task(hold(devices.engine, "rollout[0].generate"))
+    await asyncio.sleep(1)
+    said = "rollout[0].generate waits for the other devices of engine 0, where ranks are still at work"
+    assert devices.engine.lines("rollout[0]") == [said] and devices.engine.lines("actor[0]") == []
+    with pytest.raises(TimeoutError, match=f"after 5 s {re.escape(said)}"):
+        await waiting
+    late.cancel()
 
 
 def two_ranks(store: DictStore, limit_s: float = 5.0) -> tuple[list[DeviceTurns], list[WorldTurns]]:
