@@ -1,5 +1,8 @@
 """Statistics of repeated runs, pure functions of arrays: estimates with their intervals, outliers, differences between
-two groups (paired by seed where seeds are shared, corrected for several), and what is read along one run."""
+two groups (paired by seed where seeds are shared, corrected for several), and what is read along one run.
+
+Of SciPy, what takes a second to import is imported where it is used: single runs need means with their intervals only.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import numpy as np
-from scipy import special, stats
-from scipy.optimize.elementwise import find_root
+from scipy import special
 
 CONFIDENCE = 0.95
 """Confidence of every interval."""
@@ -90,6 +92,8 @@ def iqm_interval(scores: Sequence[Values], *, draws: int = 10_000, seed: int = 0
     within every stratum. Few seeds make this interval too narrow: docs/statistics.md says by how much.
     """
 
+    from scipy import stats
+
     def iqm(*strata: np.ndarray, axis: int = -1) -> np.ndarray:
         return stats.trim_mean(np.concatenate(strata, axis=axis), 0.25, axis=axis)
 
@@ -123,6 +127,8 @@ def probability_of_improvement(values: Values, baseline: Values) -> Interval:
 def pair_share_bounds(share: np.ndarray, m: int, n: int) -> tuple[np.ndarray, np.ndarray]:
     """Bounds for shares of the pairs of m with n runs, float64 [...]: the score-like interval with the variance of
     Hanley and McNeil, method 5 of Newcombe (Statistics in Medicine 25, 2006, 559-573)."""
+    from scipy.optimize.elementwise import find_root
+
     share = np.asarray(share, dtype=np.float64)
     z = special.ndtri((1 + CONFIDENCE) / 2)
 
@@ -148,6 +154,8 @@ def performance_profile(scores: Values, taus: Values) -> tuple[np.ndarray, np.nd
 
 def share_interval(count: int, of: int) -> Interval:
     """A share of independent runs with Wilson's interval."""
+    from scipy import stats
+
     bounds = stats.binomtest(count, of).proportion_ci(CONFIDENCE, method="wilson")
     return Interval(count / of, float(bounds.low), float(bounds.high))
 

@@ -28,7 +28,7 @@ from harness.driver.checkpoint_files import CHECKPOINTS
 from harness.driver.checkpointing import Left
 from harness.driver.earlier import EarlierAttempt, NothingToGoBackTo
 from harness.driver.evaluation import Evaluated
-from harness.driver.final_model import model_card, write_critic_files, write_model_files
+from harness.driver.final_model import model_card, write_beside
 from harness.driver.initial_weights import initial_model
 from harness.driver.observer import IterationListener, RunListener
 from harness.driver.progress import ProgressDisplay, waiting_for
@@ -305,21 +305,22 @@ async def _save_models(
 ) -> None:
     """The policy, and the critic where there is one."""
     rate = peak_rate(run.config.algorithm, parameters(run.model))
-    card = model_card(manifest, load_config(folder.path), rate)
-    beside = partial(write_model_files, model=run.model, tokenizer=tokenizer_of(run.config), card=card)
-    await _save_weights(worlds["actor"], folder.path / MODEL, beside)
+    tokenizer = tokenizer_of(run.config)
+    with _unfinished(folder.path / MODEL) as model:
+        write_beside(model, tokenizer, model_card(manifest, load_config(folder.path), rate))
+        ends = tokenizer.stop_tokens, tokenizer.pad_token
+        await ask_all(worlds["actor"], lambda rank: rank.save_policy(str(model), run.model, *ends))
     if "critic" in worlds:
-        beside = partial(write_critic_files, model=run.model)
-        await _save_weights(worlds["critic"], folder.path / CRITIC, beside)
+        with _unfinished(folder.path / CRITIC) as model:
+            await ask_all(worlds["critic"], lambda rank: rank.save_critic(str(model), run.model))
 
 
-async def _save_weights(ranks: Sequence[Handle[RememberingRole]], folder: Path, beside: Callable[[Path], None]) -> None:
-    """Save the weights of a training world, and what `beside` writes into their folder, which gets its name when all is
-    there."""
+@contextmanager
+def _unfinished(folder: Path) -> Iterator[Path]:
+    """A folder that gets its name when all is there."""
     unfinished = folder.with_name(f".{folder.name}")
     unfinished.mkdir()
-    beside(unfinished)
-    await ask_all(ranks, lambda rank: rank.save_weights(str(unfinished)))
+    yield unfinished
     unfinished.rename(folder)
 
 

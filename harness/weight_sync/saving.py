@@ -1,16 +1,24 @@
-"""Weights in files, as transformers and the engines read them: one, or shards and an index of them."""
+"""A model in files, as transformers and the engines read it: its configuration, and weights in one file, or in shards
+with an index of them."""
 
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import torch
 
 from engines.loading import apart, file_names
-from harness.config.model_folder import INDEX
+from harness.config import ModelConfig
+from harness.config.model_folder import INDEX, read_config
 from harness.weight_sync.plan import gathered
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig
+
+_GENERATION = "generation_config.json"
 
 SHARD_BYTES = 5_000_000_000
 """Weights above this are cut into files of at most as much; a larger tensor has one for itself."""
@@ -61,3 +69,44 @@ def cut(parameters: Mapping[str, torch.Tensor], most: int) -> dict[str, list[str
 def _bytes(tensor: torch.Tensor) -> int:
     """Bytes of the full tensor, wherever its shards are."""
     return tensor.numel() * tensor.dtype.itemsize
+
+
+def write_policy_config(folder: Path, model: ModelConfig, stop_tokens: Sequence[int], pad_token: int) -> None:
+    """Write what is to be known of a policy beside its weights. model: its checkpoint, if any, is a folder here;
+    stop_tokens: what ended samples in training; pad_token: where the checkpoint does not say how to generate."""
+    from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, GenerationConfig
+
+    start = None if model.checkpoint is None else Path(model.checkpoint)
+    config = _config_of(model)
+    config.architectures = [MODEL_FOR_CAUSAL_LM_MAPPING[type(config)].__name__]
+    if model.float32_logits and model.dtype != "float32":
+        config.head_dtype = "float32"
+    config.eos_token_id = config.eos_token_id if config.eos_token_id is not None else stop_tokens[0]
+    config.save_pretrained(folder)
+    if start is not None and (start / _GENERATION).is_file():
+        generation = GenerationConfig.from_pretrained(start)
+    else:
+        generation = GenerationConfig(pad_token_id=pad_token)
+    generation.eos_token_id = list(stop_tokens)
+    generation.save_pretrained(folder)
+
+
+def write_critic_config(folder: Path, model: ModelConfig) -> None:
+    """Write the same of a critic, which transformers loads to classify tokens, where it has such a model of this
+    architecture: its one label is a token's value."""
+    from transformers import MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING
+
+    config = _config_of(model)
+    config.num_labels = 1
+    if type(config) in MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING:
+        config.architectures = [MODEL_FOR_TOKEN_CLASSIFICATION_MAPPING[type(config)].__name__]
+    config.save_pretrained(folder)
+
+
+def _config_of(model: ModelConfig) -> PretrainedConfig:
+    """The configuration of a model: that of the folder that it starts from, else one of these settings."""
+    from engines.torch.model import transformers_config
+
+    config = transformers_config(model) if model.checkpoint is None else read_config(Path(model.checkpoint), model.name)
+    config.dtype = model.dtype
+    return config

@@ -12,11 +12,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from harness.config import ModelConfig
 from harness.protocols import TRUNCATED, Clock, Scorer, Span, WrittenState
 from harness.rl.diagnostics import add_diagnostics
 from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Batch, Ragged
-from harness.weight_sync.saving import save_weights
+from harness.weight_sync.saving import save_weights, write_critic_config, write_policy_config
 from harness.workers.readers import Deadlines, MicroBatchReader
 from harness.workers.turns import ComputingRole, abandon
 
@@ -261,6 +262,15 @@ class RememberingRole:
         await self.engine.load(Path(folder))
         self.version = version
 
-    async def save_weights(self, folder: str) -> None:
-        """All weights into a folder that is there, gathered; every rank calls it, rank 0 writes."""
+    async def save_policy(self, folder: str, model: ModelConfig, stop_tokens: tuple[int, ...], pad_token: int) -> None:
+        """All weights into a folder that is there, gathered, and what is to be known of them: every rank calls it, rank
+        0 writes. The driver has no transformers, whose import takes seconds."""
+        if self.rank == 0:
+            write_policy_config(Path(folder), model, stop_tokens, pad_token)
+        save_weights(Path(folder), self.engine.named_parameters(), write=self.rank == 0)
+
+    async def save_critic(self, folder: str, model: ModelConfig) -> None:
+        """The same of a critic."""
+        if self.rank == 0:
+            write_critic_config(Path(folder), model)
         save_weights(Path(folder), self.engine.named_parameters(), write=self.rank == 0)

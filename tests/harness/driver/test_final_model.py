@@ -15,10 +15,10 @@ from engines.torch.model import build_model
 from engines.torch.scoring import TorchLogProb
 from harness.config import ModelConfig
 from harness.config.model_folder import model_settings
-from harness.driver.final_model import model_card, write_model_files
+from harness.driver.final_model import model_card, write_beside
 from harness.tasks import load_tokenizer
 from harness.transfer_queue import Ragged
-from harness.weight_sync.saving import save_weights
+from harness.weight_sync.saving import save_weights, write_policy_config
 from tests.support.random_models import random_folder
 
 MANIFEST = {
@@ -43,7 +43,8 @@ async def test_transformers_loads_what_was_trained_and_finds_the_same_log_probs(
             parameter.add_(0.1 * torch.randn_like(parameter))
     folder = tmp_path / "model"
     folder.mkdir()
-    write_model_files(folder, config, load_tokenizer(), "card")
+    write_beside(folder, load_tokenizer(), "card")
+    write_policy_config(folder, config, load_tokenizer().stop_tokens, load_tokenizer().pad_token)
     save_weights(folder, dict(trained.named_parameters()), write=True, most=most)
     assert (len(list(folder.glob("*.safetensors"))) > 1) == (most == 4096)
     prompt, response = np.array([5, 6, 7, 8]), np.array([9, 1, 2, 3, 4])
@@ -63,10 +64,10 @@ async def test_transformers_loads_what_was_trained_and_finds_the_same_log_probs(
 
 def test_weights_in_half_precision_say_so_and_that_their_head_is_not(tmp_path: Path) -> None:
     config = replace(ModelConfig("small", 32, 2, 4, 2, 8, 64, 32, True, 64), dtype="bfloat16")
-    write_model_files(tmp_path, config, load_tokenizer(), "card")
+    write_policy_config(tmp_path, config, [3], 0)
     written = json.loads((tmp_path / "config.json").read_text())
     assert (written["dtype"], written["head_dtype"]) == ("bfloat16", "float32")
-    assert written["architectures"] == ["Qwen3ForCausalLM"] and written["eos_token_id"] is not None
+    assert written["architectures"] == ["Qwen3ForCausalLM"] and written["eos_token_id"] == 3
 
 
 def test_a_card_says_which_run_made_the_weights() -> None:
