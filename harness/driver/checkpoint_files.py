@@ -9,7 +9,8 @@
 
 It is written beside its name, as `.version-000040`, and renamed when all of it is on the disk. Every file is held
 against the manifest before any of it is read, JSON is decoded into types without unknown fields, and nothing is
-unpickled.
+unpickled. It may be a stranger's, whose digests are his own: of the run's folder it names the files of `GROWING` alone,
+no link is followed, and it speaks of no more samples than its files have bytes.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ import hashlib
 import os
 import re
 import shutil
+import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -26,6 +28,7 @@ from typing import Any, Literal
 import msgspec
 
 from harness.metrics.ledger import DropReason, LedgerState
+from harness.metrics.run_files import GROWING
 from harness.tasks.buffer import DealerState
 
 CHECKPOINTS = "checkpoints"
@@ -219,6 +222,7 @@ def in_place(run: Path) -> list[Path]:
 def read(folder: Path, run: Path) -> Cut:
     """The driver's part of a checkpoint. Raises DamagedCheckpoint, naming the file, unless every file is as the
     manifest says, and the run's growing files are as long as they were."""
+    _refuse_special([folder, *folder.rglob("*")])
     manifest = _decoded(folder / MANIFEST, _Manifest)
     if manifest.format != FORMAT:
         raise DamagedCheckpoint(f"{folder / MANIFEST} has format {manifest.format}; this code reads {FORMAT}")
@@ -231,11 +235,17 @@ def read(folder: Path, run: Path) -> Cut:
     cut = _decoded(folder / DRIVER, Cut)
     if cut.version != manifest.version or name_of(cut.version) != folder.name:
         raise DamagedCheckpoint(f"{folder / DRIVER} is of version {cut.version}")
+    for path in sorted(cut.files.keys() - GROWING):
+        raise DamagedCheckpoint(f"{folder / DRIVER} names {path!r}, which is no file that grows with a run")
+    _refuse_special(run / path for name in cut.files for path in (name, Path(name).parent))
     for path, size in cut.files.items():
-        if not (run / path).is_file() or (run / path).stat().st_size < size:
+        if not (run / path).is_file() or not 0 <= size <= (run / path).stat().st_size:
             raise DamagedCheckpoint(f"{run / path} is shorter than it was at {folder.name}")
         if path in cut.digests and _digest(run / path, size) != cut.digests[path]:
             raise DamagedCheckpoint(f"{run / path} is damaged: it is not what it was at {folder.name}")
+    written = sum(size for size, _ in manifest.files.values()) + sum(cut.files.values())
+    if not cut.ledger.samples <= written:
+        raise DamagedCheckpoint(f"{folder / DRIVER} speaks of {cut.ledger.samples:,} samples, in {written:,} bytes")
     return cut
 
 
@@ -263,6 +273,14 @@ def _there(checkpoints: Path) -> Iterable[tuple[int, Path]]:
 
 def _unfinished(checkpoints: Path) -> list[Path]:
     return list(checkpoints.glob(f".{name_of(0)[:8]}*")) if checkpoints.is_dir() else []
+
+
+def _refuse_special(paths: Iterable[Path]) -> None:
+    """A link leads elsewhere, a pipe is waited for."""
+    for path in paths:
+        mode = path.lstat().st_mode if path.exists() or path.is_symlink() else stat.S_IFREG
+        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+            raise DamagedCheckpoint(f"{path} is neither a file nor a folder: no link, pipe or device is read")
 
 
 def _paths(folder: Path) -> Iterator[str]:

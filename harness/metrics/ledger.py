@@ -33,6 +33,12 @@ class LedgerState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     trained: list[tuple[int, int, int]]
     dropped: list[tuple[DropReason, int, int]]
 
+    @property
+    def samples(self) -> int:
+        """How many its ranges span, before any is written out."""
+        ranges = (*self.in_flight, *(range_[:2] for range_ in self.trained), *(range_[1:] for range_ in self.dropped))
+        return sum(max(end - first, 0) for first, end in ranges)
+
 
 class LedgerError(RuntimeError):
     """A sample was counted twice, came from nowhere, or is missing."""

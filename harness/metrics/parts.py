@@ -43,6 +43,7 @@ PARTS = "parts"
 SAMPLES, RESPONSES, SPANS = "samples.arrows", "responses.arrows", "spans.arrows"
 DROPPED = "dropped.arrows"
 PROBLEMS, HELD_OUT = "problems.arrows", "held_out.arrows"
+PART_FILES = (SAMPLES, RESPONSES, DROPPED, SPANS, PROBLEMS, HELD_OUT)
 
 _SPAN_SCHEMA = pa.schema(
     [

@@ -21,11 +21,13 @@ from harness.config import JobConfig
 from harness.config.files import read_json, read_text, read_yaml
 from harness.config.inputs import digests, inputs_of, refuse_changed
 from harness.config.job import in_words_of_now
+from harness.metrics.arrivals import ARRIVALS
 from harness.metrics.atomic_files import GrowingFile, Lock, write_text
 from harness.metrics.definitions import AXES, Found, check_names, found_faults
 from harness.metrics.done import DONE, INCOMPLETE, MODEL, is_done, write_done
 from harness.metrics.ledger import Ledger
 from harness.metrics.parts import (
+    PART_FILES,
     PARTS,
     RESPONSES,
     DriverParts,
@@ -61,10 +63,15 @@ from harness.metrics.timeline import Timeline, chrome_trace, timeline_of
 
 LOCK = ".lock"
 """Stays in a run's folder, whoever has it."""
+METRICS = "metrics.jsonl"
 EVALUATIONS = "eval.jsonl"
 """A line for each version whose held-out accuracy was found."""
 RESTARTS = "restarts.jsonl"
 """A line for each time that roles died and were started again; there only where some did."""
+
+GROWING = frozenset({METRICS, EVALUATIONS, ARRIVALS, *(f"{PARTS}/{name}" for name in PART_FILES)})
+"""Files that grow iteration by iteration, by path in the folder: of a run that goes on from a checkpoint they are cut
+back."""
 
 Kept = Callable[[Path], Collection[str]]
 """Chooses what is to stay of what an earlier attempt left in a run's folder, which is locked: names of files and
@@ -126,7 +133,7 @@ class RunDirectory:
                 shutil.rmtree(left)
             else:
                 left.unlink()
-        self._metrics = GrowingFile(self.path / "metrics.jsonl")
+        self._metrics = GrowingFile(self.path / METRICS)
         self._system = (self.path / "system.jsonl").open("a", encoding="utf-8")
 
     def write_config(self, config: Mapping[str, Any]) -> None:
@@ -187,7 +194,7 @@ class RunDirectory:
     def _growing(self) -> dict[str, GrowingFile]:
         """Open files by their paths in the folder."""
         assert self._metrics is not None, "start comes first"
-        return {"metrics.jsonl": self._metrics} | ({} if self._parts is None else self._parts.files)
+        return {METRICS: self._metrics} | ({} if self._parts is None else self._parts.files)
 
     def open_parts(self, timeline: Timeline, extra_names: Sequence[str]) -> DriverParts:
         """Open the tables of the driver, with the spans of this timeline, which grow while the run lasts. extra_names:
@@ -313,8 +320,8 @@ def load_metrics(path: Path) -> list[dict[str, Any]]:
 
     A last line that was cut off when its writer died is left out; any other broken line raises DamagedFile.
     """
-    lines = _lines(path / "metrics.jsonl")
-    with reading(path / "metrics.jsonl"):
+    lines = _lines(path / METRICS)
+    with reading(path / METRICS):
         msgspec.convert(lines, list[dict[str, float | None]])
         read = msgspec.convert(lines, list[IterationLine])
         for before, line in pairwise(read):

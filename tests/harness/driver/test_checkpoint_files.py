@@ -7,6 +7,7 @@ import os
 from collections.abc import Callable
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import pytest
@@ -188,6 +189,63 @@ def test_one_is_passed_over_where_the_runs_own_files_are_not_what_they_were(tmp_
     found, (line,) = last_checkpoint(tmp_path)
     assert found is not None and found.version == 2, "what it speaks of is as it was"
     assert "metrics.jsonl is damaged: it is not what it was at version-000004" in line
+
+
+def pipe_beside(folder: Path) -> None:
+    os.mkfifo(folder / "queue" / "pipe")
+
+
+def linked(folder: Path) -> None:
+    weights = folder / "actor" / "rank-00000.safetensors"
+    weights.rename(folder.parent / "elsewhere")
+    weights.symlink_to(folder.parent / "elsewhere")
+
+
+def linked_metrics(folder: Path) -> None:
+    metrics = folder.parent.parent / "metrics.jsonl"
+    metrics.rename(metrics.with_name("elsewhere"))
+    metrics.symlink_to(metrics.with_name("elsewhere"))
+
+
+def told(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
+    """A driver.json that says something else, with digests that fit it."""
+
+    def forge(folder: Path) -> None:
+        driver, manifest = folder / "driver.json", folder / "manifest.json"
+        said = msgspec.json.decode(driver.read_bytes())
+        change(said)
+        driver.write_bytes(msgspec.json.encode(said))
+        facts = msgspec.json.decode(manifest.read_bytes())
+        facts["files"]["driver.json"] = [driver.stat().st_size, hashlib.sha256(driver.read_bytes()).hexdigest()]
+        manifest.write_bytes(msgspec.json.encode(facts))
+
+    return forge
+
+
+@pytest.mark.parametrize(
+    ("forge", "why"),
+    [
+        (
+            told(lambda cut: cut["files"].update({"../thesis.txt": 0})),
+            "names '../thesis.txt', which is no file that grows",
+        ),
+        (told(lambda cut: cut["files"].update({"config.yaml": 0})), "names 'config.yaml', which is no file that grows"),
+        (told(lambda cut: cut["files"].update({"metrics.jsonl": -1})), "metrics.jsonl is shorter than it was"),
+        (told(lambda cut: cut["ledger"].update(trained=[[0, 10**12, 0]])), "1,000,000,000,004 samples, in "),
+        (linked, "rank-00000.safetensors is neither a file nor a folder"),
+        (linked_metrics, "metrics.jsonl is neither a file nor a folder"),
+        (pipe_beside, "pipe is neither a file nor a folder"),
+    ],
+)
+def test_one_that_a_stranger_made_touches_nothing_beside_what_grows_with_a_run(
+    forge: Callable[[Path], None], why: str, tmp_path: Path
+) -> None:
+    (tmp_path / "thesis.txt").write_text("kept")
+    run = tmp_path / "seed=0"
+    run.mkdir()
+    forge(make(run, 2))
+    found, (line,) = last_checkpoint(run)
+    assert found is None and why in line
 
 
 def test_unknown_fields_are_refused(tmp_path: Path) -> None:
