@@ -19,7 +19,7 @@ from rich.text import Text
 from harness.cli.arguments import last_values, own_arguments
 from harness.config import ConfigError
 from harness.config.fields import checked_name
-from harness.metrics.formatting import redacted, say
+from harness.metrics.formatting import redacted, say, visible
 
 if TYPE_CHECKING:
     from harness.comparison.changes import Changes
@@ -43,7 +43,7 @@ _MOST = 10
 
 def show(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Print the samples that were asked for, or what there is to ask for."""
-    from harness.report.samples import RunSamples, ShownSample, shortened, visible
+    from harness.report.samples import RunSamples, ShownSample, shortened
 
     own, _ = own_arguments(arguments, "run", "sample", "row", "worst", "best", "dropped", "held_out")
     given = last_values(own)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 import re
+import unicodedata
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
@@ -12,6 +13,8 @@ if TYPE_CHECKING:
 
 _SIGNIFICANT = 3
 _MOST_DECIMALS = 4
+_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
+"""Categories of characters that a screen does not show, or obeys."""
 
 
 def decimals(values: Iterable[float]) -> int:
@@ -90,13 +93,37 @@ def latex_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
     return str(table.to_latex(hrules=True, column_format="l" + "r" * (len(heads) - 1))).replace("−", "$-$")
 
 
+_SECRET_PARAMETER = re.compile(
+    r"([?&;#](?:[\w.-]*(?:pass|pwd|token|secret|key|sig|auth|credential)[\w.-]*)=)[^&;#\s]*", re.IGNORECASE
+)
+
+
 def redacted(text: str) -> str:
-    """The text without the passwords of addresses in it: user:***@host."""
-    return re.sub(r"(://[^/\s:@]*):[^/\s]*@", r"\1:***@", text)
+    """The text without what of addresses may be a secret: user:***@host, ***@host, ?token=***."""
+    text = re.sub(r"(://[^/\s:@]*):[^/\s]*@", r"\1:***@", text)
+    text = re.sub(r"(://)[^/\s:@]+@", r"\1***@", text)
+    return _SECRET_PARAMETER.sub(r"\1***", text)
+
+
+def visible(text: str) -> str:
+    """Text in which a control character, one that turns the direction of writing round, or one that nobody sees, is
+    written as an escape, such as `\\u202e`; lines stay lines."""
+    return "".join(
+        one if one == "\n" or unicodedata.category(one) not in _HIDDEN else one.encode("unicode_escape").decode()
+        for one in text
+    )
+
+
+def code(text: str) -> str:
+    """Text as code in Markdown, whatever it holds."""
+    fence = "`" * (1 + max((len(run) for run in re.findall("`+", text)), default=0))
+    space = " " if len(fence) > 1 else ""
+    return f"{fence}{space}{text}{space}{fence}"
 
 
 def escaped(text: str) -> str:
-    """Text that begins no column, no link and no markup in Markdown."""
+    """Text on one line that begins no column, no link and no markup in Markdown."""
+    text = " ".join(text.split("\n"))
     for character in "\\|<*[":
         text = text.replace(character, f"\\{character}")
     return text

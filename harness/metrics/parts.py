@@ -79,6 +79,8 @@ class GrowingTable:
 
 def read_growing(path: Path) -> pa.Table:
     """All whole batches; their memory is the file's. Raises ValueError where the file does not begin as such a one."""
+    if not path.is_file():
+        raise ValueError(f"{path} is no file")
     source = pa.memory_map(str(path))
     try:
         reader = pa.ipc.open_stream(source)

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 import numpy as np
 import pyarrow as pa
-import pyarrow.compute
+import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from harness.metrics.atomic_files import replacing
@@ -330,19 +330,33 @@ def write_table(path: Path, table: pa.Table) -> None:
         pq.write_table(table, temporary)
 
 
-_MOST_ROWS, _MOST_BYTES = 200_000_000, 64 << 30
+_FREE_BYTES, _EXPANSION = 1 << 30, 64
+_WIDTHS = {"BOOLEAN": 1, "INT32": 4, "FLOAT": 4, "INT64": 8, "DOUBLE": 8}
 
 
-def read_columns(
-    path: Path, columns: Sequence[str] | None = None, rows: pa.compute.Expression | None = None
-) -> pa.Table:
-    """Columns of a Parquet file; rows: which. Raises ValueError for one that says it has more rows, or bytes when read,
-    than any run writes: a few bytes may stand for as many as fit no memory."""
+def read_columns(path: Path, columns: Sequence[str] | None = None, rows: pc.Expression | None = None) -> pa.Table:
+    """Columns of a Parquet file; rows: which. Raises ValueError for one that is no file, and for one that would be over
+    1 GiB and 64 times as large in memory as on the disk, which no run writes: equal values take no room there, so that
+    a few bytes may stand for as many as fit no memory. That is counted before any value is written out."""
+    if path.exists() and not path.is_file():
+        raise ValueError("it is no file")
+    most = max(_FREE_BYTES, _EXPANSION * path.stat().st_size)
     told = pq.read_metadata(path)
-    size = sum(told.row_group(number).total_byte_size for number in range(told.num_row_groups))
-    if told.num_rows > _MOST_ROWS or size > _MOST_BYTES:
-        raise ValueError(f"it has {told.num_rows:,} rows of {size:,} bytes, more than any run writes")
-    return pq.read_table(path, columns=columns, filters=rows)
+    groups = [told.row_group(number) for number in range(told.num_row_groups)]
+    chunks = [group.column(place) for group in groups for place in range(group.num_columns)]
+    texts = {chunk.path_in_schema for chunk in chunks if chunk.physical_type == "BYTE_ARRAY"}
+    if strange := [name for name in texts if "." in name]:
+        raise ValueError(f"its column {strange[0]} holds lists of texts, and no run writes such")
+    size = sum(chunk.num_values * _WIDTHS.get(chunk.physical_type, 0) for chunk in chunks)
+    if size <= most:
+        table = pq.read_table(path, columns=columns, filters=rows, read_dictionary=list(texts))
+        short = [chunk for name in table.column_names if name in texts for chunk in table.column(name).chunks]
+        # Of a text that stands in many rows there is one so far.
+        size += sum(pc.sum(pc.binary_length(each.dictionary).take(each.indices)).as_py() or 0 for each in short)
+    if size > most:
+        raise ValueError(f"it would take {size:,} bytes of memory, more than any run writes into so small a file")
+    types = told.schema.to_arrow_schema()
+    return table.cast(pa.schema([types.field(name) for name in table.column_names], table.schema.metadata))
 
 
 def read_samples(path: Path) -> pa.Table:
@@ -354,7 +368,7 @@ def read_samples(path: Path) -> pa.Table:
     return table
 
 
-def read_as(path: Path, expected: pa.Schema, rows: pa.compute.Expression | None = None) -> pa.Table:
+def read_as(path: Path, expected: pa.Schema, rows: pc.Expression | None = None) -> pa.Table:
     """A Parquet file as a table of these columns, then whatever others it has; rows: which.
 
     A column that may be null and is not there reads as null, so that older runs stay readable. Raises ValueError where
@@ -481,7 +495,7 @@ def before_custom(table: pa.Table) -> int:
 
 def _places(values: pa.ChunkedArray, among: pa.ChunkedArray) -> np.ndarray:
     """The place of each value among others, -1 for one that is not there."""
-    places: np.ndarray = pa.compute.index_in(values, among).fill_null(-1).to_numpy()
+    places: np.ndarray = pc.index_in(values, among).fill_null(-1).to_numpy()
     return places
 
 

@@ -3,7 +3,6 @@ it."""
 
 from __future__ import annotations
 
-import unicodedata
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property
@@ -19,19 +18,8 @@ from harness.metrics.run_files import load_config, load_kept, load_manifest, loa
 from harness.metrics.samples import CUSTOM
 from harness.tasks import Tokenizer, load_tokenizer
 
-_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-"""Categories of characters that a screen does not show, or obeys."""
 _MOST_REWARDS = 16  # of a group
 _MOST_IDS = 256  # tokens that are shown where there is no text
-
-
-def visible(text: str) -> str:
-    """Text in which a control character, one that turns the direction of writing round, or one that nobody sees, is
-    written as an escape, such as `\\u202e`; lines stay lines."""
-    return "".join(
-        one if one == "\n" or unicodedata.category(one) not in _HIDDEN else one.encode("unicode_escape").decode()
-        for one in text
-    )
 
 
 def shortened(text: str, characters: int) -> str:

@@ -17,7 +17,7 @@ from rich.console import Console
 from harness.comparison.comparison import Comparison
 from harness.comparison.correction_matrix import has_matrix, matrix_of
 from harness.metrics.atomic_files import write_text
-from harness.metrics.formatting import say
+from harness.metrics.formatting import say, visible
 from harness.report.page.data import curves_data, timelines_data
 from harness.report.page.markdown import markdown
 from harness.report.page.pictures import draw_comparison
@@ -87,7 +87,7 @@ def document(comparison: Comparison) -> str:
     equal = equal_settings(comparison)
     script = "\n".join(["", *(_part(name) for name in _SCRIPTS), ""])
     mark = ' <span class="simulated-mark">simulated</span>' if comparison.simulated else ""
-    return Template(_part("page.html")).substitute(
+    page = Template(_part("page.html")).substitute(
         policy=_policy(script),
         title=escape(headings.title),
         style=_part("page.css") + style_of(comparison.cells),
@@ -126,6 +126,7 @@ def document(comparison: Comparison) -> str:
         timeline_data=as_script(timelines),
         script=script,
     )
+    return visible(page)
 
 
 def _policy(script: str) -> str:
@@ -139,8 +140,17 @@ def _policy(script: str) -> str:
 
 def as_script(value: Mapping[str, Any]) -> str:
     """JSON that may stand in a script element: nothing in it can end the element or begin a comment."""
-    text = json.dumps(value, separators=(",", ":"), allow_nan=False, ensure_ascii=False)
+    text = json.dumps(_shown(value), separators=(",", ":"), allow_nan=False, ensure_ascii=False)
     return text.replace("<", "\\u003c")
+
+
+def _shown(value: Any) -> Any:
+    """The value with its texts as they are to be seen."""
+    if isinstance(value, Mapping):
+        return {name: _shown(one) for name, one in value.items()}
+    if isinstance(value, list | tuple):
+        return [_shown(one) for one in value]
+    return visible(value) if isinstance(value, str) else value
 
 
 def _curves(curves: Mapping[str, Any]) -> str:

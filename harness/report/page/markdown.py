@@ -9,7 +9,7 @@ from harness.comparison.correction_matrix import as_markdown, has_matrix, matrix
 from harness.comparison.curves import role_times
 from harness.comparison.measure_text import against, headlines, scale_of, titled, worst_text
 from harness.comparison.measures import Measure
-from harness.metrics.formatting import escaped, markdown_table, number, percent
+from harness.metrics.formatting import code, escaped, markdown_table, number, percent, visible
 from harness.report.page.text import (
     RESULTS,
     Headings,
@@ -60,11 +60,11 @@ def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
         f"## Idle time{mark}",
         markdown_table(["cell", "role", "own work", "other roles on its devices", "idle"], idle),
     ]
-    parts += [f"## Every measure, every seed{mark}", measures_caption(comparison)]
+    parts += [f"## Every measure, every seed{mark}", escaped(measures_caption(comparison))]
     for measure in comparison.measures:
         parts += [f"### {escaped(titled(measure))}{mark}", _measure(comparison, measure)]
     parts += ["## Integrity checks", *_integrity(comparison)]
-    return "\n\n".join(parts) + "\n"
+    return visible("\n\n".join(parts)) + "\n"
 
 
 def _headlines(comparison: Comparison) -> str:
@@ -105,11 +105,11 @@ def _measure(comparison: Comparison, measure: Measure) -> str:
 def _integrity(comparison: Comparison) -> list[str]:
     words = {True: "passed", False: "FAILED", None: "not run"}
     parts = [f"{name}: {words[passed]}. {' '.join(map(escaped, lines))}" for name, passed, lines in checks(comparison)]
-    equal = ", ".join(f"`{name}={value}`" for name, value in equal_settings(comparison).items())
-    parts += [f"Held equal in all cells: {equal}.", f"Differing on purpose: {', '.join(comparison.axes)}."]
+    equal = ", ".join(code(f"{name}={value}") for name, value in equal_settings(comparison).items())
+    parts += [f"Held equal in all cells: {equal}.", f"Differing on purpose: {escaped(', '.join(comparison.axes))}."]
     heads = ["cell", "seed", "began", "folder", "command"]
     rows = [
-        [cell, str(seed), began, f"`{folder}`", f"`{line}`"] for cell, seed, began, folder, line in commands(comparison)
+        [cell, str(seed), began, code(folder), code(line)] for cell, seed, began, folder, line in commands(comparison)
     ]
-    made = ", ".join(f"{name} {' / '.join(values)}" for name, values in made_with(comparison).items())
+    made = ", ".join(escaped(f"{name} {' / '.join(values)}") for name, values in made_with(comparison).items())
     return [*parts, markdown_table(heads, rows), f"Made with {made}."]

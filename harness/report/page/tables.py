@@ -22,12 +22,12 @@ from harness.comparison.measure_text import Against, against, bounds, headlines,
 from harness.comparison.measures import CellMeasure, Measure
 from harness.comparison.runs import Cell
 from harness.comparison.statistics import Interval
-from harness.metrics.formatting import latex_table, number, percent
+from harness.metrics.formatting import latex_table, number, percent, visible
 from harness.report.page.pictures import COLORS, draw_lags, draw_profile
 from harness.report.page.text import SAMPLE_KINDS, SAMPLES, checks, commands, histogram_text, lag_text, profile_text
 from harness.report.palette import names_of, of_cells
 from harness.report.plots import inline_svg
-from harness.report.samples import RunSamples, ShownSample, shortened, visible
+from harness.report.samples import RunSamples, ShownSample, shortened
 
 _SIGNS = {"better": "▲ better", "worse": "▼ worse", "differs": "◆ differs", "same": "no significant difference"}
 _OPEN = 2  # measures that are unfolded at first, besides the headlines' table

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import get_args
@@ -13,6 +14,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.metrics.parts import read_growing
 from harness.metrics.samples import (
     FILE_SCHEMA,
     SCHEMA,
@@ -21,6 +23,7 @@ from harness.metrics.samples import (
     TrainedSamples,
     custom_metrics,
     length_metrics,
+    read_columns,
     read_samples,
     record_of,
     reward_metrics,
@@ -229,3 +232,28 @@ def test_no_samples_are_no_records() -> None:
     empty = np.zeros(0, np.int64)
     none = TrainedSamples(**{field.name: empty for field in fields(TrainedSamples)})
     assert trained_records(none, 3, 2) == []
+
+
+@pytest.mark.parametrize(
+    ("table", "why"),
+    [
+        ({"engine": pa.DictionaryArray.from_arrays(np.zeros(1_100_000, np.int32), ["x" * 1000])}, "would take 1,1"),
+        ({"sample_id": np.zeros(140_000_000, np.int64)}, "would take 1,1"),
+        ({"engine": [["x"]]}, "holds lists of texts"),
+    ],
+    ids=["one long text in many rows", "one number in many rows", "texts within lists"],
+)
+def test_a_table_that_is_small_on_the_disk_alone_is_refused_before_it_is_in_memory(
+    table: dict[str, object], why: str, tmp_path: Path
+) -> None:
+    pq.write_table(pa.table(table), tmp_path / "samples.parquet", store_schema=False)
+    assert (tmp_path / "samples.parquet").stat().st_size < 1 << 20
+    with pytest.raises(ValueError, match=why):
+        read_columns(tmp_path / "samples.parquet")
+
+
+def test_a_pipe_is_no_table_and_not_waited_for(tmp_path: Path) -> None:
+    for name, read in {"samples.parquet": read_columns, "samples.arrows": read_growing}.items():
+        os.mkfifo(tmp_path / name)
+        with pytest.raises(ValueError, match="is no file"):
+            read(tmp_path / name)

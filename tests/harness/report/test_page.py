@@ -141,19 +141,26 @@ def test_what_is_left_out_stands_with_the_facts_and_is_no_warning(comparison: Co
 
 def test_names_are_escaped_wherever_they_stand(comparison: Comparison) -> None:
     cells = tuple(replace(cell, label=f"{HOSTILE}{number}") for number, cell in enumerate(comparison.cells))
+    runs = cells[0].runs
+    manifest = runs[0].manifest | {"python": HOSTILE, "command": ["\x1b[2J`<script>`", "\u202egpj"]}
+    cells = (replace(cells[0], runs=(replace(runs[0], manifest=manifest), *runs[1:])), *cells[1:])
     hostile = replace(comparison, cells=cells, claim=HOSTILE, warnings=(HOSTILE, "</style></script>"))
     page = Page(document(hostile))
     assert HOSTILE in page.text
     assert json.loads(page.scripts["curves-data"])["cells"][0]["label"] == f"{HOSTILE}0"
     assert json.loads(page.scripts["timeline-data"])["runs"][1]["label"].startswith(f"{HOSTILE}1")
-    table = [line for line in markdown(hostile, []).splitlines() if line.startswith("| ")]
+    text = markdown(hostile, [])
+    for written in (text, document(hostile)):
+        assert "\\u202egpj" in written and not {"\x1b", "\u202e"} & set(written)
+    assert "<script" not in re.sub(r"(`+).*?\1|\\<", "", text), "beside code"
+    table = [line for line in text.splitlines() if line.startswith("| ")]
     assert all(len(re.findall(r"(?<!\\)\|", row)) in (6, 7, 8, 9) for row in table)
     assert not any("<script" in row.replace("\\<", "") for row in table)
 
 
 def test_data_in_a_script_cannot_end_it() -> None:
     script = as_script({"</script>": "<!-- \u2028 é"})
-    assert "<" not in script and json.loads(script) == {"</script>": "<!-- \u2028 é"}
+    assert "<" not in script and json.loads(script) == {"</script>": "<!-- \\u2028 é"}
 
 
 def test_a_simulated_comparison_says_so_in_title_headings_tables_and_markdown(simulated: Comparison) -> None:
