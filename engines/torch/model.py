@@ -249,7 +249,13 @@ def _load(found: PretrainedConfig, checkpoint: str, folder: Path, dtype: torch.d
     from transformers import AutoModelForCausalLM
 
     model, loading = AutoModelForCausalLM.from_pretrained(
-        folder, config=found, dtype=dtype, attn_implementation="sdpa", local_files_only=True, output_loading_info=True
+        folder,
+        config=found,
+        dtype=dtype,
+        attn_implementation="sdpa",
+        local_files_only=True,
+        use_safetensors=True,
+        output_loading_info=True,
     )
     odd = [f"{what.split('_')[0]} {name}" for what in ("missing_keys", "unexpected_keys") for name in loading[what]]
     if odd:

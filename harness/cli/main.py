@@ -16,7 +16,7 @@ from harness.cli.console import PlainTextConsole
 from harness.cli.front import front, settings_of
 from harness.config import ConfigError
 from harness.metrics.formatting import say
-from harness.runtime.interrupts import Terminated
+from harness.runtime.interrupts import Terminated, leaving_when_asked
 
 RESULTS = Path(os.environ.get("CADENCE_RESULTS", "results"))
 
@@ -46,7 +46,8 @@ def main(arguments: Sequence[str]) -> int:
 def answered(work: Callable[[], int], errors: Console) -> int:
     """The exit code of a command, also where it cannot work or is interrupted."""
     try:
-        return work()
+        with leaving_when_asked(at_once=True):
+            return work()
     except SystemExit as told:
         if told.code:
             raise
@@ -64,7 +65,7 @@ def answered(work: Callable[[], int], errors: Console) -> int:
         errors.print(f"interrupted; {_AGAIN}", style="yellow", soft_wrap=True)
         return 130
     except Exception as failure:
-        from harness.driver.endings import NothingScored, left_in, losses_in, memory_in, storage_in
+        from harness.driver.endings import NothingScored, left_in, losses_in, memory_in, storage_in, waits_in
         from harness.runtime.runtime import parts_of
 
         parts = list(parts_of(failure))
@@ -78,7 +79,7 @@ def answered(work: Callable[[], int], errors: Console) -> int:
             say(errors, unscored[0], "red")
             return 1
         machine = storage_in(parts, RESULTS) or memory_in(parts)
-        losses = losses_in(parts) if machine is None else [machine]
+        losses = [machine] if machine is not None else losses_in(parts) or waits_in(parts)
         if not losses:
             raise parts[0] from None  # the rest was cancelled because of it
         say(errors, "\n".join(losses), "red")

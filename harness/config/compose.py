@@ -6,6 +6,7 @@ import dataclasses
 import hashlib
 import json
 import math
+import re
 from collections.abc import Mapping, Sequence
 from itertools import accumulate
 from pathlib import Path
@@ -34,6 +35,7 @@ DOCS = _ROOT / "docs" if (_ROOT / "docs").is_dir() else Path("docs")
 GROUPS = ("schedule", "model", "engine", "task", "algorithm", "training", "cluster", "cost", "device")
 _FILE = ".yaml"
 _LONGEST_NAME = 200  # bytes of one; longer than that of any setting
+_LONGEST_NUMBER = 400  # a float has 309 before its point; Python reads no integer of over 4,300
 _DEEPEST = 32  # brackets in each other: more, and parsers of values run out of stack
 """The end of a choice that is a file instead of a name."""
 _DEFAULTS = in_words_of_now({group: {} for group in GROUPS})
@@ -229,6 +231,8 @@ def _check_override(override: str) -> None:
     refuse_moved(setting, value)
     if len(setting.encode(errors="replace")) > _LONGEST_NAME:  # Hydra looks for a folder of that name
         raise ConfigError(f"{setting[:40]}... is no setting; `make list` shows the files that name them all")
+    if re.search(f"[0-9_]{{{_LONGEST_NUMBER},}}", value):
+        raise ConfigError(f"{setting}={value[:40]}... is a number longer than {_LONGEST_NUMBER} digits; no setting is")
     if max(accumulate((sign in "[{(") - (sign in "]})") for sign in value), default=0) > _DEEPEST:
         raise ConfigError(f"{setting} is nested deeper than {_DEEPEST} levels; no setting is")
     own = value.endswith(_FILE) or (is_path(value) and setting in _PLUGINS)
@@ -240,7 +244,7 @@ def _check_override(override: str) -> None:
         raise ConfigError(f"{override} cannot be read; a group has one choice: {setting}={value}")
     if setting == "experiment" and not value.isascii():
         raise ConfigError(f"{override} cannot name a folder; use letters a to z, digits, `_`, `-` and inner dots")
-    if setting.startswith(("hydra.", "hydra/")):
+    if re.split("[./@]", setting)[0] == "hydra":
         raise ConfigError(f"{override} is no setting of a job; `make list` shows the files that name them all")
 
 

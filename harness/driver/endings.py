@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import errno
+import os
+import re
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -27,18 +29,21 @@ def left_in(failures: Iterable[Exception]) -> str | None:
 
 _REFUSED = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EROFS)
 _GONE = (errno.ENOENT, errno.ENOTDIR, errno.EACCES, errno.EPERM, errno.ESTALE, errno.EIO)
+_ERROR_NUMBER = re.compile(r"(?:os error |[Ee]rrno |Os \{ code: )(\d+)")
+"""How errors of libraries, which are no OSError, tell of one: safetensors', Arrow's."""
 
 
 def storage_in(failures: Iterable[Exception], results: Path) -> str | None:
     """A line on what the file system refused: the disk is full, or read-only, or the folder of results is gone."""
     for part in failures:
-        if not isinstance(part, OSError):
-            continue
-        named = Path(part.filename) if isinstance(part.filename, str) else None
+        number = part.errno if isinstance(part, OSError) else None
+        if number is None and (said := _ERROR_NUMBER.search(f"{part}")):
+            number = int(said[1])
+        named = Path(part.filename) if isinstance(part, OSError) and isinstance(part.filename, str) else None
         below = named is not None and named.absolute().is_relative_to(results.absolute())
-        if part.errno in _REFUSED or (part.errno in _GONE and (below or not results.exists())):
+        if number in _REFUSED or (number in _GONE and (below or not results.exists())):
             return (
-                f"{named or results}: {part.strerror or part}: results cannot be written; see to it, or name another "
+                f"{named or results}: {os.strerror(number)}: results cannot be written; see to it, or name another "
                 "folder by CADENCE_RESULTS"
             )
     return None
@@ -70,3 +75,8 @@ def losses_in(failures: Iterable[Exception]) -> list[str]:
     else failed is how others met a death."""
     losses = WorkerDied | EngineDied | LostEngine | ConnectionError
     return list(dict.fromkeys(str(part) for part in failures if isinstance(part, losses)))
+
+
+def waits_in(failures: Iterable[Exception]) -> list[str]:
+    """Lines on what was waited for in vain, where it has a name."""
+    return list(dict.fromkeys(str(part) for part in failures if isinstance(part, TimeoutError) and str(part)))

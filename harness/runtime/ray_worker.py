@@ -8,7 +8,6 @@ import os
 import pickle
 import socket
 import tempfile
-import threading
 from collections.abc import Coroutine, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,12 +19,10 @@ import ray
 from harness.config.fields import ConfigError
 from harness.config.machine import VISIBLE
 from harness.logs import RUN, log_as_lines, run_in
-from harness.rpc.children import end_with_peer
 from harness.rpc.sockets import Address, listen
 from harness.runtime.runtime import Built, RoleName, role_name
 from harness.runtime.worker_server import WorkerServer
 
-_CLOSED_S = 30.0  # that a worker without a driver has to close its roles
 _MOST_OUTPUT = 16 << 20  # bytes of what it prints
 _ASKED_EVERY_S = 10  # a driver that says nothing, by TCP, whether its host is there
 
@@ -98,7 +95,7 @@ class WorkerActor:
             return pickle.loads(build)(roles)
 
         asyncio.get_running_loop().call_later(self._start_s, self._leave_alone)
-        end_with_peer(lambda: [client.stream for client in list(self._server.clients)], _CLOSED_S)
+        self._server.end_with_driver()
         await self._server.serve(made)
         if self._left:
             os._exit(1)  # Ray's own way out asks its head
@@ -109,10 +106,7 @@ class WorkerActor:
 
     def _leave(self) -> None:
         self._left = True
-        limit = threading.Timer(_CLOSED_S, os._exit, [1])
-        limit.daemon = True
-        limit.start()
-        self._server.stop()
+        self._server.leave()
 
     def _share(self, folder: Path, reads: Sequence[Path], results: Path | None, roles: Sequence[RoleName]) -> None:
         here = ray.util.get_node_ip_address()

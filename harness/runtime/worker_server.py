@@ -14,6 +14,7 @@ import os
 import pickle
 import signal
 import socket
+import threading
 import time
 from collections.abc import Callable, Coroutine, Sequence
 from contextlib import suppress
@@ -22,6 +23,7 @@ from typing import Any
 
 from harness.logs import log_as_lines
 from harness.rpc.channel import Channel
+from harness.rpc.children import end_with_peer
 from harness.rpc.handshake import Role
 from harness.rpc.listener import Listener
 from harness.rpc.sockets import Framed
@@ -30,6 +32,7 @@ from harness.runtime import messages as m
 from harness.runtime.runtime import Built, RoleName, WorkerDied, role_name
 
 _PR_SET_NAME = 15
+_CLOSED_S = 30.0  # that a worker without a driver has to close its roles
 
 _log = logging.getLogger(__name__)
 
@@ -78,6 +81,17 @@ class WorkerServer:
     def stop(self) -> None:
         """Stop serving."""
         self._stop.set()
+
+    def end_with_driver(self) -> None:
+        """Have this process end with its driver, also where its event loop is stuck then."""
+        end_with_peer(lambda: [client.stream for client in list(self.clients)], _CLOSED_S)
+
+    def leave(self) -> None:
+        """Stop serving, as no driver is there any more; the process has so long for it."""
+        limit = threading.Timer(_CLOSED_S, os._exit, [1])
+        limit.daemon = True
+        limit.start()
+        self.stop()
 
     def _admit(self, sock: socket.socket, channel: Channel, role: Role) -> None:
         self.clients.add(_Client(self, sock, channel))
@@ -230,10 +244,11 @@ def run_worker(worker: str, roles: Sequence[RoleName], build: bytes, token: byte
     listener = socket.socket(fileno=descriptor)
 
     async def serve() -> None:
-        server = WorkerServer(worker, listener, token)
+        server = WorkerServer(worker, listener, token, lambda: server.leave())
         log_as_lines(worker, server.version)
         loop = asyncio.get_running_loop()
         loop.add_signal_handler(signal.SIGTERM, server.stop)
+        server.end_with_driver()
         await server.serve(lambda: pickle.loads(build)(roles))
 
     asyncio.run(serve())

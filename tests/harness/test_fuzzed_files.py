@@ -56,7 +56,16 @@ def refused_in_a_line(work: Callable[[], object], what: str, refusals: type[Valu
 @pytest.mark.parametrize("seed", range(4))
 def test_settings_at_random_are_taken_or_refused_in_a_line(seed: int) -> None:
     chance, machine = random.Random(seed), this_machine()
-    names = [*flatten(plain(compose_job([]))), "eval.every", "checkpoint.every", "schedule", "model", "cost", "device"]
+    names = [
+        *flatten(plain(compose_job([]))),
+        "eval.every",
+        "checkpoint.every",
+        "schedule",
+        "model",
+        "cost",
+        "device",
+        "hydra",
+    ]
     refused = 0
     for _ in range(500):
         settings = []

@@ -9,7 +9,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 HOSTILE = (
-    *("", "null", "-1", "0", "1e999", "nan", "9" * 400, "1.5", "true", "[]", "{}", "x" * 3000, "../../x", "???"),
+    *("", "null", "-1", "0", "1e999", "nan", "9" * 5000, "1.5", "true", "[]", "{}", "x" * 3000, "../../x", "???"),
     *("${oc.env:HOME}", "${", "\x00", "\x1b[2J", "\n", '"', "'", "*a", "&a", "!!set", "é\u202e", "[" * 500, "{" * 500),
 )
 

@@ -10,6 +10,7 @@ import signal
 import subprocess
 import sys
 import time
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, Self
 
@@ -91,7 +92,7 @@ class QueueProcess(HostedQueue):
     ) -> QueueProcess:
         """backend: a dataclass, shared memory of this node unless given; address: see `address`, an unnamed one unless
         given. resume: a folder with a saved queue to go on with; saves: one below which it may be saved; run: that its
-        log names. TimeoutError if the process is not ready in time, RuntimeError if it ended."""
+        log names. TimeoutError if the process is not ready in time, ConnectionError if it ended."""
         backend = ShmBackend() if backend is None else backend
         kind = type(backend)
         options = LaunchOptions(
@@ -139,17 +140,18 @@ def _ready(process: subprocess.Popen[bytes], options: bytes, timeout_s: float) -
     assert process.stdin is not None and process.stdout is not None
     until = time.monotonic() + timeout_s
     with process.stdin, process.stdout:
-        process.stdin.write(options)
-        process.stdin.close()
+        with suppress(BrokenPipeError):  # it has ended, and its output says so, too
+            process.stdin.write(options)
+            process.stdin.close()
         said = b""
         while not said.endswith(b"\n"):
             if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
                 raise TimeoutError(f"the process of the transfer queue was not ready in {timeout_s} s")
             more = os.read(process.stdout.fileno(), 4096)
             if not more:
-                raise RuntimeError(
-                    f"the process of the transfer queue ended with {process.wait()}: see its error output"
-                )
+                code = process.wait()
+                how = f"was killed by signal {-code}" if code < 0 else f"ended with exit code {code}"
+                raise ConnectionError(f"the process of the transfer queue {how} before it was ready")
             said += more
     return said.decode().strip()
 
