@@ -7,8 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.forked_runs import ForkedRuns
-from tests.support.forked_drivers import Drivers
+from tests.support.forked_drivers import Drivers, forked_drivers
 
 
 @pytest.fixture(scope="session")
@@ -19,6 +18,6 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def drivers() -> Iterator[Drivers]:
-    """Imports once for all runs of a process; nothing before the first of them."""
-    with ForkedRuns() as runs:
-        yield Drivers(runs)
+    """For all runs of a process."""
+    with forked_drivers() as drivers:
+        yield drivers

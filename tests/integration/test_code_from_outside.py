@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+from collections.abc import Iterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
@@ -15,7 +18,8 @@ from harness.config.machine import Machine
 from harness.config.placement import resolve_split
 from harness.cost_model.memory_plan import GIB, Lengths, PlanSetting, plan_memory
 from harness.metrics.run_files import load_metrics
-from tests.support.real_runs import SMALL, bench
+from tests.support.forked_drivers import Drivers, forked_drivers
+from tests.support.real_runs import SMALL
 
 STORAGE = '''
 from collections.abc import Collection, Mapping, Sequence
@@ -167,19 +171,26 @@ def square(log_probs, behaviour_log_probs, advantages, mask, *, scale: float = 1
 '''
 
 
-@pytest.fixture
-def outside(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    (tmp_path / "outside_storage.py").write_text(STORAGE)
-    (tmp_path / "outside_loss.py").write_text(LOSS)
-    (tmp_path / "outside_transport.py").write_text(TRANSPORT)
-    (tmp_path / "weights").mkdir()
-    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
-    (tmp_path / "frames").mkdir()
-    return tmp_path
+@pytest.fixture(scope="module")
+def outside(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("outside")
+    (folder / "outside_storage.py").write_text(STORAGE)
+    (folder / "outside_loss.py").write_text(LOSS)
+    (folder / "outside_transport.py").write_text(TRANSPORT)
+    for made in ("weights", "frames"):
+        (folder / made).mkdir()
+    return folder
 
 
-def test_a_job_runs_on_a_loss_and_a_storage_from_outside(outside: Path) -> None:
-    folder = bench(
+@pytest.fixture(scope="module")
+def seeing(outside: Path) -> Iterator[Drivers]:
+    """Drivers that find what lies there."""
+    with patch.dict(os.environ, PYTHONPATH=str(outside)), forked_drivers() as drivers:
+        yield drivers
+
+
+def test_a_job_runs_on_a_loss_and_a_storage_from_outside(outside: Path, seeing: Drivers) -> None:
+    folder = seeing.bench(
         outside / "results",
         "outside",
         *SMALL.split(),
@@ -199,27 +210,29 @@ def test_a_job_runs_on_a_loss_and_a_storage_from_outside(outside: Path) -> None:
 SENT = ("schedule=outside_transport:Sent", "schedule.transport=outside_transport:Folder", "iterations=3")
 
 
-def test_weights_travel_by_a_transport_from_outside(outside: Path) -> None:
+def test_weights_travel_by_a_transport_from_outside(outside: Path, seeing: Drivers) -> None:
     """The weights that engines sample with are those that were trained: all digests agree, and the log-probs of the
     engine are those of the trainer's own forward pass, as by broadcast."""
     settings = (*SMALL.split(), "algorithm.recompute_log_probs=true", "cluster.verify_weights=true")
     settings = (*settings, "cluster.bucket_bytes=65536", "cluster.devices=3", "schedule.split.rollout=2")
-    folder = bench(outside / "results", "by_files", *SENT, *settings)
+    folder = seeing.bench(outside / "results", "by_files", *SENT, *settings)
     used = {
         plugin["setting"]: plugin["path"] for plugin in json.loads((folder / "manifest.json").read_text())["plugins"]
     }
     assert used == {"schedule": "outside_transport:Sent", "schedule.transport": "outside_transport:Folder"}
     buckets, odd = divmod(len((outside / "weights/read").read_text()), 2 * 3)  # by two engines, three versions
     assert buckets > 1 and not odd
-    by_broadcast = bench(outside / "results", "by_broadcast", SENT[0], SENT[2], *settings)
+    by_broadcast = seeing.bench(outside / "results", "by_broadcast", SENT[0], SENT[2], *settings)
     mismatch = [[line["policy/mismatch_kl"] for line in load_metrics(run)] for run in (folder, by_broadcast)]
     assert mismatch[0] == mismatch[1]
 
 
 def test_a_transport_from_outside_is_simulated_by_what_it_says_of_itself(
-    outside: Path, monkeypatch: pytest.MonkeyPatch
+    outside: Path, seeing: Drivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    folder = bench(outside / "results", "simulated", *SENT, "backend=virtual", "cost=tiny_cpu", "cluster.devices=2")
+    folder = seeing.bench(
+        outside / "results", "simulated", *SENT, "backend=virtual", "cost=tiny_cpu", "cluster.devices=2"
+    )
     assert [line["time/weight_sync_s"] for line in load_metrics(folder)] == pytest.approx([3.0 + 2.0] * 3)
     monkeypatch.syspath_prepend(outside)
     config = compose_job(["model=qwen7b", "model.checkpoint=null", "cluster.devices=2", "schedule=separated_sync"])

@@ -6,12 +6,11 @@ from pathlib import Path
 
 import pytest
 
-from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.promises import read_finished
 from harness.metrics.done import is_done
 from harness.metrics.run_files import load_ledger, load_manifest
 from tests.support import between_steps
-from tests.support.forked_drivers import Drivers, Kill, folder_of
+from tests.support.forked_drivers import Drivers, Kill, folder_of, forked_drivers
 from tests.support.invariants import check_run
 from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL, check_equal
 
@@ -79,9 +78,9 @@ def test_a_run_whose_only_engine_dies_between_two_steps_of_a_batch_goes_back_and
     monkeypatch.setenv(between_steps.FOLDER, str(tmp_path))
     settings = (*SETTINGS, "schedule=separated_sync", "cluster.devices=2", "restarts.limit=1")
     settings += (*between_steps.SETTINGS, *SAVED)
-    with ForkedRuns() as runs:  # which sees that folder, and so do its workers
-        code, said = Drivers(runs).run_killed(tmp_path, "broken", settings, [])
-        whole = Drivers(runs).bench(tmp_path, "whole", *settings)
+    with forked_drivers() as drivers:  # which see that folder, and so do their workers
+        code, said = drivers.run_killed(tmp_path, "broken", settings, [])
+        whole = drivers.bench(tmp_path, "whole", *settings)
     assert code == 0 and "Traceback" not in said, said
     assert "died during generate" in said and "all went back to version 2" in said
     broken = folder_of(tmp_path, "broken")

@@ -1,7 +1,7 @@
 """Real runs whose drivers are forked from one process that has imported everything, as those of a comparison are.
 
 A short run by a command is imports above all; that both are the same run, to the bit, is for
-tests/integration/test_comparison.
+tests/integration/test_comparison. A third of what is left would be pictures, which are left out.
 """
 
 from __future__ import annotations
@@ -12,17 +12,28 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from unittest.mock import patch
 
 import psutil
 
 from harness.campaigns.process import RunProcess
+from harness.cli import forked_runs
 from harness.cli.forked_runs import ForkedRuns
+from tests.support import undrawn
 from tests.support.real_runs import FIRST_TIMEOUT_S, RUN_TIMEOUT_S, lines, logs
 
 Kill = tuple[str, int]
 """A process by its name, which is killed once so many iterations are written down: "host", "device[1]", "queue"."""
 
 _GONE_S = 60.0
+
+
+@contextmanager
+def forked_drivers() -> Iterator[Drivers]:
+    """Imports once for all runs, with the first of them, which sees the environment of that moment."""
+    preload = (*forked_runs.DRIVER_PRELOAD, f"{undrawn.__name__}:leave_out")
+    with patch.object(forked_runs, "DRIVER_PRELOAD", preload), ForkedRuns() as runs:
+        yield Drivers(runs)
 
 
 class Drivers:
