@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from itertools import count
 from pathlib import Path
@@ -23,7 +23,7 @@ from harness.driver.checkpoint_files import (
     last_checkpoint,
 )
 from harness.metrics.parts import PARTS, SPANS
-from harness.metrics.run_files import LOCK, RESTARTS, load_manifest, locked
+from harness.metrics.run_files import LOCK, RESTARTS, TRAINED, load_manifest, locked
 
 _MANIFEST, _SYSTEM = "manifest.json", "system.jsonl"
 
@@ -37,6 +37,8 @@ class EarlierAttempt:
     believed speaks of. checkpoint: that one; resumed: the versions that earlier attempts went on from, and this one;
     begun_with: the folder of the other run whose checkpoint the first of them was. Where there are checkpoints and none
     can be believed, all goes into a folder beside the run's.
+
+    trained: the run was, and only its end is to be written; then all stays.
 
     inputs: what the run reads now. Raises ConfigError, and leaves the folder as it is, where it is not what was read.
     begin_with: such a folder, for a run that has none of its own yet. It stays as it is. required: raise
@@ -52,12 +54,18 @@ class EarlierAttempt:
         inputs: Sequence[Input] = (),
     ) -> None:
         self.checkpoint: Checkpoint | None = None
+        self.trained = False
         self.resumed: list[int] = []
         self.begun_with: str | None = None
         self._console, self._ignored, self._begin_with, self._required = console, ignored, begin_with, required
         self._inputs = inputs
 
     def __call__(self, run: Path) -> Collection[str]:
+        if not self._ignored and (run / TRAINED).exists():
+            self.trained = True
+            self._refuse_changed(run, _manifest_before(run))
+            self._say(f"{run} was trained to its end: what is left of its files is written")
+            return {path.name for path in run.iterdir()}
         if not self._ignored:
             self.checkpoint = self._found(run)
         if self.checkpoint is not None:
@@ -74,7 +82,7 @@ class EarlierAttempt:
     def _gone_back(self, run: Path, checkpoint: Checkpoint) -> Collection[str]:
         """The run's growing files are as they were at a checkpoint of its own."""
         before = _manifest_before(run)
-        refuse_changed(digests(before), self._inputs, f"{run} was begun", "put it back, or start anew with FORCE=1")
+        self._refuse_changed(run, before)
         clear_passed_over(run, checkpoint.version)
         cut_back(run, checkpoint.cut.files)
         for lines in (_SYSTEM, RESTARTS):
@@ -104,6 +112,9 @@ class EarlierAttempt:
         self.resumed, self.begun_with = [found.version], str(other)
         self._say(f"beginning with version {found.version}, of {found.folder}")
         return files
+
+    def _refuse_changed(self, run: Path, before: Mapping[str, Any]) -> None:
+        refuse_changed(digests(before), self._inputs, f"{run} was begun", "put it back, or start anew with FORCE=1")
 
     def _set_aside(self, run: Path) -> None:
         """Move aside what only checkpoints speak of that are not believed. These move last, for they are why the rest

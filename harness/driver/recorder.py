@@ -298,8 +298,9 @@ class Recorder:
         with closing(self._sample_parts(run)) as parts:
             parts.samples([*self._records, *self._left()])
         self._write_parts(self._parts, ended)
-        run.merge_parts(texts)
         run.write_ledger(self.ledger, self.engines)
+        run.is_trained()
+        run.merge_parts(texts)
 
     def _left(self) -> list[SampleRecord]:
         """Records of samples that were dropped since the last iteration, or are in flight."""

@@ -41,6 +41,7 @@ from harness.metrics.run_files import (
     RunDirectory,
     last_evaluated,
     load_config,
+    load_manifest,
     load_metrics,
     mirrored_files,
     run_directory,
@@ -153,6 +154,14 @@ def _attempt(
     with run_directory(config, seed, results, kept=earlier) as folder, ExitStack() as stack:
         load = LoadWatch(None if server is None else server.above)
         task = make_task(config) if plan.backend == "real" else None
+        if earlier.trained:
+            manifest = load_manifest(folder.path)
+            mirror = stack.enter_context(_mirror(folder, results, identity, config, manifest, console))
+            for before in load_metrics(folder.path):
+                mirror.iteration(before)
+            folder.merge_parts(_texts(config, task))
+            _write_end(folder, mirror)
+            return folder.path
         manifest = _manifest(identity, config, earlier, recorded, task)
         folder.write_config(plain(config))
         folder.write_manifest(manifest)
@@ -192,10 +201,7 @@ def _attempt(
             if config.save_weights and plan.backend == "real":
                 run_in(runner, _save_models(session.assembly.worlds, folder, spec, manifest))
             session.recorder.write(folder, _texts(config, task))
-            folder.write_summary(summary_of(run_of(folder.path)))
-            _draw(folder)
-            mirror.finish()
-        folder.finish()
+            _write_end(folder, mirror)
     return folder.path
 
 
@@ -331,10 +337,14 @@ def _texts(config: JobConfig, task: Task | None) -> Texts | None:
     return Texts(task.decode, config.texts.samples, config.texts.characters)
 
 
-def _draw(folder: RunDirectory) -> None:
+def _write_end(folder: RunDirectory, mirror: Mirror) -> None:
+    """Of a run whose samples, trace and ledger are written, what follows from them."""
     from harness.report.plots import draw_run
 
+    folder.write_summary(summary_of(run_of(folder.path)))
     draw_run(folder.path)
+    mirror.finish()
+    folder.finish()
 
 
 class Mirror(RunListener):

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from pathlib import Path
@@ -271,11 +270,6 @@ class DriverParts:
         with ExitStack() as closing:
             for file in self.files.values():
                 closing.callback(file.close)
-
-    def remove(self) -> None:
-        """Removes all parts: they are in other files."""
-        self.close()
-        shutil.rmtree(self.folder)
 
 
 def read_samples_so_far(folder: Path) -> pa.Table:

@@ -66,6 +66,8 @@ LOCK = ".lock"
 METRICS = "metrics.jsonl"
 EVALUATIONS = "eval.jsonl"
 """A line for each version whose held-out accuracy was found."""
+TRAINED = ".trained"
+"""There once all that was trained is in the run's files: what is left is to write the others from them, and DONE."""
 RESTARTS = "restarts.jsonl"
 """A line for each time that roles died and were started again; there only where some did."""
 
@@ -202,25 +204,32 @@ class RunDirectory:
         self._parts = DriverParts(self.path / PARTS, timeline, extra_names)
         return self._parts
 
+    def is_trained(self) -> None:
+        """Note that all that was trained is in the files: the same command, begun again, writes the rest alone."""
+        write_text(self.path / TRAINED, "")
+
     def merge_parts(self, texts: Texts | None) -> None:
         """samples.parquet, trace.json, and the tables of `KEPT` where there are any, of all that is in the parts, which
         end with it. texts: that are kept."""
-        assert self._parts is not None, "open_parts comes first"
-        samples = read_samples_so_far(self._parts.folder)
-        kept = {name: so_far(self._parts.folder) for name, (_, so_far) in KEPT.items()}
-        if texts is not None:
-            said = pa.concat_tables([kept["responses"], kept["dropped_responses"]])
-            samples = texts.of_samples(samples, said, kept["problems"])
-            del said
-            kept["eval_responses"] = texts.of_held_out(kept["eval_responses"])
-        write_table(self.path / "samples.parquet", samples)
-        for name, table in kept.items():
-            if len(table):
-                write_tokens(self.path / f"{name}.parquet", table)
-        self.write_trace(read_timeline_so_far(self._parts.folder))
-        del kept, table
-        self._parts.remove()
-        self._parts = None
+        if self._parts is not None:
+            self._parts.close()
+            self._parts = None
+        parts = self.path / PARTS
+        if not (self.path / "trace.json").exists():  # the last of these
+            samples = read_samples_so_far(parts)
+            kept = {name: so_far(parts) for name, (_, so_far) in KEPT.items()}
+            if texts is not None:
+                said = pa.concat_tables([kept["responses"], kept["dropped_responses"]])
+                samples = texts.of_samples(samples, said, kept["problems"])
+                del said
+                kept["eval_responses"] = texts.of_held_out(kept["eval_responses"])
+            write_table(self.path / "samples.parquet", samples)
+            for name, table in kept.items():
+                if len(table):
+                    write_tokens(self.path / f"{name}.parquet", table)
+            self.write_trace(read_timeline_so_far(parts))
+        if parts.is_dir():
+            shutil.rmtree(parts)
 
     def write_summary(self, summary: Mapping[str, float]) -> None:
         """summary.json: the run in figures, of `harness.comparison.measures`."""
@@ -249,6 +258,7 @@ class RunDirectory:
         """Write DONE and release the folder. Everything else must be there."""
         self._close_files()
         write_done(self.path)
+        (self.path / TRAINED).unlink(missing_ok=True)
         self.close()
 
     def close(self) -> None:

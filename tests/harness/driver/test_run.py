@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import signal
+from io import StringIO
 from pathlib import Path
 from unittest.mock import MagicMock, Mock
 
@@ -17,6 +18,7 @@ from harness.driver import run
 from harness.driver.checkpointing import Left
 from harness.driver.recorder import Recorder
 from harness.driver.restarts import GivenUp
+from harness.metrics.done import is_done
 from harness.metrics.run_files import load_manifest
 from harness.runtime.interrupts import LeaveRequest
 from harness.runtime.runtime import WorkerDied
@@ -55,6 +57,40 @@ def test_a_run_goes_on_with_the_files_that_it_began_with_and_no_others(
     assert before == {path: path.read_bytes() for path in before}
     lengths.write_text("10\n20\n")
     assert load_manifest(attempt())["resumed"] == [2]
+
+
+@pytest.mark.parametrize(
+    "where",
+    [
+        "harness.metrics.run_files.write_table",
+        "harness.metrics.run_files.RunDirectory.write_trace",
+        "harness.metrics.run_files.shutil.rmtree",
+        "harness.metrics.run_files.RunDirectory.write_summary",
+        "harness.report.plots.draw_run",
+        "harness.metrics.run_files.write_done",
+    ],
+)
+def test_a_run_that_was_trained_is_not_trained_again_wherever_its_end_was_cut_off(
+    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose_job(["backend=virtual", "cost=tiny_cpu", "iterations=3"])
+    plan = plan_job(config, make_schedule(config), Machine(cores=0, gpus=0, gpu_bytes=0))
+    monkeypatch.setattr(run, "Mirror", MagicMock())
+
+    def attempt(results: Path, told: Console) -> Path:
+        return run.run_seed(config, plan, 0, results, told, LeaveRequest())
+
+    whole = attempt(tmp_path / "whole", Console(quiet=True))
+    with monkeypatch.context() as killed, pytest.raises(KeyboardInterrupt):
+        killed.setattr(where, Mock(side_effect=KeyboardInterrupt))
+        attempt(tmp_path / "cut", Console(quiet=True))
+    monkeypatch.setattr(run, "Session", Mock(side_effect=AssertionError("it is trained again")))
+    told = StringIO()
+    finished = attempt(tmp_path / "cut", Console(file=told, width=1000))
+    assert "was trained to its end: what is left of its files is written" in told.getvalue()
+    assert is_done(finished) and {path.name for path in whole.iterdir()} == {path.name for path in finished.iterdir()}
+    for name in ("metrics.jsonl", "samples.parquet", "ledger.json", "trace.json", "summary.json"):
+        assert (whole / name).read_bytes() == (finished / name).read_bytes(), name
 
 
 def test_what_dies_after_sigterm_asked_to_leave_is_not_begun_again(
