@@ -48,6 +48,8 @@ ITERATIONS = 12
 _ATTEMPTS = 4
 _ATTEMPT_S = 240.0
 """Seconds that an attempt may take; longer is a hang, which is what is looked for."""
+_STARTED_S = 12.0
+"""Seconds in which a run starts: a fault of its start happens in one of them."""
 _GONE_S = 20.0
 _POLL_S = 0.02
 _JOB = (
@@ -62,8 +64,8 @@ ROLES = ("driver", "fork server", "queue", "host", "device")
 
 @dataclass(frozen=True)
 class RealFault:
-    """A fault of a real run. whom: a role, or of `damage` what is done; at: iteration after which it happens; size: 0
-    to 1."""
+    """A fault of a real run. whom: a role, or of `damage` what is done; at: iteration after which it happens, 0 while
+    the run starts, the last one while it ends; size: 0 to 1."""
 
     number: int
     schedule: str
@@ -101,7 +103,10 @@ def _drawn(number: int) -> RealFault:
         whom = "the results folder"
     elif what in ("torn", "delayed", "refused"):
         whom = random.choice(("queue", "host", "device"))
-    return RealFault(number, schedule, what, whom, random.randint(4, ITERATIONS - 5), random.random())
+    at, size = random.randint(4, ITERATIONS - 5), random.random()
+    if what in ("SIGKILL", "SIGSTOP"):
+        at = random.choice((0, at, at, ITERATIONS - 1))
+    return RealFault(number, schedule, what, whom, at, size)
 
 
 def feel(fault: RealFault, results: Path) -> Felt:
@@ -130,7 +135,10 @@ def _feel(felt: Felt, results: Path, logs: Path, random: Random, disk: Disk | No
         log = logs / f"{experiment}.{number}.log"
         with _attempt(felt.fault, settings, log, results, go, first=not number) as attempt:
             if struck_at is None:
-                if not _wait_for(partial(_beyond, results, experiment, felt.fault.at), attempt):
+                if not _wait_for(partial(_is_due, felt.fault, results, experiment, attempt), attempt):
+                    if felt.fault.at == ITERATIONS - 1 and attempt.ended() == 0:
+                        felt.happened.append("it had ended before")
+                        return
                     felt.problems.append(f"nothing was to happen to it yet, and it ended: {attempt.log_tail()}")
                     return
                 reached, struck_at = _iterations(results, experiment), time.monotonic()
@@ -146,7 +154,7 @@ def _feel(felt: Felt, results: Path, logs: Path, random: Random, disk: Disk | No
         said = log.read_text(encoding="utf-8", errors="replace")
         if "Traceback" in said:
             felt.problems.append(f"a traceback: {attempt.log_tail()}")
-        (run,) = (results / experiment).glob("*/seed=0")
+        run = next((results / experiment).glob("*/seed=0"), results)  # where it had none yet, there is nothing in it
         felt.problems += [f"{one} was damaged, and is not named" for one in damaged if number and one not in said]
         damaged.clear()
         if code == 0 and is_done(run):
@@ -248,6 +256,12 @@ def _iterations(results: Path, experiment: str) -> int:
             if lines := load_metrics(path):
                 return int(lines[-1]["iteration"]) + 1
     return 0
+
+
+def _is_due(fault: RealFault, results: Path, experiment: str, attempt: RunProcess) -> bool:
+    if fault.at == 0:
+        return attempt.seconds > _STARTED_S * fault.size
+    return _beyond(results, experiment, fault.at)
 
 
 def _beyond(results: Path, experiment: str, iteration: int) -> bool:
