@@ -338,7 +338,7 @@ def _texts(config: JobConfig, task: Task | None) -> Texts | None:
 
 
 def _write_end(folder: RunDirectory, mirror: Mirror) -> None:
-    """Of a run whose samples, trace and ledger are written, what follows from them."""
+    """Write what follows from samples, trace and ledger, which are there."""
     from harness.report.plots import draw_run
 
     folder.write_summary(summary_of(run_of(folder.path)))
