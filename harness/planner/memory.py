@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from harness.checks.defaults import FittedJob, fit_to_gpus, leanest
-from harness.checks.job import lengths_of, plan_job, without_hub
+from harness.checks.job import lengths_of, plan_elsewhere, plan_job, without_hub
 from harness.checks.layout import device_roles
 from harness.checks.machine import changes_that_fit, real_setting
 from harness.config import ConfigError, JobConfig
@@ -69,10 +69,12 @@ def described_machine(config: JobConfig, given: Collection[str]) -> Machine:
 
 
 def refusal(found: PlannedMemory) -> str:
-    """The message by which a real run would refuse the job, empty where it is accepted."""
+    """The message by which a real run would refuse the job, empty where it is accepted. What is installed here says
+    nothing of another machine."""
     config = replace(found.config, backend="real")
+    plan = plan_job if found.machine == this_machine() else plan_elsewhere
     try:
-        plan_job(config, make_schedule(config), found.machine)
+        plan(config, make_schedule(config), found.machine)
     except ConfigError as error:
         return str(error)
     return ""

@@ -2,19 +2,22 @@
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 
 import psutil
 import pytest
 
-from harness.checks.job import JobPlan, plan_job, settled_evaluation
+from harness.checks.job import JobPlan, only_simulated, plan_job, settled_evaluation
 from harness.checks.layout import device_roles
 from harness.cli import main as cli
-from harness.config import ConfigError
+from harness.config import ConfigError, EngineConfig, TrainingConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.cost_model.job_cost import layout_of, simulated_cost
 from harness.cost_model.memory import JobLayout
+from harness.planner.candidates import grid
+from harness.planner.memory import planned_memory, refusal
 from harness.tasks import make_task
 from tests.support.losses import WHOLE_BATCH
 
@@ -525,6 +528,32 @@ def test_an_engine_of_several_devices_has_them_alone_or_takes_turns(
     with pytest.raises(ConfigError) as caught:
         plan(*job, machine=MANY_CORES)
     assert str(caught.value).startswith(told)
+
+
+@pytest.mark.parametrize(("name", "devices", "told"), [
+    ("vllm", 8, ""),
+    ("sglang", 8, ""),
+    ("vllm", 16, ""),
+    ("torch", 8, "engine.tensor_parallel=2 can be simulated only with engine=torch"),
+])  # fmt: skip
+def test_32b_runs_synchronously_on_described_gpus_with_engines_that_take_two(
+    name: str, devices: int, told: str
+) -> None:
+    job = [f"engine={name}", "model=qwen32b", "device=h100", f"cluster.devices={devices}", "engine.tensor_parallel=2"]
+    found = refusal(planned_memory(["schedule=colocate_sync", *job]))
+    assert found.startswith(told) and bool(found) == bool(told)
+
+
+def test_only_tensor_parallelism_is_real_and_all_other_kinds_that_have_a_setting_are_refused_by_name() -> None:
+    kinds = {f"training.{field.name}" for field in fields(TrainingConfig) if field.name.endswith("_parallel")}
+    kinds |= {f"engine.{field.name}" for field in fields(EngineConfig) if field.name.endswith("_parallel")}
+    for setting in kinds - {"training.tensor_parallel", "engine.tensor_parallel"}:
+        config = compose_job(["model=qwen3-30b-a3b", f"{setting}=2"])
+        assert (only_simulated(config) or "").startswith(f"{setting}=2 can be simulated only"), setting
+    real = compose_job(["backend=real", "model=qwen3-30b-a3b", "cluster.devices=8", "engine=vllm"])
+    found = grid(real, make_schedule(real), scored=False)
+    assert {(one.pipeline_parallel, one.expert_parallel) for one in found} == {(1, 1)}, "the planner proposes what runs"
+    assert len(kinds) == 4, "another kind of parallelism has a setting: refuse it, or run it"
 
 
 def test_costs_of_one_device_are_not_divided(capsys: pytest.CaptureFixture[str]) -> None:
