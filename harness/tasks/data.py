@@ -31,6 +31,8 @@ _PIECE = 1 << 16
 """Characters of a giant text that are made tokens at a time."""
 _JOINT = 64
 """Tokens by which pieces may come to more than the whole text."""
+_REMEMBERED = 1 << 14
+"""Answers that are read once."""
 
 
 @dataclass(frozen=True)
@@ -246,8 +248,10 @@ def _read(
     lengths: list[int] = []
     answer_lengths: list[int] = []
     too_long = repeated = unreachable = altered = 0
+    alters = False
     special, says_answer = not prompts.chats(tokenizer), job.says_answer
-    readable = lru_cache(maxsize=1 << 16)(job.reader())
+    readable = lru_cache(maxsize=_REMEMBERED)(job.reader())
+    said_of = lru_cache(maxsize=_REMEMBERED)(partial(_said, tokenizer, max_response_tokens, says_answer))
     for place, row in source.rows():
         try:
             messages, answer = prompts.messages(row, tokenizer), prompts.answer(row)
@@ -255,7 +259,7 @@ def _read(
             tokens, length = _tokens(tokenizer, text, special, max_prompt_tokens)
             answer.encode()
             if prompts.columns.answer is not None:
-                answer_length = _answer_length(tokenizer, answer, max_response_tokens, says_answer)
+                answer_length, alters = said_of(answer)
                 _read_by(readable, prompts.columns.answer, answer)
                 answer_lengths.append(answer_length)
         except (ValueError, IndexError, AttributeError) as error:
@@ -273,7 +277,7 @@ def _read(
             repeated += 1
             continue
         said.append(prompt)
-        altered += says_answer and bool(answer_lengths) and _alters(tokenizer, answer)
+        altered += bool(answer_lengths) and alters
         unreachable += says_answer and bool(answer_lengths) and answer_lengths[-1] > max_response_tokens
         problems.append(Problem(tokens, answer, place if place.startswith(HUB) else Path(place).name))
     if not problems:
@@ -314,24 +318,22 @@ def _counted(tokenizer: Tokenizer, text: str, most: int) -> int:
     return counted
 
 
-def _answer_length(tokenizer: Tokenizer, answer: str, most: int, says_answer: bool) -> int:
-    """Tokens of an answer and the one that ends a response. Raises ValueError where a response has to say it, and the
+def _said(tokenizer: Tokenizer, most: int, says_answer: bool, answer: str) -> tuple[int, bool]:
+    """Tokens of an answer and the one that ends a response, and whether the tokenizer says the answer otherwise,
+    unknown or in lower case, by the beginning of a giant one. Raises ValueError where a response has to say it, and the
     vocabulary lacks a character of it, or it holds what ends responses."""
     try:
-        length = _counted(tokenizer, answer, most) + 1
+        tokens = tokenizer.encode(answer[:_PIECE])
+        length = 1 + (len(tokens) if len(answer) <= _PIECE else _counted(tokenizer, answer, most))
     except ValueError:
         if says_answer:
             raise
-        return 1
-    if says_answer and (end := next((end for end in tokenizer.stop_texts if end in answer.strip()), None)):
+        return 1, False
+    if not says_answer:
+        return length, False
+    if end := next((end for end in tokenizer.stop_texts if end in answer.strip()), None):
         raise ValueError(f"the answer {answer!r:.80} holds {end!r}, which ends responses: none can be it")
-    return length
-
-
-def _alters(tokenizer: Tokenizer, answer: str) -> bool:
-    """Whether the tokenizer says the answer otherwise, unknown or in lower case: the beginning of a giant one."""
-    answer = answer[:_PIECE].strip()
-    return normalised(tokenizer.decode(tokenizer.encode(answer))).strip() != normalised(answer)
+    return length, normalised(tokenizer.decode(tokens)).strip() != normalised(answer[:_PIECE].strip())
 
 
 def _read_by(reader: Callable[[str], object], column: str, answer: str) -> None:
