@@ -250,7 +250,8 @@ MEANINGS: dict[str, str] = {
     "train/grad_norm": "before clipping, mean over the iteration's steps; null where one is not finite",
     "train/learning_rate": "of the iteration's last step",
     "train/skipped_steps": "of the run so far",
-    "train/rank_imbalance": "over the iteration's micro-batches, in each of which all ranks wait for the fullest",
+    "train/rank_imbalance": "over the iteration's micro-batches, in each of which all ranks wait for the fullest; "
+    "padding is not counted: training.layout=padded computes the longest row for all, and equal tokens gain little",
     "critic/loss": "over the tokens that it learns from, as all means of critic/",
     "critic/clip_fraction": "without a gradient, as they moved too far",
     "critic/explained_variance": "1 - var(returns - values) / var(returns); left out where all returns are alike",
