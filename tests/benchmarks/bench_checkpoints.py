@@ -17,7 +17,8 @@ from tempfile import TemporaryDirectory
 import numpy as np
 
 from harness.metrics.run_files import load_metrics
-from tests.support.real_runs import SMALL, bench
+from tests.support.forked_drivers import forked_drivers
+from tests.support.real_runs import SMALL
 
 JOB = (*SMALL.split(), "iterations=62", "warmup_iterations=2", "cluster.devices=1", "schedule=colocate_sync")
 
@@ -41,11 +42,11 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", help="more settings of the job, such as iterations=22")
     arguments = parser.parse_args()
     without, copied, saved, beside = list[float](), list[float](), list[float](), list[float]()
-    with TemporaryDirectory() as results:
+    with TemporaryDirectory() as results, forked_drivers() as drivers:
         for number in range(arguments.rounds):
             for every in (0, arguments.every):
                 settings = (*JOB, *arguments.settings, f"checkpoint.every={every}")
-                made = bench(Path(results), f"every_{every}_{number}", *settings)
+                made = drivers.bench(Path(results), f"every_{every}_{number}", *settings)
                 for iteration, took in enumerate(durations(made)):
                     made_version = iteration + 1
                     if not took:

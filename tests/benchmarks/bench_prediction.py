@@ -10,10 +10,7 @@ these costs. Prints the median time of an iteration of both. Target: 20 %.
 from __future__ import annotations
 
 import argparse
-import os
 import statistics
-import subprocess
-import sys
 import tempfile
 from collections.abc import Sequence
 from dataclasses import replace
@@ -27,21 +24,12 @@ from harness.config.registries import SCHEDULES
 from harness.driver.session import simulate
 from harness.metrics.run_files import load_timeline
 from harness.metrics.timeline import Timeline
+from tests.support.forked_drivers import forked_drivers
 
 CALIBRATION = (("algorithm.batch_groups=16",), ("algorithm.batch_groups=4", "algorithm.micro_batch_groups=2"))
 SPLITS = {"colocate_sync": ("cluster.devices=1",), "half_step": ("cluster.devices=3", "schedule.split.rollout=2")}
 APART = ("cluster.devices=2",)  # one samples, one trains
 COLUMNS = "{:<22}{:>9}{:>14}{:>15}{:>10}"
-
-
-def measure(name: str, settings: Sequence[str], results: Path) -> Path:
-    """The folder of a real run."""
-    command = [sys.executable, "-m", "harness", "bench", f"experiment={name}", "backend=real", "force=true", *settings]
-    done = subprocess.run(command, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stdout[-1000:]}\n{done.stderr[-3000:]}")
-    (folder,) = (results / name).glob("*/seed=*")
-    return folder
 
 
 def iteration_s(timeline: Timeline) -> float:
@@ -62,17 +50,20 @@ def main() -> None:
     parser.add_argument("settings", nargs="*", help="more settings of all jobs, such as task=expand")
     given = parser.parse_args()
     common = [f"iterations={given.iterations}", "save_weights=false", *given.settings]
-    with tempfile.TemporaryDirectory() as folder:
-        os.environ["CADENCE_RESULTS"] = folder
+    with tempfile.TemporaryDirectory() as folder, forked_drivers() as drivers:
+
+        def measured(name: str, job: Sequence[str]) -> Path:
+            return drivers.bench(Path(folder), name, "backend=real", "force=true", *job)
+
         alone = [*common, "schedule=colocate_sync", "cluster.devices=1"]
-        runs = [measure(f"fit{n}", [*alone, *batch], Path(folder)) for n, batch in enumerate(CALIBRATION)]
+        runs = [measured(f"fit{n}", [*alone, *batch]) for n, batch in enumerate(CALIBRATION)]
         fitted = calibrate_runs(runs, base_job([]))
         print("\n".join(explained(fitted)), flush=True)
         print(COLUMNS.format("schedule", "devices", "measured, ms", "simulated, ms", "error"), flush=True)
         for name in given.schedules.split(","):
             job = [*common, f"schedule={name}", *SPLITS.get(name, APART), "cluster.oversubscribe=true"]
             devices = compose_job(job).cluster.devices
-            times = [iteration_s(load_timeline(measure(name, job, Path(folder)))) for _ in range(given.rounds)]
+            times = [iteration_s(load_timeline(measured(name, job))) for _ in range(given.rounds)]
             real, simulated = statistics.median(times), predicted_s(fitted.cost, job)
             error = f"{simulated / real - 1:+.0%}"
             print(COLUMNS.format(name, devices, f"{real * 1e3:.0f}", f"{simulated * 1e3:.0f}", error), flush=True)

@@ -1,5 +1,5 @@
-"""Faults on real runs: one is overcome, one is of a connection, one is followed by a damaged checkpoint. The same
-command goes on, and what is promised holds. `make chaos REAL=` has those of every kind."""
+"""Faults on real runs: one is of a connection, one is followed by a damaged checkpoint. The same command goes on, and
+what is promised holds. `make chaos REAL=` has those of every kind; what a run overcomes by itself: test_restarts."""
 
 from __future__ import annotations
 
@@ -16,11 +16,6 @@ ENDS_IN_A_LINE = {
     "torn": (RealFault(4, "k_step_off", "torn", "host", 4, 0.0), "reward[0] died"),
     "damage": (RealFault(6, "colocate_sync", "damage", "random bytes", 6, 0.0), "killed by signal 9"),
 }
-
-
-def test_a_run_goes_on_from_its_last_checkpoint_without_its_queue(tmp_path: Path) -> None:
-    felt = feel(RealFault(3, "separated_sync", "SIGKILL", "queue", 4, 0.0), tmp_path)
-    assert felt.problems == [] and felt.happened == [] and felt.seconds is not None
 
 
 @pytest.mark.parametrize("fault", ENDS_IN_A_LINE)
