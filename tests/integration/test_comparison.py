@@ -14,7 +14,6 @@ from pathlib import Path
 import psutil
 import pytest
 
-from harness.cli import main
 from harness.comparison.equivalence import differences, read_gate
 from harness.comparison.experiment import comparison_of, read_campaign
 from harness.metrics.run_files import load_manifest
@@ -45,9 +44,7 @@ def compare(results: Path) -> subprocess.CompletedProcess[str]:
     )
 
 
-def test_a_comparison_that_is_killed_is_finished_by_the_same_command(
-    results: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_comparison_that_is_killed_is_finished_by_the_same_command(results: Path) -> None:
     folder = results / "compared"
     process = subprocess.Popen(
         COMMAND, cwd=ROOT, env=environment(results), stdout=subprocess.DEVNULL, start_new_session=True
@@ -76,8 +73,8 @@ def test_a_comparison_that_is_killed_is_finished_by_the_same_command(
     assert gate is not None and gate.passed and gate.samples == 96
 
     first = (folder / "report.html").read_text()
-    monkeypatch.setattr(main, "RESULTS", results)
-    assert main.main(COMMAND[3:]) == 0
+    once_more = compare(results)
+    assert once_more.returncode == 0, once_more.stdout + once_more.stderr
     assert done(folder) == after and (folder / "report.html").read_text() == first
     campaign = read_campaign(folder)
     assert campaign is not None
@@ -137,8 +134,7 @@ def as_seen(said: dict[str, object]) -> dict[str, object]:
 
 
 def test_runs_of_a_comparison_are_bit_for_bit_what_they_are_by_themselves(tmp_path: Path) -> None:
-    """Forked drivers, of which the first is held against a command: results, and what drivers and workers see of their
-    process."""
+    """Forked drivers, against a command for each seed: results, and what drivers and workers see of their process."""
     (tmp_path / "spy.py").write_text(SPY)
     runs, said = {}, {}
     for name in ("compared", "alone"):
@@ -147,16 +143,18 @@ def test_runs_of_a_comparison_are_bit_for_bit_what_they_are_by_themselves(tmp_pa
         folders = os.pathsep.join([str(tmp_path), str(ROOT)])
         seen = environment(results) | {"PYTHONPATH": folders, "SPIED": str(spied), "OMP_NUM_THREADS": "2"}
         arguments = [sys.executable, "-c", COMPARED, str(results), *SPIED]
-        words = arguments if name == "compared" else command(*SPIED, "seeds=[0]")
-        done = subprocess.run(words, cwd=ROOT, env=seen, capture_output=True, text=True, timeout=WITHIN_S)
-        assert done.returncode == 0, done.stdout + done.stderr
+        commands = [arguments] if name == "compared" else [command(*SPIED, f"seeds=[{seed}]") for seed in (0, 1)]
+        for each in commands:
+            done = subprocess.run(each, cwd=ROOT, env=seen, capture_output=True, text=True, timeout=WITHIN_S)
+            assert done.returncode == 0, done.stdout + done.stderr
         runs[name] = sorted((results / "spied").glob("*/seed=?"))
         said[name] = {
             who: [json.loads(line) for line in (spied / who).read_text().splitlines()] for who in ("driver", "worker")
         }
-    (alone,), (compared, _) = runs["alone"], runs["compared"]
-    assert not differences(alone, compared)
-    assert load_manifest(compared)["command"][:2] == load_manifest(alone)["command"][:2]
+    assert len(runs["alone"]) == 2
+    for alone, compared in zip(runs["alone"], runs["compared"], strict=True):
+        assert not differences(alone, compared)
+        assert load_manifest(compared)["command"][:2] == load_manifest(alone)["command"][:2]
     randoms = {line["random"] for who in said["compared"].values() for line in who}
     assert len(randoms) == 4, "each process draws its own"
     for who in ("driver", "worker"):

@@ -26,7 +26,6 @@ from harness.driver.observer import RunListener
 from harness.driver.session import Session
 from harness.runtime.local_runtime import launch_server
 from harness.service.fleet_app import ServiceClient
-from tests.support import undrawn
 
 Moments = Sequence[tuple[str, str, int]]
 """(what is heard for the first time, what then happens, to which engine). What is heard is "<role>: <what>"."""
@@ -78,7 +77,6 @@ def _message(error: BaseException) -> str:
 
 if __name__ == "__main__":
     runs: list[dict[str, Any]] = json.loads(sys.argv[1])
-    undrawn.leave_out()
     with closing(launch_server(PRELOAD)) as server:
         for run in runs:
             harness.driver.run.Session = sabotaged(run["moments"])  # type: ignore[misc]
