@@ -15,7 +15,9 @@ find nothing in code that has not changed.
 
 from __future__ import annotations
 
+import math
 import os
+import time
 
 import pytest
 from hypothesis import HealthCheck, settings
@@ -35,7 +37,23 @@ settings.register_profile("search", settings.get_profile("default"), max_example
 settings.load_profile("default")
 
 
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--begin-slow-until",
+        type=float,
+        default=math.inf,
+        help="seconds since 1970, after which slow tests are skipped, and named: for a CI with a limit of its own",
+    )
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Real runs first: they take longest, and among several processes short tests fill what time is left."""
-    items.sort(key=lambda item: "tests/integration/" not in item.nodeid)
+    """Fast files first, for there may be no time for slow ones; of those real runs, which take longest."""
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: (item.path in slow, "tests/integration/" not in item.nodeid))
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    if item.get_closest_marker("slow") and time.time() > item.config.getoption("--begin-slow-until"):
+        pytest.skip("no time was left to begin it (--begin-slow-until)")
