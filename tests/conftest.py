@@ -42,7 +42,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         "--begin-slow-until",
         type=float,
         default=math.inf,
-        help="seconds since 1970, after which slow tests are skipped, and named: for a CI with a limit of its own",
+        help="seconds since 1970, after which slow tests and those of a cluster are skipped, and named: for CI's limit",
     )
 
 
@@ -55,5 +55,6 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    if item.get_closest_marker("slow") and time.time() > item.config.getoption("--begin-slow-until"):
+    slow = item.get_closest_marker("slow") or item.get_closest_marker("cluster")
+    if slow and time.time() > item.config.getoption("--begin-slow-until"):
         pytest.skip("no time was left to begin it (--begin-slow-until)")

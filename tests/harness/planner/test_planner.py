@@ -199,10 +199,10 @@ def test_what_users_would_try_is_tried_whatever_seems_likely(every_trial: None) 
 
 
 def test_engines_of_several_devices_are_proposed_for_real_where_they_run(every_trial: None) -> None:
-    """vLLM's and SGLang's, on devices of their own."""
+    """vLLM's and SGLang's, on devices of their own and beside the trainer."""
     for engine, schedule, sizes in (
         ("vllm", "fully_async", {1, 2, 4}),
-        ("vllm", "colocate_sync", {1}),
+        ("vllm", "colocate_sync", {1, 2, 4}),
         ("sglang", "fully_async", {1, 2, 4}),
         ("torch", "fully_async", {1}),
     ):

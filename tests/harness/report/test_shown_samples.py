@@ -11,9 +11,10 @@ from rich.cells import cell_len
 
 import cadence
 from harness.cli import main as cli
+from harness.metrics.formatting import visible
 from harness.metrics.run_files import KEPT, load_samples
 from harness.metrics.samples import FATES
-from harness.report.samples import RunSamples, visible
+from harness.report.samples import RunSamples
 from tests.support.fabricated_cells import HOSTILE, Made, keep_samples, make_run
 
 

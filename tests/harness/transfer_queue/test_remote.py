@@ -362,5 +362,5 @@ def test_the_server_imports_neither_torch_nor_ray() -> None:
 
 
 def test_a_process_that_cannot_start_says_so() -> None:
-    with pytest.raises(RuntimeError, match="ended with 1"):
+    with pytest.raises(ConnectionError, match="ended with exit code 1 before it was ready"):
         QueueProcess.start(SPEC, address="tcp:127.0.0.1:0")  # shared memory does not go over it
