@@ -34,10 +34,10 @@ DOCS = _ROOT / "docs" if (_ROOT / "docs").is_dir() else Path("docs")
 """Folder of pages: of this checkout; of the current folder where this is an installed copy."""
 GROUPS = ("schedule", "model", "engine", "task", "algorithm", "training", "cluster", "cost", "device")
 _FILE = ".yaml"
+"""The end of a choice that is a file instead of a name."""
 _LONGEST_NAME = 200  # bytes of one; longer than that of any setting
 _LONGEST_NUMBER = 400  # a float has 309 before its point; Python reads no integer of over 4,300
 _DEEPEST = 32  # brackets in each other: more, and parsers of values run out of stack
-"""The end of a choice that is a file instead of a name."""
 _DEFAULTS = in_words_of_now({group: {} for group in GROUPS})
 """Settings that have a default, by group: they need not stand in a file."""
 _FREE = ("schedule.split.critic", "cost.filtered_share", "task.settings", "task.chat_options")

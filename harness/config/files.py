@@ -22,10 +22,15 @@ def read_text(path: Path, most: int) -> str:
     return read_bytes(path, most).decode("utf-8")
 
 
-def read_bytes(path: Path, most: int) -> bytes:
-    """A file, whatever is in it. Raises as `read_text`."""
+def refuse_special(path: Path) -> None:
+    """Raises ValueError for what is there and no file, such as a pipe, which would be waited for."""
     if path.exists() and not path.is_file():
         raise ValueError("it is no file")
+
+
+def read_bytes(path: Path, most: int) -> bytes:
+    """A file, whatever is in it. Raises as `read_text`."""
+    refuse_special(path)
     with path.open("rb") as file:
         data = file.read(most + 1)
     if len(data) > most:

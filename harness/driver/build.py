@@ -27,6 +27,7 @@ from harness.weight_sync.simulated import PacedRole
 from harness.workers.actor import ActorRole, CriticRole
 from harness.workers.dataflow import CRITIC_TRAINING, RECORD, Numbering
 from harness.workers.dealing import DealtQueue, DealtReader, WorldScatter
+from harness.workers.engine_devices import FirstDevice, OtherDevice
 from harness.workers.episodes import Episodes
 from harness.workers.held_engine import HeldEngine
 from harness.workers.readers import (
@@ -50,7 +51,7 @@ from harness.workers.stages import (
     TrainersLogProbStage,
 )
 from harness.workers.training import ONE_STEP, Updates
-from harness.workers.turns import NO_TURNS, DeviceTurns, FirstDevice, OtherDevice, Turns
+from harness.workers.turns import NO_TURNS, DeviceTurns, Turns
 from schedules import Order
 
 

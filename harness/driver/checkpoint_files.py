@@ -19,7 +19,6 @@ import hashlib
 import os
 import re
 import shutil
-import stat
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -244,7 +243,7 @@ def read(folder: Path, run: Path) -> Cut:
         if path in cut.digests and _digest(run / path, size) != cut.digests[path]:
             raise DamagedCheckpoint(f"{run / path} is damaged: it is not what it was at {folder.name}")
     written = sum(size for size, _ in manifest.files.values()) + sum(cut.files.values())
-    if not cut.ledger.samples <= written:
+    if cut.ledger.samples > written:
         raise DamagedCheckpoint(f"{folder / DRIVER} speaks of {cut.ledger.samples:,} samples, in {written:,} bytes")
     return cut
 
@@ -278,8 +277,7 @@ def _unfinished(checkpoints: Path) -> list[Path]:
 def _refuse_special(paths: Iterable[Path]) -> None:
     """A link leads elsewhere, a pipe is waited for."""
     for path in paths:
-        mode = path.lstat().st_mode if path.exists() or path.is_symlink() else stat.S_IFREG
-        if not (stat.S_ISREG(mode) or stat.S_ISDIR(mode)):
+        if path.is_symlink() or (path.exists() and not path.is_file() and not path.is_dir()):
             raise DamagedCheckpoint(f"{path} is neither a file nor a folder: no link, pipe or device is read")
 
 

@@ -39,10 +39,11 @@ from harness.tasks.task import SimulatedTask
 from harness.weight_sync.endpoints import WeightReceiver, WeightSender
 from harness.weight_sync.simulated import SimulatedReceiver, SimulatedSender
 from harness.weight_sync.transports import LocalReceiver, LocalSender
+from harness.workers.engine_devices import EngineTurns, FirstDevice, OtherDevice
 from harness.workers.episodes import simulated_environment
 from harness.workers.replaying import RecordedRollout, ReplayedEngine
 from harness.workers.stages import DrawnJudge, Judge, RewardJudge
-from harness.workers.turns import EngineTurns, FirstDevice, OtherDevice, Turns, world_turns
+from harness.workers.turns import Turns, world_turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -299,7 +299,7 @@ class Recorder:
             parts.samples([*self._records, *self._left()])
         self._write_parts(self._parts, ended)
         run.write_ledger(self.ledger, self.engines)
-        run.is_trained()
+        run.note_trained()
         run.merge_parts(texts)
 
     def _left(self) -> list[SampleRecord]:

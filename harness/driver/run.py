@@ -157,8 +157,6 @@ def _attempt(
         if earlier.trained:
             manifest = load_manifest(folder.path)
             mirror = stack.enter_context(_mirror(folder, results, identity, config, manifest, console))
-            for before in load_metrics(folder.path):
-                mirror.iteration(before)
             folder.merge_parts(_texts(config, task))
             _write_end(folder, mirror)
             return folder.path
@@ -188,8 +186,6 @@ def _attempt(
             session.recorder.listeners.append(_WentBack(session, loss, earlier.checkpoint.version))
         open_mirror = partial(_mirror, folder, results, identity, config, manifest, console)
         mirror = _start(stack, runner, session, open_mirror, console)
-        for before in load_metrics(folder.path):
-            mirror.iteration(before)  # MLflow has a run for each attempt, the last one whole
         session.recorder.listeners.append(mirror)
         with ProgressDisplay(console, _title(identity, config), config.iterations) as display:
             session.recorder.listeners.append(display)
@@ -381,6 +377,8 @@ class Mirror(RunListener):
         self._tracker.finish(artifacts=mirrored_files(self._folder.path))
 
     def __enter__(self) -> Mirror:
+        for before in load_metrics(self._folder.path):  # MLflow has a run for each attempt, the last one whole
+            self.iteration(before)
         self._sampler.__enter__()
         return self
 

@@ -19,6 +19,7 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute
 
+from harness.config.files import refuse_special
 from harness.metrics.arrivals import ARRIVALS, Arrivals, RunOf, line_of
 from harness.metrics.atomic_files import GrowingFile
 from harness.metrics.samples import (
@@ -78,8 +79,7 @@ class GrowingTable:
 
 def read_growing(path: Path) -> pa.Table:
     """All whole batches; their memory is the file's. Raises ValueError where the file does not begin as such a one."""
-    if not path.is_file():
-        raise ValueError(f"{path} is no file")
+    refuse_special(path)
     source = pa.memory_map(str(path))
     try:
         reader = pa.ipc.open_stream(source)

@@ -204,7 +204,7 @@ class RunDirectory:
         self._parts = DriverParts(self.path / PARTS, timeline, extra_names)
         return self._parts
 
-    def is_trained(self) -> None:
+    def note_trained(self) -> None:
         """Note that all that was trained is in the files: the same command, begun again, writes the rest alone."""
         write_text(self.path / TRAINED, "")
 

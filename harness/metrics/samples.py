@@ -13,6 +13,7 @@ import pyarrow as pa
 import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
+from harness.config.files import refuse_special
 from harness.metrics.atomic_files import replacing
 from harness.protocols import FINISH_REASONS
 
@@ -338,18 +339,18 @@ def read_columns(path: Path, columns: Sequence[str] | None = None, rows: pc.Expr
     """Columns of a Parquet file; rows: which. Raises ValueError for one that is no file, and for one that would be over
     1 GiB and 64 times as large in memory as on the disk, which no run writes: equal values take no room there, so that
     a few bytes may stand for as many as fit no memory. That is counted before any value is written out."""
-    if path.exists() and not path.is_file():
-        raise ValueError("it is no file")
+    refuse_special(path)
     most = max(_FREE_BYTES, _EXPANSION * path.stat().st_size)
     told = pq.read_metadata(path)
     groups = [told.row_group(number) for number in range(told.num_row_groups)]
     chunks = [group.column(place) for group in groups for place in range(group.num_columns)]
-    texts = {chunk.path_in_schema for chunk in chunks if chunk.physical_type == "BYTE_ARRAY"}
-    if strange := [name for name in texts if "." in name]:
-        raise ValueError(f"its column {strange[0]} holds lists of texts, and no run writes such")
+    found = {chunk.path_in_schema: chunk.physical_type for chunk in chunks}
+    texts = [name for name, kind in found.items() if kind == "BYTE_ARRAY" and "." not in name]
+    if strange := [name for name, kind in found.items() if kind not in _WIDTHS and name not in texts]:
+        raise ValueError(f"its column {strange[0]} holds neither numbers nor texts, and no run writes such")
     size = sum(chunk.num_values * _WIDTHS.get(chunk.physical_type, 0) for chunk in chunks)
     if size <= most:
-        table = pq.read_table(path, columns=columns, filters=rows, read_dictionary=list(texts))
+        table = pq.read_table(path, columns=columns, filters=rows, read_dictionary=texts)
         short = [chunk for name in table.column_names if name in texts for chunk in table.column(name).chunks]
         # Of a text that stands in many rows there is one so far.
         size += sum(pc.sum(pc.binary_length(each.dictionary).take(each.indices)).as_py() or 0 for each in short)

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import re
 from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
 from dataclasses import dataclass, field
 from typing import Any, Protocol
@@ -165,25 +165,6 @@ class PlacedTurns:
 # -- several ranks
 
 
-class EngineTurns:
-    """Turns of an engine beside a training rank: what it generates is its own affair, but loading gathers the weights
-    from all ranks, and so is a collective of theirs. first: of an engine of several devices, where each has a rank."""
-
-    def __init__(self, device: Turns, world: Turns, first: FirstDevice | None = None) -> None:
-        self._device, self._world, self._first = device, world, first
-
-    @asynccontextmanager
-    async def turn(self, who: str) -> AsyncIterator[None]:
-        loads = who.endswith(".load")
-        async with (self._world if loads else self._device).turn(who):
-            if self._first is not None:
-                await self._first.take_others(who, within_turn=loads)
-            yield
-
-    def lines(self, owner: str) -> list[str]:
-        return self._world.lines(owner)
-
-
 class Store(Protocol):
     """The part of a `torch.distributed.Store` that is used. None of these calls waits."""
 
@@ -220,7 +201,9 @@ class _Asked:
 
 _NAMED = 62
 """Ranks that have a bit of their own in the store's signed 64-bit numbers."""
-_SPINS, _FIRST_S, _GROWTH, _LONGEST_S = 8, 0.0002, 1.3, 0.01
+_SPINS = 8
+FIRST_S, GROWTH, LONGEST_S = 0.0002, 1.3, 0.01
+"""Pauses between questions to the store: the first, how they grow, the longest."""
 
 
 class WorldTurns:
@@ -310,17 +293,17 @@ class WorldTurns:
 
     async def _next_loop(self) -> str:
         """The loop whose turn is next, polled: often at first, as ranks mostly come at about the same time."""
-        key, spins, pause = _turn(self._number), _SPINS, _FIRST_S
+        key, spins, pause = _turn(self._number), _SPINS, FIRST_S
         while not self._store.check([key]):
             if self._news.is_set():
                 self._news.clear()
-                spins, pause = _SPINS, _FIRST_S
+                spins, pause = _SPINS, FIRST_S
             if spins:
                 spins -= 1
                 await asyncio.sleep(0)
             else:
                 await self._rest(pause)
-                pause = min(pause * _GROWTH, _LONGEST_S)
+                pause = min(pause * GROWTH, LONGEST_S)
         return self._store.get(key).decode()
 
     async def _rest(self, seconds: float) -> None:
@@ -365,134 +348,6 @@ def _turn(number: int) -> str:
 def _ranks(ranks: Sequence[int]) -> str:
     names = ", ".join(map(str, ranks))
     return f"rank {names} has" if len(ranks) == 1 else f"ranks {names} have"
-
-
-# -- an engine of several devices, each of which has a training rank in a worker of its own
-
-
-class FirstDevice:
-    """The first device of an engine, in the worker that has both; the others are `OtherDevice` in theirs.
-
-    A rank begins a turn on another device only after the rank here has begun the same one. So while the engine has this
-    device, the others are free as soon as their ranks are done with what had begun: neither ever holds a device and
-    waits for another one.
-
-    store: of the training world, over a connection of its own; others: how many other devices. Raises TimeoutError, as
-    the others do, after `limit_s`.
-    """
-
-    def __init__(self, device: Turns, store: Store, *, engine: int, others: int, limit_s: float | None) -> None:
-        self._device, self._store, self._engine, self._others = device, store, engine, others
-        self._limit_s = limit_s
-        self._begun = self._asked = 0
-        self._waiting: str | None = None
-
-    @asynccontextmanager
-    async def turn(self, who: str) -> AsyncIterator[None]:
-        async with self._device.turn(who):
-            self._begun += 1
-            self._store.set(_of_engine(self._engine, "begun"), f"{self._begun}")
-            yield
-
-    def engine_sleeps(self) -> None:
-        """The engine has started, and given its memory back: ranks may take theirs."""
-        self._store.set(_of_engine(self._engine, "sleeps"), "")
-
-    async def take_others(self, who: str, *, within_turn: bool) -> None:
-        """Wait until the workers of the other devices have given back the memory that they do not use, after what had
-        begun there; but for the turn that their ranks are in together with this one (within_turn)."""
-        self._asked += 1
-        self._store.set(_of_engine(self._engine, "asked"), f"{self._asked} {self._begun - within_turn}")
-        lent = [_lent(self._engine, place, self._asked) for place in range(1, self._others + 1)]
-        self._waiting = f"{who} waits for the other devices of engine {self._engine}, where ranks are still at work"
-        await _until(lambda: self._store.check(lent), self._limit_s, self._waiting)
-        self._waiting = None
-        for key in lent:
-            self._store.delete_key(key)
-
-    def lines(self, owner: str) -> list[str]:
-        mine = self._waiting is not None and self._waiting.startswith(f"{owner}.")
-        return self._device.lines(owner) + ([self._waiting] if mine and self._waiting else [])
-
-
-class OtherDevice:
-    """Another device of an engine than its first one, in a worker with a training rank: number `place` of the engine's.
-    give_back: returns memory that this process does not use to the device."""
-
-    def __init__(
-        self,
-        device: Turns,
-        store: Store,
-        *,
-        engine: int,
-        place: int,
-        limit_s: float | None,
-        give_back: Callable[[], None],
-    ) -> None:
-        self._device, self._store, self._engine, self._place = device, store, engine, place
-        self._limit_s, self._give_back = limit_s, give_back
-        self._begun = self._done = self._lent = 0
-        self._waiting: str | None = None
-        self._lending: asyncio.Task[None] | None = None
-
-    @asynccontextmanager
-    async def turn(self, who: str) -> AsyncIterator[None]:
-        self._begun += 1
-        number = self._begun
-        self._waiting = f"{who} waits for the first device of engine {self._engine}, where it has not begun"
-        await _until(lambda: number <= self._number("begun"), self._limit_s, self._waiting)
-        self._waiting = None
-        async with self._device.turn(who):
-            try:
-                yield
-            finally:
-                self._done = number
-
-    async def begin(self) -> None:
-        """Wait until the engine has started and sleeps; from then on it gets the device whenever it asks."""
-        key = _of_engine(self._engine, "sleeps")
-        what = f"device {self._place} of engine {self._engine} waits for the engine to start"
-        await _until(lambda: self._store.check([key]), self._limit_s, what)
-        self._lending = asyncio.create_task(self._lend(), name=f"device {self._place} of engine {self._engine}")
-        self._lending.add_done_callback(retrieved)  # the store has gone: so has the run
-
-    async def _lend(self) -> None:
-        while True:
-            await _until(self._may_lend, None, "")
-            self._lent = self._number("asked")
-            self._give_back()
-            self._store.set(_lent(self._engine, self._place, self._lent), "")
-
-    def _may_lend(self) -> bool:
-        return self._lent < self._number("asked") and self._number("asked", 1) <= self._done
-
-    def _number(self, what: str, place: int = 0) -> int:
-        key = _of_engine(self._engine, what)
-        return int(self._store.get(key).split()[place]) if self._store.check([key]) else 0
-
-    def lines(self, owner: str) -> list[str]:
-        mine = self._waiting is not None and self._waiting.startswith(f"{owner}.")
-        return self._device.lines(owner) + ([self._waiting] if mine and self._waiting else [])
-
-
-async def _until(there: Callable[[], bool], limit_s: float | None, what: str) -> None:
-    """Ask until it is there, often at first. Raises TimeoutError, with these words, after `limit_s`."""
-    pause = _FIRST_S
-    try:
-        async with asyncio.timeout(limit_s):
-            while not there():
-                await asyncio.sleep(pause)
-                pause = min(pause * _GROWTH, _LONGEST_S)
-    except TimeoutError:
-        raise TimeoutError(f"after {limit_s:g} s {what}") from None
-
-
-def _of_engine(engine: int, what: str) -> str:
-    return f"engines/{engine}/{what}"
-
-
-def _lent(engine: int, place: int, asked: int) -> str:
-    return _of_engine(engine, f"lent/{place}/{asked}")
 
 
 class ComputingRole:

@@ -239,9 +239,10 @@ def test_no_samples_are_no_records() -> None:
     [
         ({"engine": pa.DictionaryArray.from_arrays(np.zeros(1_100_000, np.int32), ["x" * 1000])}, "would take 1,1"),
         ({"sample_id": np.zeros(140_000_000, np.int64)}, "would take 1,1"),
-        ({"engine": [["x"]]}, "holds lists of texts"),
+        ({"engine": [["x"]]}, "engine.list.element holds neither numbers nor texts"),
+        ({"engine": pa.array([b"x" * 99], pa.binary(99))}, "engine holds neither numbers nor texts"),
     ],
-    ids=["one long text in many rows", "one number in many rows", "texts within lists"],
+    ids=["one long text in many rows", "one number in many rows", "texts within lists", "bytes of one length"],
 )
 def test_a_table_that_is_small_on_the_disk_alone_is_refused_before_it_is_in_memory(
     table: dict[str, object], why: str, tmp_path: Path

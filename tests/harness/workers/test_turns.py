@@ -18,13 +18,11 @@ from torch.distributed import TCPStore
 from engines.torch.model import build_model
 from engines.torch.scoring import TorchLogProb
 from harness.runtime.virtual_runtime import run_virtual
+from harness.workers.engine_devices import EngineTurns, FirstDevice, OtherDevice
 from harness.workers.turns import (
     DeviceTurns,
-    EngineTurns,
-    FirstDevice,
     HeldTurn,
     NoTurns,
-    OtherDevice,
     PlacedTurns,
     SeveralDevices,
     Turns,
