@@ -19,6 +19,8 @@ from harness.planner.plan import Plan, Progress, explore_all, origin, plan_jobs
 from harness.report.palette import of_schedules
 from harness.report.plots import save_figure
 
+PAGE = DOCS.parent / "results/reference/simulated/scaling.md"
+
 MODELS = ("qwen7b", "qwen32b")
 
 JOB = ("algorithm.reference=true",)
@@ -73,17 +75,17 @@ class ScalingStudy:
 
 
 def write_study(results: Path, progress: Progress) -> Path:
-    """Plan everything, and write docs/scaling.md with its picture, and results/scaling.json."""
+    """Plan everything, and write PAGE with its picture, and results/scaling.json."""
     started = time.monotonic()
     study = run_study(progress)
     seconds = time.monotonic() - started
     results.mkdir(parents=True, exist_ok=True)
     found = {"simulated": True, "planning_s": seconds, **dataclasses.asdict(study)}
     write_text(results / "scaling.json", json.dumps(found, indent=1) + "\n")
-    (DOCS / "images").mkdir(parents=True, exist_ok=True)
-    draw_scaling(study, DOCS / "images" / "scaling.png")
-    write_text(DOCS / "scaling.md", page(study, seconds))
-    return DOCS / "scaling.md"
+    PAGE.parent.mkdir(parents=True, exist_ok=True)
+    draw_scaling(study, PAGE.with_suffix(".png"))
+    write_text(PAGE, page(study, seconds))
+    return PAGE
 
 
 def run_study(progress: Progress) -> ScalingStudy:
@@ -127,8 +129,8 @@ def page(study: ScalingStudy, seconds: float) -> str:
     parts = [
         "# Scaling, planned and simulated",
         f"Written by `make table OF=scaling` in {seconds / 60:.0f} minutes; nothing here was measured. Every point is "
-        f"the best plan of a schedule ([planner.md](planner.md)), run by the schedule's file on the virtual clock; "
-        f"costs: {study.costs}.",
+        f"the best plan of a schedule ([planner.md](../../../docs/planner.md)), run by the schedule's file on the "
+        f"virtual clock; costs: {study.costs}.",
         f"Strong scaling: the batch is {study.groups} prompts x {study.group_size} responses at every size, as a "
         "larger one learns something else. So the batch limits the curves: with more devices each has fewer responses, "
         "and an iteration never takes less than its longest response (divided by the iterations that rollout may be "
@@ -136,7 +138,7 @@ def page(study: ScalingStudy, seconds: float) -> str:
         "`separated_sync` a fifth faster, `fully_async` 2 %.",
         "`fully_async` has the staleness of its file (2). *Of ideal*: samples/s against linear scaling from the "
         "smallest size that fits. *Idle*: rollout and training devices. A dash: does not fit.",
-        "![Scaling of all schedules](images/scaling.png)",
+        "![Scaling of all schedules](scaling.png)",
     ]
     for model in study.models:
         parts += [f"## {model}", _rates(study, model, sizes), _plans(study, model, max(sizes))]
