@@ -1,4 +1,4 @@
-"""`make table`: what is simulated or planned for a page of docs/, and that page."""
+"""`make table`: what is simulated or planned, and its page."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ STUDIES = {
     "schedules": "harness.studies.schedule_table",
     "agents": "harness.studies.tool_latency",
     "memory": "harness.planner.memory",
+    "transfers": "harness.studies.transfer_on_paper",
 }
 """Modules that write a page, `write_page(progress)`, where one is told what is done next."""
 

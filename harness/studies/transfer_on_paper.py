@@ -1,12 +1,25 @@
-"""The table of docs/weight_sync.md: what a transfer by host_staged lasts where training rank 0 sends all weights, and
-where every training rank sends its share. Printed by `python -m harness.studies.transfer_on_paper`; not measured."""
+"""The simulated table of what a transfer by host_staged lasts where training rank 0 sends all weights, and where every
+training rank sends its share."""
 
 from __future__ import annotations
 
-from harness.config import RooflineConfig
-from harness.config.compose import compose_job
-from harness.cost_model.transfer import staged_parts
+from collections.abc import Callable
+from pathlib import Path
 
+from harness.config import RooflineConfig
+from harness.config.compose import DOCS, compose_job
+from harness.cost_model.transfer import staged_parts
+from harness.metrics.atomic_files import write_text
+
+PAGE = DOCS.parent / "results/reference/simulated/transfers.md"
+INTRO = """\
+# Weights by host_staged, on paper
+
+Written by `make table OF=transfers`; nothing here was measured. Bytes in bfloat16 on 8, 64 and 1,024 H100, at the
+shares of `experiments/cost/roofline.yaml`. What the columns mean:
+[weight_sync.md](../../../docs/weight_sync.md#on-paper).
+
+"""
 BYTES = 2  # bfloat16
 
 JOBS = (("7B", 7.62e9, 4, 4), ("72B", 72.7e9, 32, 4), ("1T", 1e12, 512, 16))
@@ -39,5 +52,7 @@ def _short(seconds: float) -> str:
     return f"{seconds:.0f}" if seconds >= 10 else f"{seconds:.1f}" if seconds >= 1 else f"{seconds:.2f}"
 
 
-if __name__ == "__main__":
-    print(table())
+def write_page(progress: Callable[[str], None]) -> Path:
+    """Writes PAGE."""
+    write_text(PAGE, f"{INTRO}{table()}\n")
+    return PAGE

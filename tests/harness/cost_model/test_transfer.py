@@ -6,10 +6,10 @@ from dataclasses import replace
 import pytest
 
 from harness.config import RooflineConfig
-from harness.config.compose import DOCS, compose_job
+from harness.config.compose import compose_job
 from harness.cost_model.shape import weight_bytes
 from harness.cost_model.transfer import LARGEST_BUCKET, LEAST_BUCKET, bucket_sizes, sender_links, staged_parts
-from harness.studies.transfer_on_paper import table
+from harness.studies.transfer_on_paper import PAGE, table
 
 QWEN = compose_job(["model=qwen7b", "device=h100", "cost=roofline"])
 
@@ -41,4 +41,4 @@ def test_what_many_send_is_shared_and_what_an_engine_takes_in_is_not(engines: in
 
 
 def test_the_table_on_paper_is_that_of_the_cost_model() -> None:
-    assert table() in (DOCS / "weight_sync.md").read_text(encoding="utf-8")
+    assert table() in PAGE.read_text(encoding="utf-8")
