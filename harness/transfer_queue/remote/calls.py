@@ -6,9 +6,11 @@ A call is a generator of steps; a client carries each one out and sends its resu
 
 from __future__ import annotations
 
-from collections.abc import Callable, Generator, Iterable, Mapping, Sequence
+from collections.abc import Callable, Coroutine, Generator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from functools import wraps
+from inspect import signature
+from typing import Any, Concatenate, ParamSpec, TypeVar
 
 from harness.rpc.sockets import Address, close_all
 from harness.transfer_queue.control.spec import GetRequest, QueueSpec
@@ -18,6 +20,9 @@ from harness.transfer_queue.rows.columns import Batch, Column, as_integers
 from harness.transfer_queue.rows.frames import Frame
 from harness.transfer_queue.storage.protocol import QueueBackend, Storage
 from harness.transfer_queue.storage.shm import Segment, ShmStorage
+
+Arguments = ParamSpec("Arguments")
+Returned = TypeVar("Returned")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,7 +131,7 @@ def get(spec: QueueSpec, request: GetRequest, *, keeps: bool) -> Call:
         assignment = m.to_assignment(answer, descriptors)
         columns = yield StorageWork(lambda storage: storage.read(assignment, spec.columns))
     except BaseException:
-        yield Notify(m.GiveBack(answer.lease))
+        yield Notify(m.Verb("give_back", (answer.lease,)))
         raise
     finally:
         close_all(descriptors)
@@ -153,10 +158,26 @@ def lost(endpoint: Endpoint, why: Exception | str) -> str:
 
 def describe(message: m.Message) -> str:
     """Words for an error: what was waited for."""
+    if isinstance(message, m.Verb):
+        return f"{message.verb}({', '.join(map(repr, message.arguments))})"
     of = getattr(message, "request", message)
     known = {name: getattr(of, name, None) for name in ("name", "partition", "task", "consumer", "lease")}
     fields = [f"{name}={value!r}" for name, value in known.items() if value is not None]
     return f"{type(message).__name__}({', '.join(fields)})"
+
+
+def _sent(
+    verb: Callable[Concatenate[Any, Arguments], Coroutine[Any, Any, Returned]],
+) -> Callable[Concatenate[Verbs, Arguments], Coroutine[Any, Any, Returned]]:
+    """A verb of the protocol that the server carries out at once, as a call."""
+    parameters = signature(verb)
+
+    @wraps(verb)
+    async def call(self: Verbs, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
+        _, *arguments = parameters.bind(self, *args, **kwargs).args
+        return await self._run(send(m.Verb(verb.__name__, tuple(arguments))))
+
+    return call
 
 
 class Verbs(TransferQueue):
@@ -186,45 +207,20 @@ class Verbs(TransferQueue):
     async def get_batch(self, request: GetRequest) -> Batch | None:
         return await self._run(get(self.spec, request, keeps=self.keeps))
 
-    async def set_bound(self, task: str, consumer: str, below: int) -> None:
-        await self._run(send(m.SetBound(task, consumer, below)))
-
-    async def drop(self, task: str, started: str, below: int) -> list[int]:
-        return await self._run(send(m.Drop(task, started, below)))
-
-    async def begin_again(self, partition: str, rows: Iterable[int]) -> None:
-        await self._run(send(m.BeginAgain(partition, [int(row) for row in rows])))
-
-    async def give_up(self, partition: str, rows: Iterable[int]) -> None:
-        await self._run(send(m.GiveUp(partition, [int(row) for row in rows])))
-
-    async def finish(self, task: str, rows: Iterable[int]) -> None:
-        await self._run(send(m.Finish(task, as_integers(rows, "rows").tobytes())))
-
-    async def acknowledge(self, lease: int) -> None:
-        await self._run(send(m.Acknowledge(lease)))
-
-    async def give_back(self, lease: int) -> None:
-        await self._run(send(m.GiveBack(lease)))
-
-    async def release(self, consumer: str) -> None:
-        await self._run(send(m.Release(consumer)))
-
-    async def clear(self, partition: str) -> None:
-        await self._run(send(m.Clear(partition)))
-
-    async def clear_finished(self) -> list[str]:
-        return await self._run(send(m.ClearFinished()))
-
-    async def waiting(self) -> list[str]:
-        return await self._run(send(m.Waiting()))
+    set_bound = _sent(TransferQueue.set_bound)
+    drop = _sent(TransferQueue.drop)
+    begin_again = _sent(TransferQueue.begin_again)
+    give_up = _sent(TransferQueue.give_up)
+    finish = _sent(TransferQueue.finish)
+    acknowledge = _sent(TransferQueue.acknowledge)
+    give_back = _sent(TransferQueue.give_back)
+    release = _sent(TransferQueue.release)
+    clear = _sent(TransferQueue.clear)
+    clear_finished = _sent(TransferQueue.clear_finished)
+    waiting = _sent(TransferQueue.waiting)
+    close = _sent(TransferQueue.close)
+    describe = _sent(TransferQueue.describe)
 
     async def save(self, folder: str) -> None:
         """The queue as it is now, in a folder of the server's machine, while it is in use."""
         await self._run(send(m.Save(folder), waits=True))
-
-    async def close(self) -> None:
-        await self._run(send(m.Close()))
-
-    async def describe(self) -> Mapping[str, Any]:
-        return await self._run(send(m.Describe()))

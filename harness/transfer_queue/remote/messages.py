@@ -86,95 +86,17 @@ class Withdraw(QueueRequest):
     call: int
 
 
-class SetBound(QueueRequest):
-    """Hand the consumer only rows below the bound."""
+class Verb(QueueRequest):
+    """Ask for a verb of `TransferQueue` that never waits, with its arguments in order."""
 
-    task: str
-    consumer: str
-    below: int
-
-
-class Drop(QueueRequest):
-    """Drop rows of a task that were started below a bound."""
-
-    task: str
-    started: str
-    below: int
-
-
-class BeginAgain(QueueRequest):
-    """Let rows begin again."""
-
-    partition: str
-    rows: list[int]
-
-
-class GiveUp(QueueRequest):
-    """Give rows up."""
-
-    partition: str
-    rows: list[int]
-
-
-class Finish(QueueRequest):
-    """Count rows as finished by a task."""
-
-    task: str
-    rows: bytes
-
-
-class Acknowledge(QueueRequest):
-    """Acknowledge a lease."""
-
-    lease: int
-
-
-class GiveBack(QueueRequest):
-    """Give a lease back."""
-
-    lease: int
-
-
-class Release(QueueRequest):
-    """Release what a consumer holds."""
-
-    consumer: str
-
-
-class Clear(QueueRequest):
-    """Clear a partition."""
-
-    partition: str
-
-
-class ClearFinished(QueueRequest):
-    """Clear what all tasks are done with."""
-
-    pass
-
-
-class Waiting(QueueRequest):
-    """Ask what waits."""
-
-    pass
+    verb: str
+    arguments: tuple[Any, ...] = ()
 
 
 class Save(QueueRequest):
     """folder: of the server's machine."""
 
     folder: str
-
-
-class Close(QueueRequest):
-    """Close the queue."""
-
-    pass
-
-
-class Describe(QueueRequest):
-    """Ask for the queue's state, for people."""
-
-    pass
 
 
 # -- answers
@@ -223,8 +145,10 @@ AnyResponse = Welcome | Done | Failed | Assigned | Cleared
 
 
 def _plain(value: Any) -> Any:
-    if isinstance(value, np.generic):
-        return value.item()
+    if isinstance(value, np.generic | np.ndarray):
+        return value.tolist()
+    if isinstance(value, range):
+        return list(value)
     raise NotImplementedError(f"{type(value).__name__} has no place in a message")
 
 

@@ -11,6 +11,8 @@ from functools import partial
 from pathlib import Path
 from typing import Any, Protocol
 
+import msgspec
+
 from harness.rpc.channel import Channel
 from harness.rpc.handshake import Role
 from harness.rpc.sockets import Framed, close_all
@@ -147,8 +149,9 @@ class Requests:
         """Answer a request, or leave it to a task to do so."""
         try:
             request = decoded(frame.body)
-            if type(request) not in MAY[self._role]:
-                raise PermissionError(f"a {self._role} of the queue may not ask for {type(request).__name__}")
+            asked = request.verb if isinstance(request, m.Verb) else type(request).__name__
+            if asked not in MAY[self._role]:
+                raise PermissionError(f"a {self._role} of the queue may not ask for {asked}")
             match request:
                 case m.Put():
                     self._put(frame.call, request)
@@ -164,16 +167,21 @@ class Requests:
                     self._begin(frame.call, partial(_create, self._service, request))
                 case m.Save():
                     self._begin(frame.call, partial(_save, self._service, request, self._server.saves))
-                case _:
-                    if isinstance(request, m.Release):
-                        self._server.end_clients_of(request.consumer, self)
-                    if isinstance(request, m.Acknowledge | m.GiveBack):
-                        self._leases.done(request.lease)
-                    self.send(frame.call, m.Done(_VERBS[type(request)](self._service, request)))
+                case m.Verb():
+                    self._carry_out(frame.call, request)
         except Exception as error:  # the caller's, whatever it is
             self._fail(frame.call, error)
         finally:
             close_all(frame.descriptors)
+
+    def _carry_out(self, call: int, request: m.Verb) -> None:
+        verb, types = _VERBS[request.verb]
+        arguments = msgspec.convert(request.arguments, types)
+        if verb is QueueService.release:
+            self._server.end_clients_of(arguments[0], self)
+        if verb in (QueueService.acknowledge, QueueService.give_back):
+            self._leases.done(arguments[0])
+        self.send(call, m.Done(verb(self._service, *arguments)))
 
     def _fail(self, call: int, error: Exception) -> None:
         answer = m.failed(error)
@@ -251,33 +259,31 @@ class Requests:
             self._waiting.pop(call, None)
 
 
-_READS: frozenset[type[m.QueueRequest]] = frozenset(
-    {m.Get, m.Received, m.Withdraw, m.SetBound, m.Acknowledge, m.GiveBack, m.Waiting, m.Describe}
-)
-_WRITES: frozenset[type[m.QueueRequest]] = _READS.union((m.OpenSegment, m.Put))
-MAY: Mapping[Role, frozenset[type[m.QueueRequest]]] = {
+_VERBS: Mapping[str, tuple[Callable[..., Any], Any]] = {
+    "set_bound": (QueueService.set_bound, tuple[str, str, int]),
+    "drop": (QueueService.drop, tuple[str, str, int]),
+    "begin_again": (QueueService.begin_again, tuple[str, list[int]]),
+    "give_up": (QueueService.give_up, tuple[str, list[int]]),
+    "finish": (QueueService.finish, tuple[str, list[int]]),
+    "acknowledge": (QueueService.acknowledge, tuple[int]),
+    "give_back": (QueueService.give_back, tuple[int]),
+    "release": (QueueService.release, tuple[str]),
+    "clear": (QueueService.clear, tuple[str]),
+    "clear_finished": (QueueService.clear_finished, tuple[()]),
+    "waiting": (QueueService.waiting_now, tuple[()]),
+    "close": (QueueService.close, tuple[()]),
+    "describe": (QueueService.describe, tuple[()]),
+}
+"""Verbs that never wait: what carries one out, and the types of its arguments."""
+
+_READS = frozenset({"Get", "Received", "Withdraw", "set_bound", "acknowledge", "give_back", "waiting", "describe"})
+_WRITES = _READS | {"OpenSegment", "Put"}
+MAY: Mapping[Role, frozenset[str]] = {
     "reader": _READS,
     "writer": _WRITES,
-    "admin": frozenset(m.QueueRequest.__subclasses__()),
+    "admin": _WRITES | {"CreatePartition", "Save"} | _VERBS.keys(),
 }
-"""Requests that a client of each role may make."""
-
-_VERBS: dict[type[m.Message], Callable[[QueueService, Any], Any]] = {
-    m.SetBound: lambda service, request: service.set_bound(request.task, request.consumer, request.below),
-    m.Drop: lambda service, request: service.drop(request.task, request.started, request.below),
-    m.BeginAgain: lambda service, request: service.begin_again(request.partition, request.rows),
-    m.GiveUp: lambda service, request: service.give_up(request.partition, request.rows),
-    m.Finish: lambda service, request: service.finish(request.task, m.to_rows(request.rows)),
-    m.Acknowledge: lambda service, request: service.acknowledge(request.lease),
-    m.GiveBack: lambda service, request: service.give_back(request.lease),
-    m.Release: lambda service, request: service.release(request.consumer),
-    m.Clear: lambda service, request: service.clear(request.partition),
-    m.ClearFinished: lambda service, request: service.clear_finished(),
-    m.Waiting: lambda service, request: service.waiting_now(),
-    m.Close: lambda service, request: service.close(),
-    m.Describe: lambda service, request: service.describe(),
-}
-"""Requests that never wait, with what makes the value of the answer."""
+"""Requests that a client of each role may make, by their verbs, or else their messages."""
 
 
 async def _create(service: QueueService, request: m.CreatePartition) -> None:

@@ -83,7 +83,7 @@ async def test_parked_gets_of_a_client_that_went_take_nothing() -> None:
         await queue.create_partition("a", range(4))
         async with Stranger.at(server) as stranger:
             await stranger.say(2, m.encode(m.Get(GetRequest("score", 2))))
-            assert isinstance(await stranger.asks(m.Waiting()), m.Done)
+            assert isinstance(await stranger.asks(m.Verb("waiting")), m.Done)
         await until(queue, lambda waiting: not waiting)
         await queue.put("a", range(4), tokens(range(4)))
         assert ids(await queue.get("score", 4)) == [0, 1, 2, 3]
@@ -111,7 +111,7 @@ async def test_a_server_that_does_not_answer_is_named_with_what_was_asked() -> N
         server.service.clear = lambda partition: None  # type: ignore[method-assign]
         for one in server._clients.values():
             one.stream._on_frame = lambda frame: None  # type: ignore[method-assign]
-        with pytest.raises(TimeoutError, match=r"did not answer Clear\(partition='a'\) within 0.2 s"):
+        with pytest.raises(TimeoutError, match=r"did not answer clear\('a'\) within 0.2 s"):
             await queue.clear("a")
         await queue.disconnect()
 
@@ -269,7 +269,7 @@ async def test_descriptors_of_a_stranger_are_not_taken() -> None:
         before = descriptors()
         for _ in range(4):
             socket.send_fds(stranger.sock, [b"x"], [stranger.sock.fileno()] * 250)
-        assert await known.asks(m.Waiting()) == m.Done([])
+        assert await known.asks(m.Verb("waiting")) == m.Done([])
         assert descriptors() == before
         await known.say(3, b"", [known.sock.fileno()] * 2)
         answer = (await known.hear())[1]
@@ -371,14 +371,15 @@ async def test_a_server_without_the_token_is_not_spoken_to() -> None:
 
 
 async def test_a_garbled_message_is_the_error_of_its_call(caplog: pytest.LogCaptureFixture) -> None:
-    nested, not_text = b"\x92\xa5Clear" + b"\x91" * 100_000, b"\x92\xa5Clear\xa2\xff\xfe"
+    clear = b"\x93\xa4Verb\xa5clear"
+    nested, not_text = clear + b"\x91" * 100_000, clear + b"\x91\xa2\xff\xfe"
     async with serving() as (server, queue), Stranger.at(server) as stranger:
         for garbled in (b"\xc1", m.encode(m.Done()), b"", nested, not_text):
             await stranger.say(7, garbled)
             call, answer = await stranger.hear()
             assert call == 7 and isinstance(answer, m.Failed) and answer.kind == "ValueError", answer
         assert not caplog.records
-        assert await stranger.asks(m.Waiting()) == m.Done([]) and await queue.waiting() == []
+        assert await stranger.asks(m.Verb("waiting")) == m.Done([]) and await queue.waiting() == []
 
 
 async def test_an_oversized_put_is_refused_before_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -415,7 +415,7 @@ def test_a_client_without_the_token_is_refused(server: ServerThread, connect: An
 @pytest.mark.parametrize(
     "said",
     [
-        framed(1, m.encode(m.Describe())),
+        framed(1, m.encode(m.Verb("describe"))),
         b"\x00" * ANSWER,
         b"\x91" * 10_000,
         b"GET / HTTP/1.1\r\n" * 8,
@@ -440,7 +440,7 @@ def test_a_client_that_does_not_prove_the_token_is_disconnected(
 def test_a_frame_that_ends_in_the_middle_takes_nothing_else_down(server: ServerThread) -> None:
     for cut in (1, HEADER.size, HEADER.size + 3):
         with closing(Stranger(server, admitted=True)) as stranger:
-            body = m.encode(m.Describe())
+            body = m.encode(m.Verb("describe"))
             stranger.sock.sendall((HEADER.pack(len(body) + 8, 0, 1) + body)[:cut])
     other = SyncConnection(server.endpoint)
     assert other.call("describe")["partitions"] == {}
