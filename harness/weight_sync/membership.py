@@ -1,9 +1,7 @@
 """The workers that take part in weight transfers, with rank, version and health.
 
 `Membership` is a pure state machine: it is given events with their times, and calls nothing. The coordinator of a job
-drives one through its `Fleet`, which makes the calls that follow; the membership service keeps one for processes
-outside of a job. It holds nothing that its members cannot report again: a new one is as good as the old one once all
-have joined.
+drives one through its `Fleet`, which makes the calls that follow.
 """
 
 from __future__ import annotations
@@ -30,15 +28,13 @@ _ANSWER_S = 1.0
 @dataclass(frozen=True, slots=True)
 class Member:
     """One receiver. kind: an engine takes a version when the schedule says so, a scorer each as soon as it is there;
-    place: the host or device where it runs; seen_at: seconds on the caller's clock; trouble: what was last reported of
-    it; requested: what it is to do before the next transfer; due: the first version that it was sent since it came
-    back."""
+    seen_at: seconds on the caller's clock; trouble: what was last reported of it; requested: what it is to do before
+    the next transfer; due: the first version that it was sent since it came back."""
 
     name: str
     kind: Kind
     version: int
-    place: str
-    seen_at: float
+    seen_at: float = 0.0
     health: Health = "well"
     trouble: str = ""
     requested: MemberRequest | None = None
@@ -50,15 +46,14 @@ class MembershipConflict(RuntimeError):
 
 
 class UnknownMember(KeyError):
-    """Raised for a member that has not joined, or not since the membership was made anew: it should join and report its
-    version."""
+    """Raised for a member that has not joined."""
 
     def __init__(self, name: str) -> None:
         super().__init__(name)
         self.name = name
 
     def __str__(self) -> str:
-        return f"{self.name!r} is no member; join first"
+        return f"{self.name!r} is no member"
 
 
 class Membership:
@@ -69,21 +64,15 @@ class Membership:
         self.epoch = 0
         self._members: dict[str, Member] = {}
 
-    def join(self, name: str, *, kind: Kind = "engine", version: int = 0, place: str = "", now: float = 0.0) -> Member:
-        """Take part from the next transfer on; a member that joins again, after it or this was restarted, reports its
+    def join(self, name: str, *, kind: Kind = "engine", version: int = 0) -> Member:
+        """Take part from the next transfer on; a member that joins again, after it was restarted, reports its
         version."""
-        member = Member(name, kind, version, place, now)
+        member = Member(name, kind, version)
         known = self._members.get(name)
         self._members[name] = member
         if known is None or known.health == "lost":
             self.epoch += 1
         return member
-
-    def leave(self, name: str) -> None:
-        """Take no part from the next transfer on, and be forgotten."""
-        self.of(name)
-        del self._members[name]
-        self.epoch += 1
 
     def mark_lost(self, name: str, trouble: str) -> None:
         """Note that a member takes no part any more, and why. Its version is kept on record."""

@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, closing
 from typing import Any
 
+import httpx2
 from rich.console import Console
 
 import harness.driver.run
@@ -25,7 +26,6 @@ from harness.driver import PRELOAD
 from harness.driver.observer import RunListener
 from harness.driver.session import Session
 from harness.runtime.local_runtime import launch_server
-from harness.service.fleet_app import ServiceClient
 
 Moments = Sequence[tuple[str, str, int]]
 """(what is heard for the first time, what then happens, to which engine). What is heard is "<role>: <what>"."""
@@ -62,9 +62,10 @@ def sabotaged(moments: Moments) -> type[Session]:
                 self.asking.add(asyncio.create_task(self._ask(what, engine)))
 
         async def _ask(self, what: str, engine: str) -> None:
-            async with ServiceClient(*self.service) as client:
-                await client.request(engine, what)  # type: ignore[arg-type]
-                print(json.dumps({"topology": await client.topology()}), flush=True)
+            url, token = self.service
+            async with httpx2.AsyncClient(headers={"Authorization": f"Bearer {token}"}, trust_env=False) as client:
+                (await client.post(f"{url}/members/{engine}/{what}")).raise_for_status()
+                print(json.dumps({"topology": (await client.get(f"{url}/topology")).json()}), flush=True)
 
     return Sabotaged
 

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from fastapi import Request
 
 from harness.rpc import http_server
 from harness.rpc.http_server import LOOPBACK, authenticated_app, serving
@@ -29,6 +30,19 @@ async def port_of_a_server(**how: Any) -> AsyncIterator[int]:
         port = int(url.rpartition(":")[2])
         assert await status(port, b"", tls="certificate" in how) == b"401"
         yield port
+
+
+@asynccontextmanager
+async def port_of_a_reader() -> AsyncIterator[int]:
+    """It reads the bodies of requests."""
+    app = authenticated_app("Reader", TOKEN, {})
+
+    @app.post("/read")
+    async def read(asked: Request) -> int:
+        return len(await asked.body())
+
+    async with serving(app) as url:
+        yield int(url.rpartition(":")[2])
 
 
 async def status(port: int, token: bytes, *, tls: bool = False) -> bytes:
@@ -89,3 +103,40 @@ async def test_strangers_who_were_refused_and_do_not_end_tls_keep_nobody_out(tmp
             while await asyncio.to_thread(stranger.recv, 1 << 10):
                 pass
             stranger.close()
+
+
+def request(*headers: str, token: str = TOKEN) -> bytes:
+    head = ["POST /read HTTP/1.1", "Host: x", f"Authorization: Bearer {token}", *headers]
+    return "\r\n".join([*head, "", ""]).encode()
+
+
+async def answered(port: int, said: bytes) -> int:
+    """The status of the answer, after which the connection has ended; 0 without one."""
+    reader, writer = await asyncio.open_connection(LOOPBACK, port)
+    try:
+        writer.write(said)
+        line = await reader.readline()
+        await reader.read()
+        return int(line.split()[1]) if line else 0
+    finally:
+        writer.close()
+
+
+async def test_a_body_is_not_read_without_the_token_and_never_beyond_its_limit() -> None:
+    async with port_of_a_reader() as port:
+        huge = f"Content-Length: {1 << 40}"
+        chunk = b"10000\r\n" + bytes(1 << 16) + b"\r\n"
+        assert await answered(port, request(huge, token="guess")) == 401
+        assert await answered(port, request("Transfer-Encoding: chunked", token="guess")) == 401
+        assert await answered(port, request(huge)) == 413
+        assert await answered(port, request("Transfer-Encoding: chunked") + chunk + b"1\r\nx\r\n") == 413
+
+
+async def test_a_request_that_does_not_come_is_not_waited_for(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with port_of_a_reader() as port:
+        monkeypatch.setattr(http_server, "_REQUEST_S", 0.01)
+        assert await answered(port, b"") == 0
+        assert await answered(port, request()[:-1]) == 0
+        assert await answered(port, request("Content-Length: 5") + b"{") == 408
+        monkeypatch.undo()
+        assert await answered(port, request("Content-Length: 5", "Connection: close") + b"12345") == 200

@@ -23,7 +23,7 @@ def joined(*names: str) -> Membership:
 def test_ranks_follow_the_order_of_joining_after_the_sender() -> None:
     membership = joined("b", "a", "c")
     assert membership.ranks == {"b": 1, "a": 2, "c": 3}
-    membership.leave("b")
+    membership.mark_lost("b", "why")
     assert membership.ranks == {"a": 1, "c": 2}
 
 
@@ -33,11 +33,7 @@ def test_the_epoch_changes_with_those_who_take_part_and_not_with_what_they_hold(
     membership.set_version("a", 3)
     membership.seen("b", 2, now=1.0)
     assert membership.epoch == epochs[-1]
-    for change in (
-        lambda: membership.join("c"),
-        lambda: membership.mark_lost("a", "why"),
-        lambda: membership.leave("b"),
-    ):
+    for change in (lambda: membership.join("c"), lambda: membership.mark_lost("a", "why")):
         change()
         epochs.append(membership.epoch)
     assert epochs == sorted(set(epochs))
@@ -63,9 +59,8 @@ def test_a_lost_member_is_on_record_with_its_old_version_and_takes_part_again_on
 
 
 def test_a_member_that_is_silent_for_too_long_is_named_and_well_again_when_it_is_heard_of() -> None:
-    membership = Membership()
-    for name, now in (("a", 0.0), ("b", 5.0), ("c", 0.0)):
-        membership.join(name, now=now)
+    membership = joined("a", "b", "c")
+    membership.seen("b", 0, now=5.0)
     membership.mark_lost("c", "gone")
     assert membership.mark_silent(now=10.0, after_s=10.0) == []
     assert membership.mark_silent(now=10.1, after_s=10.0) == ["a"]
@@ -77,12 +72,11 @@ def test_a_member_that_is_silent_for_too_long_is_named_and_well_again_when_it_is
 def test_nothing_can_be_recorded_of_an_unknown_member() -> None:
     membership = joined("a")
     for record in (
-        lambda: membership.leave("b"),
         lambda: membership.mark_lost("b", ""),
         lambda: membership.seen("b", 1, 0.0),
         lambda: membership.set_version("b", 1),
     ):
-        with pytest.raises(UnknownMember, match="'b' is no member; join first"):
+        with pytest.raises(UnknownMember, match="'b' is no member"):
             record()
     assert membership.ranks == {"a": 1}
 
@@ -106,13 +100,6 @@ class AnyHistory(RuleBasedStateMachine):
         if name in self.held:
             self.membership.set_version(name, version)
             self.held[name] = version
-
-    @rule(name=st.sampled_from(NAMES))
-    def leave(self, name: str) -> None:
-        if name in self.held:
-            self.membership.leave(name)
-            del self.held[name]
-            self.lost.discard(name)
 
     @rule(name=st.sampled_from(NAMES))
     def lose(self, name: str) -> None:
