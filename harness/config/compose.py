@@ -2,20 +2,25 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 import hashlib
 import json
 import math
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from itertools import accumulate
 from pathlib import Path
 from typing import Any
 
 from hydra import compose, initialize_config_dir
+from hydra._internal.config_loader_impl import ConfigLoaderImpl
 from hydra.core.config_store import ConfigStore
+from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
-from omegaconf import OmegaConf
+from hydra.types import RunMode
+from omegaconf import DictConfig, OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
@@ -73,11 +78,27 @@ def names_of(overrides: Sequence[str]) -> frozenset[str]:
 
 def _tree(overrides: Sequence[str], *, complete: bool = True) -> dict[str, Any]:
     """Settings as the files say, with these changes. complete: raise where a value has yet to be given."""
-    with initialize_config_dir(config_dir=str(EXPERIMENTS), version_base="1.3"):
-        composed = compose("bench", [_by_name(override) for override in overrides])
-        tree = OmegaConf.to_container(composed, resolve=True, throw_on_missing=complete)
+    named = [_by_name(override) for override in overrides]
+    composed = copy.deepcopy(_composed(tuple(override for override in named if not _is_value(override))))
+    values = OverridesParser.create().parse_overrides([override for override in named if _is_value(override)])
+    ConfigLoaderImpl.validate_sweep_overrides_legal(values, RunMode.RUN, from_shell=False)
+    ConfigLoaderImpl._apply_overrides_to_config(values, composed)
+    tree = OmegaConf.to_container(composed, resolve=True, throw_on_missing=complete)
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}
+
+
+@lru_cache(maxsize=64)
+def _composed(chosen: tuple[str, ...]) -> DictConfig:
+    """Settings of these choices, which callers copy. Hydra would read all files anew for each value that is set."""
+    with initialize_config_dir(config_dir=str(EXPERIMENTS), version_base="1.3"):
+        return compose("bench", list(chosen))
+
+
+def _is_value(override: str) -> bool:
+    """Whether it sets one, and chooses no files."""
+    setting = names_of([override])
+    return setting.isdisjoint(GROUPS) and all(re.fullmatch(r"\w+(\.\w+)*", name) for name in setting)
 
 
 def _by_name(override: str) -> str:

@@ -89,6 +89,7 @@ def test_a_setting_that_is_added_by_force_is_still_unknown() -> None:
     assert nested == "engine.name is nested deeper than 32 levels; no setting is"
     assert refused("hydra/launcher=x").startswith("hydra/launcher=x is no setting of a job")
     assert refused("hydra.run.dir=x").startswith("hydra.run.dir=x is no setting of a job")
+    assert refused("~papers=1").startswith("papers is no setting; those of a job are"), "a folder of choices to Hydra"
 
 
 @pytest.mark.parametrize(
