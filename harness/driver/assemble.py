@@ -262,10 +262,10 @@ def prompt_source(
     backend: RunBackend,
     queue: TransferQueue,
     observer: Observer,
-    keep: Callable[[list[int]], Awaitable[None]],
+    keep: Callable[[str, list[int]], Awaitable[None]],
 ) -> tuple[PromptSource, Refill | None]:
-    """The source of prompts, and the one that deals again where groups may be refused. keep: reads rows that are
-    refused."""
+    """The source of prompts, and the one that deals again where groups may be refused. keep: reads groups that are not
+    trained, of which engines that are simulated said nothing."""
     config, n = run.config, run.config.algorithm.group_size
     places = places_of(config) if config.refills else None
     prompts = PromptSource(
@@ -278,10 +278,9 @@ def prompt_source(
         iterations=config.iterations,
         places=places,
         drops=None if run.replay is None else RecordedDrops(queue, run.replay.drops, n),
+        keep=keep if run.plan.backend == "real" else None,
     )
-    said = run.plan.backend == "real"  # where engines are simulated there is nothing to keep
-    refill = None if places is None else Refill(prompts, queue, places, refusals_of(config), keep if said else None)
-    return prompts, refill
+    return prompts, None if places is None else Refill(prompts, queue, places, refusals_of(config))
 
 
 def _filter_reads(run: RunSpec, backend: RunBackend) -> Sequence[str] | None:
@@ -312,10 +311,10 @@ async def _recorded(
     return await restarts.carried_out(lambda: recorder.role.record(trained))
 
 
-async def _kept(recorder: Handle[RecordRole], restarts: WorkerRestarts | None, rows: list[int]) -> None:
+async def _kept(recorder: Handle[RecordRole], restarts: WorkerRestarts | None, task: str, groups: list[int]) -> None:
     if restarts is None:
-        return await recorder.role.keep(rows)
-    await restarts.carried_out(lambda: recorder.role.keep(rows))
+        return await recorder.role.keep(task, groups)
+    await restarts.carried_out(lambda: recorder.role.keep(task, groups))
 
 
 def _engines_are_alone(placement: Placement) -> bool:

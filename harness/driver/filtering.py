@@ -15,7 +15,7 @@ when it was refused: without staleness every schedule trains the same groups in 
 from __future__ import annotations
 
 import math
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,7 +28,7 @@ from harness.driver.prompts import PromptSource
 from harness.metrics.ledger import DropReason
 from harness.protocols import FINISH_REASONS
 from harness.transfer_queue import Batch, TransferQueue
-from harness.workers.dataflow import VERDICTS, iteration_of, texts_of
+from harness.workers.dataflow import REFUSED, VERDICTS, iteration_of, texts_of
 
 
 @dataclass(frozen=True)
@@ -70,20 +70,11 @@ def places_of(config: JobConfig) -> Places:
 class Refill:
     """The loop that hears what the filter says of each group, and how its samples ended, and deals again.
 
-    reasons: for which groups are refused, of which the last that refuses a group counts; keep: reads rows that are
-    refused while they are there.
+    reasons: for which groups are refused, of which the last that refuses a group counts.
     """
 
-    def __init__(
-        self,
-        prompts: PromptSource,
-        queue: TransferQueue,
-        places: Places,
-        reasons: Sequence[Refuses],
-        keep: Callable[[list[int]], Awaitable[None]] | None,
-    ) -> None:
+    def __init__(self, prompts: PromptSource, queue: TransferQueue, places: Places, reasons: Sequence[Refuses]) -> None:
         self._prompts, self._queue, self._places, self._reasons = prompts, queue, places, reasons
-        self._keep = keep
 
     async def run(self) -> None:
         """Consumes what is said of groups; produces kept ones, and prompts. Ends when the prompts are closed and every
@@ -97,9 +88,6 @@ class Refill:
     async def _decide(self, batch: Batch) -> None:
         """Decide on a batch. Whoever observes hears of all of it at once, before anybody is handed what is kept."""
         name, prompts, verdicts = batch.partition, self._prompts, self._verdicts(batch)
-        refused = [group for group, verdict in verdicts.items() if verdict.reason is not None]
-        if self._keep is not None and refused:
-            await self._keep(prompts.rows(refused))  # before anything is decided: a checkpoint has all of that or none
         now = prompts.clock.now()
         self._places.failure = next(filter(None, texts_of(batch.ragged("reward_failure"))), self._places.failure)
         found = self._places.judge(iteration_of(name), verdicts)
@@ -107,6 +95,7 @@ class Refill:
         for group in found.refused:
             prompts.refuse(_refusal(name, group, now, found, replaced=True))
         prompts.leave(found.spare)
+        await prompts.keep(REFUSED, [*found.verdicts])  # first, so that it is there when the iteration is recorded
         await self._settle(name, found.kept, True)
         if found.refused or found.spare:
             await self._queue.give_up(name, prompts.rows([*found.refused, *found.spare]))

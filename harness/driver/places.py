@@ -82,7 +82,7 @@ class Verdict:
 class Decisions:
     """Decisions on groups of one partition. kept: they are trained; refused: a spare takes the part of each; again:
     refused, and their places are dealt others; spare: not needed; given_up: of refused and spare ones, and of those
-    that were given up before they were judged, who is done with; verdicts: of refused ones."""
+    that were given up before they were judged, who is done with; verdicts: on refused and spare ones."""
 
     kept: list[int]
     refused: list[int]
@@ -145,7 +145,7 @@ class Places:
         unjudged = {group for group in spare if made[group] is None}
         self._unneeded = (self._unneeded | unjudged) - set(late)
         given_up = [group for group in (*refused, *spare, *late) if group not in unjudged]
-        said = {group: verdict for group in (*refused, *again) if (verdict := made[group]) is not None}
+        said = {group: verdict for group in (*refused, *again, *spare) if (verdict := made[group]) is not None}
         return Decisions(kept, refused, again, spare, given_up, said)
 
     def _decided(self, partition: _Partition, verdicts: Mapping[int, Verdict]) -> dict[int, Decision]:

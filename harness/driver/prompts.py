@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 from collections import deque
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import groupby
 from pathlib import Path
@@ -137,8 +137,8 @@ class PromptSource:
     """Numbers the groups and brings their prompts into the queue, batch `i` into partition `train_<i>`.
 
     What is admitted in place of dropped groups gets partitions of its own after those of the batches. Where groups may
-    be refused, `places` knows how often a place was dealt another prompt (harness/driver/filtering.py). Fifteen
-    attributes: six parts that it works with, and the numbers that a checkpoint brings back in one step.
+    be refused, `places` knows how often a place was dealt another prompt (harness/driver/filtering.py). Sixteen
+    attributes: seven parts that it works with, and the numbers that a checkpoint brings back in one step.
     """
 
     def __init__(
@@ -153,15 +153,16 @@ class PromptSource:
         iterations: int,
         places: Places | None = None,
         drops: RecordedDrops | None = None,
+        keep: Callable[[str, list[int]], Awaitable[None]] | None = None,
     ) -> None:
-        """drops: of a recorded run; here they are dropped as well."""
+        """drops: of a recorded run; here they are dropped as well. keep: as `RecordRole.keep`, of real runs."""
         self.dealer, self.queue, self.clock, self.observer = dealer, queue, clock, observer
         self.numbering, self.group_size = numbering, group_size
         self.planned = self.groups = iterations * self.batch
         self.next = 0
         self.deciding = asyncio.Lock()
         """Held by whoever decides what becomes of a group: that it is refused, or dropped."""
-        self._places, self._recorded = places, drops
+        self._places, self._recorded, self._keep = places, drops, keep
         self._ranges: list[tuple[int, int]] = []  # of each partition: its first group, and the next one's
         self._drops: list[int] = []  # what each call of `drop` returned
         self._again: deque[int] = deque()  # of those the ones that are to be returned again
@@ -206,9 +207,16 @@ class PromptSource:
             return self._recorded.take_out()
         n = self.group_size
         rows = await self.queue.drop("actor", started="rollout", below=started_below * n)
+        groups = sorted({row // n for row in rows})
         if rows:
+            await self.keep(RECORD, groups)
             await self.queue.finish(RECORD, rows)
-        return sorted({row // n for row in rows})
+        return groups
+
+    async def keep(self, task: str, groups: Sequence[int]) -> None:
+        """Keep what was said in groups that are not trained, as far as it is scored, while this task can read it."""
+        if self._keep is not None and groups:
+            await self._keep(task, list(groups))
 
     async def close(self) -> None:
         if self._recorded is not None:

@@ -43,7 +43,7 @@ from harness.protocols import FINISH_REASONS, Clock
 from harness.rl.diagnostics import policy_metrics
 from harness.runtime.runtime import RealClock, open_ended
 from harness.transfer_queue import Batch, Ragged, TransferQueue
-from harness.workers.dataflow import RECORD, REFUSED, samples_in, texts_of
+from harness.workers.dataflow import RECORD, samples_in, texts_of
 from harness.workers.dealing import joined, some_rows
 from harness.workers.training import TrainedRows
 from harness.workers.turns import NO_TURNS, ComputingRole
@@ -181,17 +181,10 @@ class Untrained(NamedTuple):
 
 
 class _KeptSample(NamedTuple):
-    """A sample that was not trained. response: its RESPONSE_COLUMNS; custom: extra values of its
-    score."""
+    """A sample that was not trained. response: its RESPONSE_COLUMNS; scored: columns of its row of samples.parquet."""
 
     response: tuple[np.ndarray, ...]
-    finish_reason: str
-    failure: str | None
-    custom: dict[str, float]
-
-    def added_to(self, record: SampleRecord) -> SampleRecord:
-        """Returns its row of samples.parquet with what is known."""
-        return replace(record, finish_reason=self.finish_reason, failure=self.failure, custom=self.custom)
+    scored: dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -284,29 +277,42 @@ class RecordRole(ComputingRole):
         self._kept: dict[int, _KeptSample] = {}  # of those that were not trained
 
     @open_ended
-    async def keep(self, rows: list[int]) -> None:
-        """Reads rows of one partition whose groups are refused, before others take their places. What was said there is
-        written with the iteration, unless this process dies before that."""
-        for start in range(0, len(rows), _IN_A_GET):
-            some = tuple(rows[start : start + _IN_A_GET])
-            with self.waits("record", "rows that are refused"):
-                batch = await self.queue.get(REFUSED, len(some), only=some, consumer=self.waits.owner)
-            assert batch is not None, "they are refused when this has returned"
-            self._keep(batch, samples_in(batch))
-            await self.queue.give_back(batch.lease)
+    async def keep(self, task: str, groups: list[int]) -> None:
+        """Reads groups that are not trained, RECORD's or REFUSED's, before their rows are finished or others take their
+        places: those of which all samples are scored. What was said there is written with the iteration of which the
+        driver tells next, unless this process dies before that."""
+        await asyncio.gather(*(self._keep_group(task, group) for group in groups))  # asked before that one's rows are
+
+    async def _keep_group(self, task: str, group: int) -> None:
+        n = self.recording.group_size
+        rows = tuple(range(group * n, (group + 1) * n))
+        try:
+            batch = await self.queue.get(task, n, only=rows, consumer=self.waits.owner, timeout_s=0)
+        except TimeoutError:  # nobody waits for what is not scored yet
+            return
+        assert batch is not None, "its rows leave the queue when this has returned"
+        self._keep(batch, samples_in(batch))
+        await self.queue.give_back(batch.lease)
 
     def _keep(self, batch: Batch, samples: np.ndarray) -> None:
         names = self.recording.decoder.extra_names
-        extras = batch.ragged("score_extras").rows() if names else []
+        extras = batch.ragged("score_extras").rows() if names else [()] * samples.size
         said = [batch.ragged(name).rows() for name in RESPONSE_COLUMNS]
-        reasons, failures = batch.dense("finish_reason").tolist(), texts_of(batch.ragged("reward_failure"))
-        for row, sample in enumerate(samples.tolist()):
-            values = dict(zip(names, map(float, extras[row]), strict=True)) if names else {}
+        scores = (batch.dense(name).tolist() for name in ("finish_reason", "reward", "exact_match"))
+        failures = texts_of(batch.ragged("reward_failure"))
+        for row, (sample, reason, reward, right) in enumerate(zip(samples.tolist(), *scores, strict=True)):
+            scored = not math.isnan(reward)
+            values = zip(names, map(float, extras[row]), strict=True)
             self._kept[sample] = _KeptSample(
                 tuple(column[row].copy() for column in said),
-                FINISH_REASONS[reasons[row]],
-                failures[row] or None,
-                {name: value for name, value in values.items() if not math.isnan(value)},
+                {
+                    "reward": reward if scored else None,
+                    "exact_match": right if scored else None,
+                    "finish_reason": FINISH_REASONS[reason],
+                    "reward_failed": bool(failures[row]),
+                    "failure": failures[row] or None,
+                    "custom": {name: value for name, value in values if not math.isnan(value)},
+                },
             )
 
     @open_ended
@@ -429,7 +435,8 @@ class _IterationSamples:
             columns = map(Ragged.from_rows, zip(*(one.response for one in known.values()), strict=True))
             self._parts.dropped(np.array(list(known)), *columns)
         untrained = [
-            known[one.sample].added_to(one.record) if one.sample in known else one.record for one in told.untrained
+            replace(one.record, **known[one.sample].scored) if one.sample in known else one.record
+            for one in told.untrained
         ]
         self._parts.samples([*untrained, *records])
         return replace(answer, files=self._parts.sizes, digests=self._parts.digests)

@@ -12,7 +12,7 @@ import pytest
 from harness.config.compose import job_config
 from harness.metrics.run_files import load_config, load_kept, load_samples
 from harness.report.samples import RunSamples
-from harness.tasks import Problem, Sample, make_task
+from harness.tasks import Problem, Sample, Score, make_task
 from tests.support.forked_drivers import Drivers
 from tests.support.real_runs import FIRST_TIMEOUT_S, SEVERAL_TURNS, SMALL
 
@@ -22,10 +22,8 @@ FEW = f"{SMALL} iterations=3 algorithm.batch_groups=4 algorithm.micro_batch_grou
 ASYNC = "cluster.devices=2 schedule=fully_async schedule.max_staleness=2"
 RUNS = {
     "made_up": f"{FEW} {ASYNC}",
-    "filtered": f"{FEW} schedule=colocate_sync algorithm.filter=zero_variance algorithm.over_sampling=2 "
+    "filtered": f"{FEW} schedule=colocate_sync algorithm.filter=zero_variance algorithm.over_sampling=8 "
     "algorithm.filter_rounds=1000",
-    "stale": f"{FEW} iterations=6 {ASYNC} schedule.order=completion schedule.on_stale=drop cluster.devices=3 "
-    "schedule.split.rollout=2",
     "baseline": f"{FEW} schedule=separated_sync algorithm.advantage=remax",
     "turns": f"{SMALL} {SEVERAL_TURNS} {ASYNC}",
     "data": f"{FEW} {ASYNC} task=data task.held_out_share=0.2 eval.every=3 eval.samples=4 model.warm_start=false",
@@ -100,24 +98,30 @@ def test_versions_of_a_response_are_those_of_its_sample(runs: dict[str, Path], n
         ]
 
 
-@pytest.mark.parametrize(("name", "fate"), [("filtered", "dropped_filtered"), ("baseline", "dropped_baseline")])
-def test_what_was_compared_and_not_trained_has_its_reward(runs: dict[str, Path], name: str, fate: str) -> None:
+@pytest.mark.parametrize(
+    ("name", "fates"), [("filtered", {"dropped_filtered", "dropped_spare"}), ("baseline", {"dropped_baseline"})]
+)
+def test_what_was_scored_and_not_trained_is_kept_with_its_reward(
+    runs: dict[str, Path], name: str, fates: set[str]
+) -> None:
     table = load_samples(runs[name]).to_pandas()
-    dropped = table[table.fate == fate]
-    assert len(dropped) and dropped.reward.notna().all()
-    config = job_config(load_config(runs[name]))
-    task, of = make_task(config), dropped.set_index("sample_id")
+    dropped = table[table.fate.isin(fates)]
+    of = dropped[dropped.reward.notna()].set_index("sample_id")
+    assert set(of.fate) == fates
+    assert (dropped[dropped.reward.isna()].fate == "dropped_spare").all(), "not scored in time"
+    task = make_task(job_config(load_config(runs[name])))
     said = load_kept(runs[name], "dropped_responses").to_pandas()
-    assert sorted(said.sample_id) == sorted(dropped.sample_id)
+    assert sorted(said.sample_id) == sorted(of.index)
     for sample, tokens in zip(said.sample_id, said.response, strict=True):
         problem, stopped = task.problem(int(of.row[sample]), 0), of.finish_reason[sample] == "stop"
         text = task.decode(tokens[:-1] if stopped else tokens)
         score = task.score(Sample(task.decode(problem.prompt), text, problem.answer, stopped, len(tokens)))
-        assert score.reward == of.reward[sample], "it was given for these tokens"
+        assert score == Score(of.reward[sample], of.exact_match[sample]), "it was given for these tokens"
     shown = RunSamples(runs[name]).chosen(2, dropped=True)
     assert all("token" in one.facts["versions"] and one.response for one in shown)
     if name == "filtered":
-        assert (dropped.groupby("group_id").reward.nunique() == 1).all(), "which is why"
+        refused = dropped[dropped.fate == "dropped_filtered"]
+        assert (refused.groupby("group_id").reward.nunique() == 1).all(), "which is why"
 
 
 def test_held_out_rows_lead_to_theirs(runs: dict[str, Path]) -> None:

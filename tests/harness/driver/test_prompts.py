@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Awaitable, Callable, Sequence
 
 import numpy as np
 
 from harness.config.registries import find
 from harness.driver.prompts import PromptSource
+from harness.protocols import Completion
 from harness.tasks import Dealer, Problem
 from harness.transfer_queue import Ragged
 from harness.transfer_queue.local import LocalQueue
-from harness.workers.dataflow import JobShape, Numbering, queue_spec
+from harness.workers.dataflow import JobShape, Numbering, queue_spec, rollout_columns, text_column
+from harness.workers.recording import RecordingSettings, RecordRole, TokenDecoder
 from tests.support.unnoticed import none_unnoticed
 
 SEED, BATCH, N = 5, 4, 2
@@ -45,7 +47,9 @@ class Heard:
         self.reasons.append(reason)
 
 
-def source(*, iterations: int = 3, batches_in_queue: int = 3) -> tuple[PromptSource, LocalQueue, Heard]:
+def source(
+    *, iterations: int = 3, batches_in_queue: int = 3, keep: Callable[[str, list[int]], Awaitable[None]] | None = None
+) -> tuple[PromptSource, LocalQueue, Heard]:
     queue = LocalQueue(queue_spec(JobShape([], training_ranks=1, capacity_rows=BATCH * N * batches_in_queue)))
     heard = Heard()
     prompts = PromptSource(
@@ -56,6 +60,7 @@ def source(*, iterations: int = 3, batches_in_queue: int = 3) -> tuple[PromptSou
         numbering=Numbering(BATCH),
         group_size=N,
         iterations=iterations,
+        keep=keep,
     )
     return prompts, queue, heard
 
@@ -129,6 +134,21 @@ async def test_dropped_groups_are_heard_and_as_many_more_are_admitted() -> None:
     await prompts.admit(below=2 * BATCH + 1)
     await prompts.admit(below=1000)
     assert heard.rows == list(range((2 * BATCH + 3) * N))
+
+
+async def test_what_was_scored_of_dropped_groups_is_kept_and_nobody_waits_for_the_rest() -> None:
+    prompts, queue, heard = source(batches_in_queue=4, keep=lambda task, groups: recorder.keep(task, groups))
+    recorder = RecordRole(queue, StandingClock(), RecordingSettings(TokenDecoder(), N))
+    await prompts.admit(below=2 * BATCH)
+    await start(queue, groups=3, below=BATCH)
+    of_each, rows = np.zeros(2, np.float32), list(range(2 * N - 1))  # the first group, and half of the second
+    said = [Completion(row, np.array([7, 8]), of_each, of_each.astype(np.int32), "stop", 0.0, 1.0) for row in rows]
+    scores = {"reward": np.full(len(rows), 0.5), "exact_match": np.ones(len(rows), np.bool_)}
+    judged = scores | {"reward_failure": text_column([""] * len(rows))}
+    await queue.put("train_0", rows, rollout_columns(said, engine=0) | judged)
+    assert await prompts.drop(started_below=BATCH) == 3
+    assert sorted(recorder._kept) == list(range(N)) and len(heard.dropped_rows) == 3 * N
+    assert all(kept.scored["reward"] == 0.5 and kept.response[0].tolist() == [7, 8] for kept in recorder._kept.values())
 
 
 async def test_what_replaces_dropped_groups_comes_to_an_end_however_few_they_are() -> None:
