@@ -23,7 +23,7 @@ from engines.buckets import PackedBucket, buckets
 from engines.loading import ExpectedWeights, apart, next_bucket, only_partly
 from engines.sglang.client import Refused, SGLangClient, both
 from engines.sglang.receiving import UNTOUCHED, to_join, to_receive, to_take
-from engines.stores import listening_store
+from engines.stores import join_store, listening_store
 from harness.protocols import TransferError, TransferOffer
 
 _LINK_TIMEOUT_S = 120.0  # of one broadcast
@@ -146,7 +146,6 @@ class GlooLink:
     def __init__(self, client: SGLangClient, schedulers: int, limit: int) -> None:
         self._client, self._size, self._limit = client, _SERVER + schedulers, limit
         self._name = ""
-        self._store: dist.Store | None = None
         self._group: dist.ProcessGroup | None = None
 
     def buckets(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[list[tuple[str, torch.Tensor]]]:
@@ -196,7 +195,7 @@ class GlooLink:
         timeout_s = min(_LINK_TIMEOUT_S, self._client.timeout_s)
         host = _own_address(self._client.url)
         self._name = f"cadence-{uuid.uuid4().hex}"
-        self._store = store = listening_store(host, self._size, timeout_s)
+        store = listening_store(host, self._size, timeout_s)
         body = {
             "master_address": host,
             "master_port": store.port,
@@ -212,9 +211,10 @@ class GlooLink:
             await asyncio.wait({post}, timeout=_LOOK_AGAIN_S)
         if post.done():
             post.result()
-        joined = asyncio.create_task(asyncio.to_thread(self._join, store, host, timedelta(seconds=timeout_s)))
+        own = join_store(f"{host}:{store.port}", self._size, timeout_s)
+        joined = asyncio.create_task(asyncio.to_thread(self._join, own, host, timedelta(seconds=timeout_s)))
         await both(post, joined)
-        self._group = joined.result()
+        self._group = joined.result()  # and the store is closed
 
     def _join(self, store: dist.Store, host: str, timeout: timedelta) -> dist.ProcessGroup:
         """Join with torch.distributed's nested prefixes for the group's name, which is how the server joins."""

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from engines.stores import listening_store
+from engines.stores import open_store
 from harness.checks.job import JobPlan
 from harness.config import JobConfig, ModelConfig
 from harness.cost_model.job_cost import simulated_cost
@@ -20,6 +20,7 @@ from harness.driver.engine_factories import EngineFactory, RealEngines, Simulate
 from harness.driver.replay import Replay
 from harness.driver.restarts import Restarts
 from harness.protocols import Clock
+from harness.rpc.sockets import forget, meeting_place
 from harness.runtime.fork_server import ForkServer
 from harness.runtime.runtime import RealClock, RoleName, Runtime, cluster_address
 from harness.runtime.virtual_runtime import VirtualClock, VirtualLoop, VirtualRuntime
@@ -86,15 +87,20 @@ def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> RunBackend:
         in_time = SimulatedTransport(transport, simulated.times, clock)
         return RunBackend(clock, VirtualRuntime(), simulated, LocalTransport() if run.schedule.colocated else in_time)
     runtime = stack.enter_context(_runtime(run))
-    carry = LocalTransport() if run.schedule.colocated else GroupTransport(transport, runtime.host_of, timeout_s)
+    carry: WeightTransport = LocalTransport()
+    if not run.schedule.colocated:
+        carry = group = GroupTransport(transport, runtime.host_of, timeout_s)
+        stack.callback(group.close)
     if run.plan.backend == "paced":
         return RunBackend(clock, runtime, _simulated_engines(run), carry)
     if run.schedule.colocated:
         carry = LocalTransport(_without_engine(run))
     world = len(run.plan.placement.devices["actor"])
     # The store of the training world lives here, so that no rank has to be up before the others know where to meet.
-    store = listening_store(runtime.host, world, timeout_s)
-    plan, place = run.plan, (runtime.host, store.port)
+    place = meeting_place(runtime.host)
+    stack.callback(forget, place)
+    store, place = open_store(place, world, timeout_s)
+    plan = run.plan
     critics = len(plan.placement.devices.get("critic", ()))
     engines = RealEngines(run.config, run.model, run.seed, plan.gpu, world, place, plan.share, critics)
     return RunBackend(clock, runtime, engines, carry, kept=store)

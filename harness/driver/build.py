@@ -119,7 +119,7 @@ async def build_in_stages(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[R
     devices; it wakes for its first batch."""
     shared = None
     for rank in (number for role, number in roles if role == "actor"):
-        shared = spec.engines.engine_device(rank, spec.turns_of("actor", rank), spec.turn_timeout_s)
+        shared = spec.engines.engine_device(rank, spec.turns_of("actor", rank), spec.queue, spec.turn_timeout_s)
     if isinstance(shared, OtherDevice):
         await shared.begin()
     started = {}
@@ -127,7 +127,7 @@ async def build_in_stages(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[R
         started[number] = _engine(number, spec)
         await started[number].sleep()
     if isinstance(shared, FirstDevice):
-        shared.engine_sleeps()
+        await shared.engine_sleeps()
     return build_roles(roles, replace(spec, started=started, engine_device=shared))
 
 
@@ -274,7 +274,7 @@ def _actor(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> ActorRole
     engine = spec.engines.trainer(number, spec.clock)
     reader = _in_order("actor", "actor", number, spec) if spec.order == "fifo" else _as_completed(number, spec)
     device = spec.engine_device or spec.turns_of("actor", number)
-    turns = spec.engines.world_turns("actor", number, device, spec.turn_timeout_s)
+    turns = spec.engines.world_turns("actor", number, device, spec.queue, spec.turn_timeout_s)
     role = ActorRole(
         engine,
         spec.clock,
@@ -302,7 +302,7 @@ def _critic(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> CriticRo
         device = spec.turns_of("critic", number)
         if device is NO_TURNS:
             device = DeviceTurns(f"the device of critic[{number}]", limit_s=spec.turn_timeout_s)
-        turns = engines.world_turns("critic", number, device, spec.turn_timeout_s)
+        turns = engines.world_turns("critic", number, device, spec.queue, spec.turn_timeout_s)
     group = tensor_parallel_group(tensor_parallel, spec.config.cluster.wait_timeout_s) if tensor_parallel > 1 else None
     rows, steps = spec.micro_batch("critic"), algorithm.steps_per_version
     updates = Updates(

@@ -6,16 +6,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from datetime import timedelta
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store
 
 from engines.device_memory import give_back
 from engines.simulated.passes import SimulatedCritic, SimulatedLogProb, SimulatedTrainer
 from engines.simulated.rollout import SimulatedRollout
+from engines.stores import join_store
 from harness.checks.plugins import engine_class, engine_reads_files, planned_options
 from harness.config import CostConfig, JobConfig, ModelConfig
 from harness.config.placement import Placement
@@ -36,6 +36,8 @@ from harness.rl.filters import filter_of, given_to_filter
 from harness.rl.learning_rate import critic_settings
 from harness.tasks import Task, make_task, max_tokens
 from harness.tasks.task import SimulatedTask
+from harness.transfer_queue import TransferQueue
+from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.endpoints import WeightReceiver, WeightSender
 from harness.weight_sync.simulated import SimulatedReceiver, SimulatedSender
 from harness.weight_sync.transports import LocalReceiver, LocalSender
@@ -43,7 +45,7 @@ from harness.workers.engine_devices import EngineTurns, FirstDevice, OtherDevice
 from harness.workers.episodes import simulated_environment
 from harness.workers.replaying import RecordedRollout, ReplayedEngine
 from harness.workers.stages import DrawnJudge, Judge, RewardJudge
-from harness.workers.turns import Turns, world_turns
+from harness.workers.turns import Meeting, Turns, world_turns
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -145,11 +147,13 @@ class EngineFactory(Protocol):
         """The critic in the training world, beside that trainer, or in a world of its own; then this returns when all
         its ranks have met."""
 
-    def world_turns(self, role: str, rank: int, device: Turns, limit_s: float | None) -> Turns:
+    def world_turns(self, role: str, rank: int, device: Turns, queue: TransferQueue, limit_s: float | None) -> Turns:
         """Turns for what all ranks of a role's world (the actor's, or a critic's own) compute together, of which this
-        one's `device` takes turns."""
+        one's `device` takes turns. The ranks meet at the queue."""
 
-    def engine_device(self, rank: int, device: Turns, limit_s: float | None) -> FirstDevice | OtherDevice | None:
+    def engine_device(
+        self, rank: int, device: Turns, queue: TransferQueue, limit_s: float | None
+    ) -> FirstDevice | OtherDevice | None:
         """The device of this training rank, which is one of several of an engine; None where an engine has one."""
 
     def beside_turns(self, device: Turns, world: Turns, first: FirstDevice | OtherDevice | None = None) -> Turns:
@@ -165,8 +169,8 @@ class EngineFactory(Protocol):
 
 @dataclass(frozen=True)
 class RealEngines:
-    """Engines that compute. model: with the checkpoint of the initial weights; store: its host and port, where the
-    training world meets; share: of a device's memory, that a rollout engine may take; critic_world: devices of the
+    """Engines that compute. model: with the checkpoint of the initial weights; place: where the store of the training
+    world is; share: of a device's memory, that a rollout engine may take; critic_world: devices of the
     critic, if there is one."""
 
     config: JobConfig
@@ -174,7 +178,7 @@ class RealEngines:
     seed: int
     gpu: bool
     training_world: int
-    store: tuple[str, int]
+    place: str
     share: EngineShare | None
     critic_world: int = 0
     transfer_pace = None
@@ -278,7 +282,7 @@ class RealEngines:
         if trainer is not None:
             mesh = trainer.mesh
         else:
-            store, timeout_s = self._world_store("critic"), config.cluster.wait_timeout_s
+            store, timeout_s = PrefixStore("critic", self._join_store()), config.cluster.wait_timeout_s
             mesh = init_world(store, rank, self.critic_world, self.device, timeout_s, training.tensor_parallel)
         return FSDPCritic(
             value_model(self._outline()),
@@ -305,31 +309,28 @@ class RealEngines:
             training=self.config.training,
         )
 
-    def world_turns(self, role: str, rank: int, device: Turns, limit_s: float | None) -> Turns:
+    def world_turns(self, role: str, rank: int, device: Turns, queue: TransferQueue, limit_s: float | None) -> Turns:
         ranks = self.training_world if role == "actor" else self.critic_world
-        return world_turns(self._world_store(role), rank=rank, ranks=ranks, device=device, limit_s=limit_s)
+        return world_turns(_meeting(queue), role, rank=rank, ranks=ranks, device=device, limit_s=limit_s)
 
-    def _world_store(self, role: str) -> Store:
-        """The store where the ranks of a role's world meet."""
-        return self._join_store() if role == "actor" else PrefixStore(role, self._join_store())
-
-    def engine_device(self, rank: int, device: Turns, limit_s: float | None) -> FirstDevice | OtherDevice | None:
+    def engine_device(
+        self, rank: int, device: Turns, queue: TransferQueue, limit_s: float | None
+    ) -> FirstDevice | OtherDevice | None:
         together = self.config.engine.tensor_parallel
         if together == 1:
             return None
         engine, place = divmod(rank, together)
         if place == 0:
-            return FirstDevice(device, self._join_store(), engine=engine, others=together - 1, limit_s=limit_s)
+            return FirstDevice(device, _meeting(queue), engine=engine, others=together - 1, limit_s=limit_s)
         free = partial(give_back, self.device)
-        return OtherDevice(device, self._join_store(), engine=engine, place=place, limit_s=limit_s, give_back=free)
+        return OtherDevice(device, _meeting(queue), engine=engine, place=place, limit_s=limit_s, give_back=free)
 
     def beside_turns(self, device: Turns, world: Turns, first: FirstDevice | OtherDevice | None = None) -> Turns:
         assert not isinstance(first, OtherDevice), "an engine lives with the worker of its first device"
         return EngineTurns(device, world, first)
 
-    def _join_store(self) -> TCPStore:
-        timeout = timedelta(seconds=self.config.cluster.wait_timeout_s)
-        return TCPStore(*self.store, self.training_world, False, timeout, wait_for_workers=False)
+    def _join_store(self) -> Store:
+        return join_store(self.place, self.training_world, self.config.cluster.wait_timeout_s)
 
     def local_sender(self, clock: Clock) -> WeightSender:
         return LocalSender()
@@ -355,6 +356,11 @@ class RealEngines:
 
         torch.set_num_threads(self.config.cluster.threads_per_device)
         return outline_model(replace(self.model, max_length=longest or self.model.max_length), seed=0)
+
+
+def _meeting(queue: TransferQueue) -> Meeting:
+    assert isinstance(queue, RemoteQueue), "ranks that compute are processes, as is their queue"
+    return queue
 
 
 @dataclass(frozen=True)
@@ -434,7 +440,7 @@ class SimulatedEngines:
     def reference(self, trainer: SimulatedTrainer, clock: Clock) -> Scorer:
         return self.log_prob("reference", clock)
 
-    def world_turns(self, role: str, rank: int, device: Turns, limit_s: float | None) -> Turns:
+    def world_turns(self, role: str, rank: int, device: Turns, queue: TransferQueue, limit_s: float | None) -> Turns:
         return device
 
     def critic(self, rank: int, trainer: SimulatedTrainer | None, clock: Clock) -> CriticEngine:
@@ -447,7 +453,7 @@ class SimulatedEngines:
         group_size, training = self.config.algorithm.group_size, self.config.training
         return {"ranks": self.data_parallel[role], "group_size": group_size, "training": training}
 
-    def engine_device(self, rank: int, device: Turns, limit_s: float | None) -> None:
+    def engine_device(self, rank: int, device: Turns, queue: TransferQueue, limit_s: float | None) -> None:
         return None
 
     def beside_turns(self, device: Turns, world: Turns, first: FirstDevice | OtherDevice | None = None) -> Turns:

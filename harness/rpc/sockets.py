@@ -22,6 +22,7 @@ from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol
 
@@ -36,7 +37,7 @@ _lock = threading.Lock()
 
 
 def new_path() -> str:
-    """Path of a new socket; its folder is there, 0700."""
+    """Path of a new socket, or of another file for processes of this host and user; its folder is there, 0700."""
     global _folder
     with _lock:
         if _folder is None:
@@ -51,7 +52,7 @@ def new_path() -> str:
 
 
 def forget(path: str) -> None:
-    """Nobody listens there any more. Nothing happens where the path is not of `new_path` in this process."""
+    """Nobody listens there, or meets, any more. Nothing happens where the path is not of `new_path` in this process."""
     global _folder
     with _lock:
         if path in _names:
@@ -60,6 +61,11 @@ def forget(path: str) -> None:
             if not _names and _folder is not None:
                 _remove(_folder, os.getpid())
                 _folder = None
+
+
+def meeting_place(host: str) -> str:
+    """The place where processes that reach each other at this address meet: for those of one host a file."""
+    return new_path() if ip_address(host).is_loopback else host
 
 
 def _own_name() -> str:

@@ -196,11 +196,12 @@ class SendingWorker:
         await self.use(GatherOnlySender(plan, senders))
 
     async def open(
-        self, transport: str, plan: TransferPlan, host: str, receivers: int, timeout_s: float, senders: int = 1
+        self, transport: str, plan: TransferPlan, place: str, receivers: int, timeout_s: float, senders: int = 1
     ) -> SentOffer:
-        """Offer, on rank 0, the weights of the first `senders` ranks by this transport. `meet_receivers` must follow,
-        and `send_beside` of the other senders, while the receivers join."""
-        rendezvous, self._store = open_rendezvous(host, receivers, timeout_s, senders)
+        """Offer, on rank 0, the weights of the first `senders` ranks by this transport; all meet at this place
+        (`engines.stores.open_store`). `meet_receivers` must follow, and `send_beside` of the other senders, while the
+        receivers join."""
+        rendezvous, self._store = open_rendezvous(place, receivers, timeout_s, senders)
         within_gpu = self.device.type == "cuda" and _alone()
         carrier = transport_of(transport).with_ends()
         self._source, offer = carrier.offer(plan, rendezvous, self.device, within_gpu=within_gpu)

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed as dist
 
-from engines.stores import all_connected, listening_store
+from engines.stores import all_connected, join_store, open_store
 from harness.protocols import TransferError
 from harness.weight_sync.plan import Bucket, TransferPlan, pack, unpack, verify
 
@@ -184,11 +184,10 @@ class Sources:
 
 @dataclass(frozen=True)
 class Rendezvous:
-    """The place where process groups come together: a store at host:port, a group for each of `senders`, with `size`
-    members: the sender and all receivers. Waits end after timeout_s."""
+    """The place where process groups come together: a store, a group for each of `senders`, with `size` members: the
+    sender and all receivers. Waits end after timeout_s."""
 
-    host: str
-    port: int
+    place: str
     size: int
     timeout_s: float
     senders: int = 1
@@ -196,9 +195,7 @@ class Rendezvous:
     def connect(self) -> dist.Store:
         """The store, for those that do not hold it."""
         with _connecting():
-            return dist.TCPStore(
-                self.host, self.port, self.size, False, _seconds(self.timeout_s), wait_for_workers=False
-            )
+            return join_store(self.place, self.size, self.timeout_s)
 
     def sender_group(self, store: dist.Store, device: torch.device, number: int = 0) -> TransferGroup:
         """The group of sender `number`, as itself. Returns when all its members have joined."""
@@ -221,8 +218,7 @@ class Rendezvous:
     def abort(self) -> None:
         """Let no member of these groups wait for the others any longer."""
         with suppress(RuntimeError):  # the store is gone, and so is the group
-            store = dist.TCPStore(self.host, self.port, self.size, False, _seconds(_CHECK_S), wait_for_workers=False)
-            store.set(_ABORTED, "")
+            join_store(self.place, self.size, _CHECK_S).set(_ABORTED, "")
 
     def _join(self, store: dist.Store, sender: int, rank: int, device: torch.device) -> TransferGroup:
         def aborted() -> bool:
@@ -272,10 +268,10 @@ def gpu_of(device: torch.device) -> str:
     return str(torch.cuda.get_device_properties(device).uuid) if device.type == "cuda" else ""
 
 
-def open_rendezvous(host: str, receivers: int, timeout_s: float, senders: int = 1) -> tuple[Rendezvous, dist.Store]:
-    """A store on a free port of the address `host` and the way to it. The store lives as long as it is held."""
-    store = listening_store(host, receivers + 1, timeout_s)
-    return Rendezvous(host, store.port, receivers + 1, timeout_s, senders), store
+def open_rendezvous(place: str, receivers: int, timeout_s: float, senders: int = 1) -> tuple[Rendezvous, dist.Store]:
+    """A store at this place, as of `engines.stores.open_store`, and the way to it. It lives as long as it is held."""
+    store, there = open_store(place, receivers + 1, timeout_s)
+    return Rendezvous(there, receivers + 1, timeout_s, senders), store
 
 
 @dataclass(frozen=True)

@@ -13,6 +13,7 @@ import torch
 from harness.config.placement import sending_ranks
 from harness.config.transports import transport_of
 from harness.protocols import EngineDied, Span, TrainEngine, TransferError
+from harness.rpc.sockets import forget, meeting_place
 from harness.runtime.runtime import Handle, WorkerDied, ask_all
 from harness.weight_sync.endpoints import ReceivingWorker, SendingWorker, WeightOffer
 from harness.weight_sync.plan import TransferPlan, gathered
@@ -72,13 +73,14 @@ class WeightTransport(Protocol):
 
 @dataclass
 class GroupTransport:
-    """A transport between real processes, which meet as a process group where the first that sends is: `host_of` says
-    how others reach that. Their waits end after timeout_s."""
+    """A transport between real processes, which meet as a process group: in a file of one host's, or where the first
+    that sends is, which others reach by its `host_of`. Their waits end after timeout_s."""
 
     name: str
     host_of: Callable[[Sender], str]
     timeout_s: float
     _rendezvous: Rendezvous | None = field(default=None, init=False, compare=False)
+    _place: str = field(default="", init=False, compare=False)
     _senders: int = field(default=1, init=False, compare=False)
 
     async def connect(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], plan: TransferPlan) -> None:
@@ -86,7 +88,9 @@ class GroupTransport:
         await ask_all(trainers[senders:], lambda actor: actor.gather_only(plan, senders))
         first, *beside = trainers[:senders]
         ends = await ask_all(receivers, lambda receiver: receiver.ends(self.name))
-        sent = await first.role.open(self.name, plan, self.host_of(first), sum(ends), self.timeout_s, senders)
+        self.close()
+        self._place = meeting_place(self.host_of(first))
+        sent = await first.role.open(self.name, plan, self._place, sum(ends), self.timeout_s, senders)
         offer = sent.opened()
         self._rendezvous = offer.rendezvous
         try:
@@ -109,6 +113,10 @@ class GroupTransport:
 
     def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
         return trainers[: self._senders]
+
+    def close(self) -> None:
+        """Remove the file where its ends met, if they are of one host: nobody meets there any more."""
+        forget(self._place)
 
     async def abort(self) -> None:
         if self._rendezvous is not None:

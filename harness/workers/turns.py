@@ -3,16 +3,16 @@
 Whatever a role computes on a device it computes in its turn. Roles of one device go first come, first served. What is a
 collective of several ranks (a training micro-batch, a step, scores by sharded parameters, weights being gathered) must
 begin in the same order on every rank, though their rows become ready at different times: the ranks agree on that order
-through a store.
+where they meet, in the process of the queue.
 """
 
 from __future__ import annotations
 
 import asyncio
 import re
-from collections import Counter, defaultdict, deque
-from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext, suppress
+from collections import Counter
+from collections.abc import AsyncIterator, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontextmanager, nullcontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
@@ -165,28 +165,29 @@ class PlacedTurns:
 # -- several ranks
 
 
-class Store(Protocol):
-    """The part of a `torch.distributed.Store` that is used. None of these calls waits."""
+class Meeting(Protocol):
+    """The part of the queue where the ranks of a world meet (`transfer_queue.service.meetings.Meetings`)."""
 
-    def add(self, key: str, amount: int, /) -> int:
-        """Add to a number, and return the sum."""
+    async def agree(self, world: str, what: str, rank: int, ranks: int) -> int:
+        """Ask for something, once on each rank: its number, once all have asked."""
 
-    def set(self, key: str, value: str, /) -> None:
-        """Write a value."""
+    async def lacking(self, world: str, what: str, ranks: int) -> list[int]:
+        """The ranks that have not asked for it."""
 
-    def get(self, key: str, /) -> bytes:
-        """Read a value that is there."""
+    async def note(self, world: str, what: str, count: int) -> None:
+        """Note how far a count is."""
 
-    def check(self, keys: list[str], /) -> bool:
-        """Whether all keys are there."""
-
-    def delete_key(self, key: str, /) -> bool:
-        """Delete a key; whether it was there."""
+    async def reached(self, world: str, what: str, least: int) -> int:
+        """The count, once it is so far."""
 
 
-def world_turns(store: Store, *, rank: int, ranks: int, device: Turns, limit_s: float | None) -> Turns:
+def world_turns(meeting: Meeting, world: str, *, rank: int, ranks: int, device: Turns, limit_s: float | None) -> Turns:
     """Turns for the collectives of a world; those of one rank only need their device."""
-    return device if ranks == 1 else WorldTurns(store, rank=rank, ranks=ranks, device=device, limit_s=limit_s)
+    return device if ranks == 1 else WorldTurns(meeting, world, rank=rank, ranks=ranks, device=device, limit_s=limit_s)
+
+
+_NAMED = 8
+"""Ranks that an error names."""
 
 
 @dataclass(eq=False)
@@ -198,12 +199,9 @@ class _Asked:
     granted: asyncio.Future[None] = field(default_factory=lambda: asyncio.get_running_loop().create_future())
     over: asyncio.Event = field(default_factory=asyncio.Event)
 
-
-_NAMED = 62
-"""Ranks that have a bit of their own in the store's signed 64-bit numbers."""
-_SPINS = 8
-FIRST_S, GROWTH, LONGEST_S = 0.0002, 1.3, 0.01
-"""Pauses between questions to the store: the first, how they grow, the longest."""
+    @property
+    def what(self) -> str:
+        return f"{_loop(self.who)}/{self.count}"
 
 
 class WorldTurns:
@@ -214,20 +212,22 @@ class WorldTurns:
     happened. Only then is the `device` taken, which other roles of this rank may hold for a while. A loop that was
     cancelled while it waited for a turn cannot ask for another one: the other ranks may be in that turn already.
 
-    store: of the whole world, over a connection of its own (one that waits keeps others waiting). Raises TimeoutError
-    after `limit_s` without a turn. Thirteen attributes: five parameters, and what is known of each loop.
+    meeting: where the ranks of this `world` agree. Raises TimeoutError after `limit_s` without a turn. Thirteen
+    attributes: six parameters, and what is known of each loop.
     """
 
-    def __init__(self, store: Store, *, rank: int, ranks: int, device: Turns, limit_s: float | None) -> None:
-        self._store, self._rank, self._ranks, self._device, self._limit_s = store, rank, ranks, device, limit_s
+    def __init__(
+        self, meeting: Meeting, world: str, *, rank: int, ranks: int, device: Turns, limit_s: float | None
+    ) -> None:
+        self._meeting, self._world, self._rank, self._ranks = meeting, world, rank, ranks
+        self._device, self._limit_s = device, limit_s
         self._counts = Counter[str]()  # turns asked for, by loop
-        self._asked: dict[str, deque[_Asked]] = defaultdict(deque)  # and not granted yet
-        self._numbers: dict[str, int] = {}  # of the latest turn, by loop
+        self._asked: dict[str, _Asked] = {}  # the latest of each loop
+        self._agreed: dict[int, _Asked] = {}  # by number, not granted yet
         self._number = 1  # of the turn that is next, or under way
         self._current: _Asked | None = None
         self._gave_up: set[str] = set()
-        self._news = asyncio.Event()  # someone here has asked since the store was asked
-        self._following: asyncio.Task[None] | None = None
+        self._tasks: set[asyncio.Task[None]] = set()
 
     @asynccontextmanager
     async def turn(self, who: str) -> AsyncIterator[None]:
@@ -237,86 +237,59 @@ class WorldTurns:
             async with self._device.turn(who):
                 yield
         finally:
-            asked.over.set()
-            if asked.granted.cancelled():
-                self._gave_up.add(_loop(who))
+            self._over(asked)
 
     def _ask(self, who: str) -> _Asked:
-        """Ask for a turn; whoever is the last to ask gives it its number."""
         loop = _loop(who)
-        if any(not asked.over.is_set() for asked in self._asked[loop]) or self._current_loop() == loop:
-            raise RuntimeError(f"{who} asks for a second turn before its first is over")
         if loop in self._gave_up:
             raise RuntimeError(f"{who} was cancelled while it waited for a turn of all ranks: it cannot go on")
+        if loop in self._asked:
+            raise RuntimeError(f"{who} asks for a second turn before its first is over")
         self._counts[loop] += 1
-        asked = _Asked(who, self._counts[loop])
-        mine, everyone = (1 << self._rank, (1 << self._ranks) - 1) if self._ranks <= _NAMED else (1, self._ranks)
-        if self._store.add(_wish(loop, asked.count), mine) == everyone:
-            number = self._store.add("turns/given", 1)
-            self._store.set(_turn(number), loop)
-            if loop in self._numbers:  # every rank has gone past it: it asks for the next one
-                self._store.delete_key(_wish(loop, asked.count - 1))
-                self._store.delete_key(_turn(self._numbers[loop]))
-        self._asked[loop].append(asked)
-        self._news.set()
-        if self._following is None or self._following.done():
-            self._following = asyncio.create_task(self._follow(), name="turns of the training world")
+        asked = self._asked[loop] = _Asked(who, self._counts[loop])
+        # What was asked for is agreed on whatever becomes of the asker: no rank takes back a wish.
+        agreeing = asyncio.create_task(self._agree(asked), name=f"{who}: the turn of all ranks")
+        self._tasks.add(agreeing)
+        agreeing.add_done_callback(self._tasks.discard)
         return asked
 
-    def _current_loop(self) -> str | None:
-        return None if self._current is None or self._current.over.is_set() else _loop(self._current.who)
+    async def _agree(self, asked: _Asked) -> None:
+        try:
+            number = await self._meeting.agree(self._world, asked.what, self._rank, self._ranks)
+        except Exception as error:  # the queue has gone, or another rank's connection
+            if not asked.granted.done():
+                asked.granted.set_exception(error)
+            return
+        self._agreed[number] = asked
+        self._grant()
+
+    def _grant(self) -> None:
+        """Grant the next turn, if it is known and none is under way; that of a loop that gave up is passed over."""
+        while self._current is None and (asked := self._agreed.pop(self._number, None)) is not None:
+            if asked.granted.done():
+                self._number += 1
+            else:
+                self._current = asked
+                asked.granted.set_result(None)
+
+    def _over(self, asked: _Asked) -> None:
+        del self._asked[_loop(asked.who)]
+        if asked is self._current:
+            self._current = None
+            self._number += 1
+            self._grant()
+        else:
+            self._gave_up.add(_loop(asked.who))
 
     async def _wait(self, asked: _Asked) -> None:
         try:
             async with asyncio.timeout(self._limit_s):
                 await asked.granted
         except TimeoutError:
-            raise TimeoutError(f"after {self._limit_s:g} s {self._line(asked)}{self._missing(asked)}") from None
-
-    async def _follow(self) -> None:
-        """Grants turns in order while anyone here waits for one; the turn of a loop that gave up is passed over."""
-        try:
-            while any(not asked.over.is_set() for asked in self._every_asked()):
-                loop = await self._next_loop()
-                asked = self._asked[loop].popleft()
-                self._numbers[loop], self._current = self._number, asked
-                if not asked.over.is_set():
-                    asked.granted.set_result(None)
-                    await asked.over.wait()
-                self._current = None
-                self._number += 1
-        except Exception as error:  # of the store: the others have gone
-            for asked in self._every_asked():
-                if not asked.granted.done():
-                    asked.granted.set_exception(error)
-            self._asked.clear()
-
-    async def _next_loop(self) -> str:
-        """The loop whose turn is next, polled: often at first, as ranks mostly come at about the same time."""
-        key, spins, pause = _turn(self._number), _SPINS, FIRST_S
-        while not self._store.check([key]):
-            if self._news.is_set():
-                self._news.clear()
-                spins, pause = _SPINS, FIRST_S
-            if spins:
-                spins -= 1
-                await asyncio.sleep(0)
-            else:
-                await self._rest(pause)
-                pause = min(pause * GROWTH, LONGEST_S)
-        return self._store.get(key).decode()
-
-    async def _rest(self, seconds: float) -> None:
-        """Wait, at most until someone here asks for a turn."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(seconds):
-                await self._news.wait()
-
-    def _every_asked(self) -> Iterable[_Asked]:
-        return [asked for waiting in self._asked.values() for asked in waiting]
+            raise TimeoutError(f"after {self._limit_s:g} s {self._line(asked)}{await self._missing(asked)}") from None
 
     def lines(self, owner: str) -> list[str]:
-        waiting = [asked for asked in self._every_asked() if not asked.over.is_set()]
+        waiting = [asked for asked in self._asked.values() if not asked.granted.done()]
         mine = [self._line(asked) for asked in waiting if asked.who.startswith(f"{owner}.")]
         return mine + self._device.lines(owner)
 
@@ -324,12 +297,9 @@ class WorldTurns:
         current = "" if self._current is None else f", now in turn {self._number}, of {self._current.who}"
         return f"{asked.who} waits for its turn {asked.count} in the training world of {self._ranks}{current}"
 
-    def _missing(self, asked: _Asked) -> str:
+    async def _missing(self, asked: _Asked) -> str:
         """Words for the ranks that have not asked for it."""
-        wished = self._store.add(_wish(_loop(asked.who), asked.count), 0)
-        if self._ranks > _NAMED:
-            return f"; {wished} of {self._ranks} ranks have asked for it"
-        lacking = [rank for rank in range(self._ranks) if not wished >> rank & 1]
+        lacking = await self._meeting.lacking(self._world, asked.what, self._ranks)
         return f"; {_ranks(lacking)} not asked for it" if lacking else "; all ranks have asked for it"
 
 
@@ -337,16 +307,8 @@ def _loop(who: str) -> str:
     return re.sub(r"\[\d+\]", "", who)
 
 
-def _wish(loop: str, count: int) -> str:
-    return f"turns/{loop}/{count}"
-
-
-def _turn(number: int) -> str:
-    return f"turns/{number}"
-
-
 def _ranks(ranks: Sequence[int]) -> str:
-    names = ", ".join(map(str, ranks))
+    names = ", ".join(map(str, ranks[:_NAMED])) + (f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else "")
     return f"rank {names} has" if len(ranks) == 1 else f"ranks {names} have"
 
 

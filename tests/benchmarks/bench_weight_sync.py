@@ -85,7 +85,7 @@ class Side:
         self.plan = plan
         timeout = timedelta(seconds=TIMEOUT_S)
         if store is None:
-            store = dist.TCPStore(rendezvous.host, rendezvous.port, 2, False, timeout, wait_for_workers=False)
+            store = rendezvous.connect()
             self.rank = 1
         else:
             self.rank = 0

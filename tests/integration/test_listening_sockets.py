@@ -8,12 +8,14 @@ import socket
 import stat
 import subprocess
 from collections.abc import Iterator
+from datetime import timedelta
 from pathlib import Path
 
 import httpx2
 import msgspec
 import psutil
 import pytest
+from torch.distributed import TCPStore
 
 from harness.rpc.handshake import ANSWER, REFUSED, STEP
 from tests.support.another_user import open_folder, tried_by_another_user
@@ -62,13 +64,16 @@ def test_a_run_listens_for_its_user_on_this_machine_alone_and_refuses_who_has_no
             for one in process.net_connections("inet")
             if one.status == psutil.CONN_LISTEN
         }
-        assert unix and inet, "a queue, workers, stores, and the membership"
+        assert unix and inet, "a queue, workers, Gloo, and the membership"
         for path in unix:
             folder = Path(path).parent
             assert (stat.S_IMODE(folder.stat().st_mode), folder.stat().st_uid) == (0o700, os.geteuid()), path
             heard = said_to_a_stranger(path)
             assert heard[STEP:] == REFUSED, path
         assert {address.ip for address in inet} == {"127.0.0.1"}
+        for address in inet:  # Gloo's and the membership's: ranks meet in a file, and take turns at the queue
+            with pytest.raises(RuntimeError):
+                TCPStore(address.ip, address.port, 2, False, timedelta(seconds=2), False).check(["turns"])
         (served,) = results.glob(f"{EXPERIMENT}/*/seed=0/membership.json")
         given = msgspec.json.decode(served.read_bytes())
         url = given["url"]
@@ -85,7 +90,7 @@ def test_a_run_listens_for_its_user_on_this_machine_alone_and_refuses_who_has_no
         metrics = httpx2.get(f"{url}/metrics", headers={"Authorization": f"Bearer {given['token']}"}, trust_env=False)
         for told in ('cadence_role_up{role="actor[0]"} 1.0', 'cadence_metric{name="throughput/samples_per_s"}'):
             assert told in metrics.text
-        for address in inet:  # torch's ask for no token: what is said to them is no message, and the run goes on
+        for address in inet:  # Gloo asks for no token: what is said to it is no message, and the run goes on
             with socket.create_connection(address) as stranger:
                 stranger.sendall(bytes(ANSWER))
         before = lines(results, EXPERIMENT)

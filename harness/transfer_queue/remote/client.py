@@ -187,6 +187,25 @@ class RemoteQueue(calls.Verbs):
         """The queue for a process that is to do no more than this role may."""
         return RemoteQueue(replace(self.endpoint, token=token_for(role, self.endpoint.token)))
 
+    async def agree(self, world: str, what: str, rank: int, ranks: int) -> int:
+        """Ask as `service.meetings.Meetings.agree` says, from any process."""
+        number: int = await self._run(calls.send(m.Agree(world, what, rank, ranks), waits=True))
+        return number
+
+    async def lacking(self, world: str, what: str, ranks: int) -> list[int]:
+        """Name the ranks that `service.meetings.Meetings.lacking` does."""
+        lacking: list[int] = await self._run(calls.send(m.Lacking(world, what, ranks)))
+        return lacking
+
+    async def note(self, world: str, what: str, count: int) -> None:
+        """Note as `service.meetings.Meetings.note` says."""
+        await self._run(calls.send(m.Note(world, what, count)))
+
+    async def reached(self, world: str, what: str, least: int) -> int:
+        """Wait as `service.meetings.Meetings.reached` says."""
+        count: int = await self._run(calls.send(m.Reached(world, what, least), waits=True))
+        return count
+
     @contextmanager
     def portal(self) -> Iterator[Portal[Any]]:
         with asyncio.Runner() as runner:

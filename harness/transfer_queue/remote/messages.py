@@ -99,6 +99,39 @@ class Save(QueueRequest):
     folder: str
 
 
+class Agree(QueueRequest):
+    """Ask, as a rank of a world, for what all of its ranks are to agree on."""
+
+    world: str
+    what: str
+    rank: int
+    ranks: int
+
+
+class Lacking(QueueRequest):
+    """Ask which ranks have not asked for it."""
+
+    world: str
+    what: str
+    ranks: int
+
+
+class Note(QueueRequest):
+    """Note how far a count of a world is."""
+
+    world: str
+    what: str
+    count: int
+
+
+class Reached(QueueRequest):
+    """Wait until a count is so far."""
+
+    world: str
+    what: str
+    least: int
+
+
 # -- answers
 
 

@@ -21,6 +21,7 @@ from harness.transfer_queue.control.spec import QueueSpec, Status
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.rows.columns import Rows
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame
+from harness.transfer_queue.service.meetings import Meetings
 from harness.transfer_queue.service.service import QueueService
 from harness.transfer_queue.snapshots.snapshot import save
 from harness.transfer_queue.storage.gather import trimmed
@@ -44,6 +45,7 @@ class Host(Protocol):
     store: PayloadStore
     segments: ShmStore | None
     room: Room
+    meetings: Meetings
 
     def end_clients_of(self, consumer: str, asked_by: Requests) -> None:
         """End clients of this consumer, which is no more, and of no other; but not the one that says so."""
@@ -165,6 +167,15 @@ class Requests:
                     self._open(frame, request)
                 case m.CreatePartition():
                     self._begin(frame.call, partial(_create, self._service, request))
+                case m.Agree(world, what, rank, ranks):
+                    self._begin(frame.call, partial(self._server.meetings.agree, world, what, rank, ranks))
+                case m.Reached(world, what, least):
+                    self._begin(frame.call, partial(self._server.meetings.reached, world, what, least))
+                case m.Lacking(world, what, ranks):
+                    self.send(frame.call, m.Done(self._server.meetings.lacking(world, what, ranks)))
+                case m.Note(world, what, count):
+                    self._server.meetings.note(world, what, count)
+                    self.send(frame.call, m.Done())
                 case m.Save():
                     self._begin(frame.call, partial(_save, self._service, request, self._server.saves))
                 case m.Verb():
@@ -276,7 +287,8 @@ _VERBS: Mapping[str, tuple[Callable[..., Any], Any]] = {
 }
 """Verbs that never wait: what carries one out, and the types of its arguments."""
 
-_READS = frozenset({"Get", "Received", "Withdraw", "set_bound", "acknowledge", "give_back", "waiting", "describe"})
+_MEETS = frozenset({"Agree", "Lacking", "Note", "Reached"})
+_READS = _MEETS | {"Get", "Received", "Withdraw", "set_bound", "acknowledge", "give_back", "waiting", "describe"}
 _WRITES = _READS | {"OpenSegment", "Put"}
 MAY: Mapping[Role, frozenset[str]] = {
     "reader": _READS,

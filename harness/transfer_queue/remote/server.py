@@ -15,6 +15,7 @@ from harness.rpc.stream import Room
 from harness.transfer_queue.control.spec import QueueSpec
 from harness.transfer_queue.remote.messages import Cleared, Welcome
 from harness.transfer_queue.remote.requests import Requests
+from harness.transfer_queue.service.meetings import Meetings
 from harness.transfer_queue.service.service import QueueService
 from harness.transfer_queue.snapshots.snapshot import load
 from harness.transfer_queue.storage.protocol import QueueBackend, QueueSession
@@ -28,7 +29,7 @@ class QueueServer:
 
     token: an admin's (`handshake.Role`), made up unless given; address: see `sockets`; limit: bytes of a message;
     resume: the folder of a saved queue that it goes on with; saves: the folder below which clients may have it saved,
-    nowhere unless given. Fourteen attributes, for `Host` says that requests need eight of them.
+    nowhere unless given. Fifteen attributes, for `Host` says that requests need nine of them.
     """
 
     def __init__(
@@ -56,7 +57,7 @@ class QueueServer:
             if not takes_descriptors(self.address):
                 raise ValueError(f"no descriptors travel over {self.address}: take InlineBackend, or a unix socket")
         self.service = self._start_service(resume)
-        self.room = Room()
+        self.room, self.meetings = Room(), Meetings()
         self._listener: Listener | None = None
         self._clients: dict[int, Requests] = {}
         self._admitted = 0

@@ -105,7 +105,7 @@ def one_rank_of_two(rank: int, port: int, offer: SharedOffer) -> tuple[Tensors, 
         clipped = world.engine(CLIPPED)
         train(clipped, BY_RANK[rank])
         rendezvous = offer.rendezvous
-        joined = TCPStore(rendezvous.host, rendezvous.port, rendezvous.size, False, wait_for_workers=False)
+        joined = rendezvous.connect()
         sender = offer.sender(joined, torch.device("cpu")) if rank == 0 else GatherOnlySender(offer.plan)
         computed(sender.send(1, clipped.named_parameters()))
         return gradients(free), weights(free), norm, weights(clipped)

@@ -55,7 +55,7 @@ def spec_of(log: list[str], monkeypatch: pytest.MonkeyPatch, *settings: str) -> 
         response_limit=8,
         generate_s=0.0,
         transfer_pace=None,
-        engine_device=lambda rank, device, limit_s: None,
+        engine_device=lambda rank, device, queue, limit_s: None,
         beside_turns=lambda device, world, first: device,
         local_receiver=lambda trainer, clock: None,
     )

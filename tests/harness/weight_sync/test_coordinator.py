@@ -1,6 +1,7 @@
 """Which calls are made in which order, what waits for what, and what becomes of a transfer that fails."""
 
 import asyncio
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -59,7 +60,9 @@ async def test_sender_and_receivers_of_a_process_group_meet_at_once(transport: s
     assert sorted(setting.log[3:]) == [*(f"{name}.join" for name in RECEIVERS), "trainer0.meet_receivers"]
     meet.set()
     await connecting
-    assert setting.trainers[0].arguments["open"] == (transport, PLAN, "127.0.0.1", 3, 5.0, 1)
+    name, plan, place, *sizes = setting.trainers[0].arguments["open"]
+    assert (name, plan, sizes) == (transport, PLAN, [3, 5.0, 1])
+    assert Path(place).parent.stat().st_mode & 0o777 == 0o700, "no other user of the host can join them"
     assert setting.engines[1].arguments["join"] == (OFFER, 1)
 
 

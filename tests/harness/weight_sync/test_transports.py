@@ -39,7 +39,7 @@ GPU = torch.device("cuda")
 
 @pytest.fixture
 def offer() -> Iterator[SharedOffer]:
-    offer = share_slots(plan(), Rendezvous(LOOPBACK, 1, 2, 5.0))
+    offer = share_slots(plan(), Rendezvous(f"{LOOPBACK}:1", 2, 5.0))
     yield offer
     offer.path.unlink(missing_ok=True)
 
@@ -123,7 +123,7 @@ def test_an_offer_is_small_and_picklable(transport: str) -> None:
     offer, _store = offered(transport, receivers=2)
     data = pickle.dumps(offer)
     assert pickle.loads(data) == offer and len(data) < 4096
-    assert offer.rendezvous.size == 3 and offer.rendezvous.port > 0
+    assert offer.rendezvous.size == 3 and offer.rendezvous.place.startswith(f"{LOOPBACK}:")
     withdraw(offer)
 
 
@@ -238,7 +238,7 @@ async def test_a_sender_alone_fails_by_its_timeout_and_then_at_once() -> None:
 
 def test_the_memory_is_that_of_two_buckets_whatever_the_model() -> None:
     many = plan_transfer({f"{i}": torch.zeros(1000) for i in range(100)}.items(), bucket_bytes=4096)
-    offer = share_slots(many, Rendezvous(LOOPBACK, 1, 2, 5.0))
+    offer = share_slots(many, Rendezvous(f"{LOOPBACK}:1", 2, 5.0))
     size = offer.path.stat().st_size
     offer.withdraw()
     assert many.bytes == 400_000 and many.largest == 4000
@@ -259,7 +259,7 @@ def test_no_other_user_can_read_the_file(offer: SharedOffer) -> None:
 def test_slots_that_do_not_fit_into_shared_memory_are_refused_before_anything_is_made() -> None:
     huge = plan_transfer([("huge", torch.empty(1 << 50, device="meta"))], bucket_bytes=64)
     with pytest.raises(RuntimeError, match="need 9007199254740992 bytes in .*enlarge it"):
-        share_slots(huge, Rendezvous(LOOPBACK, 1, 2, 5.0))
+        share_slots(huge, Rendezvous(f"{LOOPBACK}:1", 2, 5.0))
 
 
 # --- memory that a GPU reads and writes itself, by what CUDA is asked for ---------------------------------------------

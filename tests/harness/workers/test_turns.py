@@ -13,11 +13,16 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from torch.distributed import TCPStore
 
+from engines.stores import join_store, open_store
 from engines.torch.model import build_model
 from engines.torch.scoring import TorchLogProb
+from harness.rpc.sockets import forget, new_path
 from harness.runtime.virtual_runtime import run_virtual
+from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
+from harness.transfer_queue.remote.client import RemoteQueue
+from harness.transfer_queue.remote.process import QueueProcess
+from harness.transfer_queue.service.meetings import Meetings
 from harness.workers.engine_devices import EngineTurns, FirstDevice, OtherDevice
 from harness.workers.turns import (
     DeviceTurns,
@@ -34,30 +39,31 @@ from tests.support.local_queue import virtual
 from tests.support.processes import run_in_processes
 
 
-class DictStore:
-    """A `harness.workers.turns.Store` of this process; one that is `gone` raises."""
+class MeetingHere:
+    """A `harness.workers.turns.Meeting` of this event loop; one whose queue is `gone` raises."""
 
     def __init__(self) -> None:
-        self.values: dict[str, str] = {}
-        self.gone = False
+        self.meetings = Meetings()
+        self.gone = asyncio.Event()
 
-    def add(self, key: str, amount: int) -> int:
-        self.values[key] = str(int(self.values.get(key, 0)) + amount)
-        return int(self.values[key])
+    async def agree(self, world: str, what: str, rank: int, ranks: int) -> int:
+        asked = asyncio.ensure_future(self.meetings.agree(world, what, rank, ranks))
+        gone = asyncio.ensure_future(self.gone.wait())
+        await asyncio.wait((asked, gone), return_when=asyncio.FIRST_COMPLETED)
+        gone.cancel()
+        if not asked.done():
+            asked.cancel()
+            raise ConnectionError("the queue is gone")
+        return asked.result()
 
-    def set(self, key: str, value: str) -> None:
-        self.values[key] = value
+    async def lacking(self, world: str, what: str, ranks: int) -> list[int]:
+        return self.meetings.lacking(world, what, ranks)
 
-    def get(self, key: str) -> bytes:
-        return self.values[key].encode()
+    async def note(self, world: str, what: str, count: int) -> None:
+        self.meetings.note(world, what, count)
 
-    def check(self, keys: Sequence[str]) -> bool:
-        if self.gone:
-            raise ConnectionError("the store is gone")
-        return all(key in self.values for key in keys)
-
-    def delete_key(self, key: str) -> bool:
-        return self.values.pop(key, None) is not None
+    async def reached(self, world: str, what: str, least: int) -> int:
+        return await self.meetings.reached(world, what, least)
 
 
 # --- one device -------------------------------------------------------------------------------------------------------
@@ -134,7 +140,7 @@ async def test_one_that_fails_or_is_cancelled_leaves_the_device() -> None:
 
 async def test_a_world_of_one_needs_its_device_only() -> None:
     device = DeviceTurns()
-    assert world_turns(DictStore(), rank=0, ranks=1, device=device, limit_s=1) is device
+    assert world_turns(MeetingHere(), "actor", rank=0, ranks=1, device=device, limit_s=1) is device
     free: Turns = NoTurns()
     async with free.turn("a[0].x"), free.turn("b[0].x"):
         assert free.lines("a[0]") == []
@@ -236,9 +242,9 @@ class Seen:
     inside: dict[tuple[str, int], int] = field(default_factory=dict)
 
 
-async def play(plan: Plan, store: DictStore) -> Seen:
+async def play(plan: Plan) -> Seen:
     """A turn is a collective: it goes on once every rank has begun it, and would wait forever out of order."""
-    ranks = len(plan.others)
+    ranks, meeting = len(plan.others), MeetingHere()
     seen, loop = Seen([[] for _ in range(ranks)]), asyncio.get_running_loop()
     everyone: dict[tuple[str, int], asyncio.Barrier] = {}
 
@@ -263,7 +269,7 @@ async def play(plan: Plan, store: DictStore) -> Seen:
     async with asyncio.TaskGroup() as tasks:
         for rank in range(ranks):
             device = DeviceTurns(limit_s=LIMIT_S)
-            turns = world_turns(store, rank=rank, ranks=ranks, device=device, limit_s=LIMIT_S)
+            turns = world_turns(meeting, "actor", rank=rank, ranks=ranks, device=device, limit_s=LIMIT_S)
             for name in plan.loops:
                 tasks.create_task(collective(rank, name, turns, device))
             tasks.create_task(other(rank, device))
@@ -272,27 +278,27 @@ async def play(plan: Plan, store: DictStore) -> Seen:
 
 @given(plans())
 def test_all_ranks_take_the_same_turns_first_come_first_served_whatever_comes_when(plan: Plan) -> None:
-    store = DictStore()
-    seen = run_virtual(play(plan, store))
+    seen = run_virtual(play(plan))
     wanted = {(name, count) for name, timing in plan.loops.items() for count in range(len(timing[0]))}
     assert set(seen.order[0]) == wanted and len(seen.order[0]) == len(wanted)
     assert all(order == seen.order[0] for order in seen.order)
     times = [seen.asked[turn] for turn in seen.order[0]]
     assert times == sorted(times), "a turn came before one that all ranks had asked for earlier"
-    assert len(store.values) <= 1 + 2 * len(plan.loops), "what is over is not kept"
 
 
 class EngineOfTwo:
     """The two devices of an engine, and the turns of the ranks there, which are the training world."""
 
     def __init__(self, limit_s: float) -> None:
-        store = self.store = DictStore()
+        meeting = MeetingHere()
         self.given_back = 0
         here, beside = (DeviceTurns(f"device {rank}", limit_s=limit_s) for rank in range(2))
-        self.first = FirstDevice(here, store, engine=0, others=1, limit_s=limit_s)
-        self.other = OtherDevice(beside, store, engine=0, place=1, limit_s=limit_s, give_back=self._give_back)
+        self.first = FirstDevice(here, meeting, engine=0, others=1, limit_s=limit_s)
+        self.other = OtherDevice(beside, meeting, engine=0, place=1, limit_s=limit_s, give_back=self._give_back)
         shared = (self.first, self.other)
-        self.ranks = [world_turns(store, rank=r, ranks=2, device=shared[r], limit_s=limit_s) for r in range(2)]
+        self.ranks = [
+            world_turns(meeting, "actor", rank=r, ranks=2, device=shared[r], limit_s=limit_s) for r in range(2)
+        ]
         self.engine = EngineTurns(here, self.ranks[0], self.first)
 
     def _give_back(self) -> None:
@@ -334,15 +340,18 @@ def test_an_engine_of_two_devices_has_both_after_all_that_began_there_and_never_
 
     async def play() -> None:
         devices, together = EngineOfTwo(LIMIT_S), asyncio.Barrier(2)
-        asyncio.get_running_loop().call_later(1.0, devices.first.engine_sleeps)
-        await devices.other.begin()
+
+        async def start() -> None:
+            await asyncio.sleep(1.0)
+            await devices.first.engine_sleeps()
+
+        await asyncio.gather(start(), devices.other.begin())
         assert asyncio.get_running_loop().time() >= 1.0, "ranks take nothing before the engine sleeps"
         await asyncio.gather(generate(devices), *(train(rank, devices, together) for rank in range(2)))
         await asyncio.gather(
             *(load(turns, rank, together) for rank, turns in enumerate((devices.engine, devices.ranks[1])))
         )
         assert devices.given_back == len(generated) + 1, "for a load, too"
-        assert not [key for key in devices.store.values if "lent" in key], "what is over is not kept"
 
     run_virtual(play())
 
@@ -352,7 +361,7 @@ async def test_an_engine_that_waits_for_its_other_devices_says_so_and_ends_by_it
     devices = EngineOfTwo(limit_s=5.0)
     with pytest.raises(TimeoutError, match="after 5 s device 1 of engine 0 waits for the engine to start"):
         await devices.other.begin()
-    devices.first.engine_sleeps()
+    await devices.first.engine_sleeps()
     await devices.other.begin()
     late = asyncio.create_task(hold(devices.ranks[1], "actor[1].train", 60))
     await hold(devices.ranks[0], "actor[0].train", 0)
@@ -365,10 +374,11 @@ async def test_an_engine_that_waits_for_its_other_devices_says_so_and_ends_by_it
     late.cancel()
 
 
-def two_ranks(store: DictStore, limit_s: float = 5.0) -> tuple[list[DeviceTurns], list[WorldTurns]]:
+def two_ranks(meeting: MeetingHere, limit_s: float = 5.0) -> tuple[list[DeviceTurns], list[WorldTurns]]:
     devices = [DeviceTurns(limit_s=limit_s) for _ in range(2)]
     return devices, [
-        WorldTurns(store, rank=rank, ranks=2, device=device, limit_s=limit_s) for rank, device in enumerate(devices)
+        WorldTurns(meeting, "actor", rank=rank, ranks=2, device=device, limit_s=limit_s)
+        for rank, device in enumerate(devices)
     ]
 
 
@@ -379,7 +389,7 @@ async def hold(turns: Turns, who: str, seconds: float = 1.0) -> None:
 
 @virtual
 async def test_a_turn_that_a_rank_never_asks_for_ends_with_its_name() -> None:
-    _, (first, second) = two_ranks(DictStore())
+    _, (first, second) = two_ranks(MeetingHere())
     await asyncio.gather(hold(first, "actor[0].train"), hold(second, "actor[1].train"))
     waiting = asyncio.create_task(hold(second, "actor[1].train"))
     await asyncio.sleep(1)
@@ -396,8 +406,8 @@ async def test_a_turn_that_a_rank_never_asks_for_ends_with_its_name() -> None:
 
 @virtual
 async def test_a_turn_that_waits_for_another_says_so() -> None:
-    _, ranks = two_ranks(DictStore())
-    holding = [asyncio.create_task(hold(turns, f"actor[{rank}].train", 6)) for rank, turns in enumerate(ranks)]
+    _, ranks = two_ranks(MeetingHere())
+    holding = [asyncio.create_task(hold(turns, f"actor[{rank}].train", 7)) for rank, turns in enumerate(ranks)]
     await asyncio.sleep(1)
     waiting = [asyncio.create_task(hold(turns, f"reference[{rank}].work")) for rank, turns in enumerate(ranks)]
     await asyncio.sleep(1)
@@ -413,7 +423,7 @@ async def test_a_turn_that_waits_for_another_says_so() -> None:
 
 @virtual
 async def test_a_granted_turn_that_waits_for_its_device_says_who_holds_that() -> None:
-    (device, _), ranks = two_ranks(DictStore())
+    (device, _), ranks = two_ranks(MeetingHere())
     async with device.turn("rollout[0].generate"):
         waiting = [asyncio.create_task(hold(turns, f"actor[{rank}].train")) for rank, turns in enumerate(ranks)]
         await asyncio.sleep(1)
@@ -423,7 +433,7 @@ async def test_a_granted_turn_that_waits_for_its_device_says_who_holds_that() ->
 
 @virtual
 async def test_a_loop_has_one_turn_at_a_time() -> None:
-    _, (first, _) = two_ranks(DictStore())
+    _, (first, _) = two_ranks(MeetingHere())
     waiting = asyncio.create_task(hold(first, "actor[0].train"))
     await asyncio.sleep(0.1)
     with pytest.raises(RuntimeError, match=r"actor\[0\].train asks for a second turn before its first is over"):
@@ -434,25 +444,25 @@ async def test_a_loop_has_one_turn_at_a_time() -> None:
 
 
 @virtual
-async def test_when_the_store_has_gone_every_wait_ends_with_its_error() -> None:
-    store = DictStore()
-    _, (first, _) = two_ranks(store)
+async def test_when_the_queue_has_gone_every_wait_ends_with_its_error() -> None:
+    meeting = MeetingHere()
+    _, (first, _) = two_ranks(meeting)
     waiting = [asyncio.create_task(hold(first, who)) for who in ("actor[0].train", "reference[0].work")]
     await asyncio.sleep(0.1)
-    store.gone = True
+    meeting.gone.set()
     for task in waiting:
-        with pytest.raises(ConnectionError, match="the store is gone"):
+        with pytest.raises(ConnectionError, match="the queue is gone"):
             await task
 
 
 @virtual
-async def test_of_more_ranks_than_have_bits_it_is_said_how_many_lack() -> None:
-    store = DictStore()
-    turns = [WorldTurns(store, rank=rank, ranks=70, device=DeviceTurns(), limit_s=5) for rank in range(70)]
+async def test_of_many_ranks_that_lack_some_are_named() -> None:
+    meeting = MeetingHere()
+    turns = [WorldTurns(meeting, "actor", rank=rank, ranks=70, device=DeviceTurns(), limit_s=5) for rank in range(70)]
     async with asyncio.TaskGroup() as tasks:
         for rank, one in enumerate(turns):
             tasks.create_task(hold(one, f"actor[{rank}].train"))
-    with pytest.raises(TimeoutError, match="1 of 70 ranks have asked for it"):
+    with pytest.raises(TimeoutError, match="ranks 1, 2, 3, 4, 5, 6, 7, 8 and 61 more have not asked for it"):
         await hold(turns[0], "actor[0].train")
 
 
@@ -470,16 +480,15 @@ class Trained:
     old: list[np.ndarray]
 
 
-def one_rank(rank: int, port: int) -> Trained:
+def one_rank(rank: int, place: str, queue: RemoteQueue) -> Trained:
     """Trains, scores and keeps a reference side by side, each whenever it pleases."""
-    world_store, store = (TCPStore("127.0.0.1", port, 2, False, wait_for_workers=False) for _ in range(2))
     rng, order, reference_scores, old_scores = np.random.default_rng(rank), list[str](), [], []
     mine = MICRO_BATCHES[rank::2]
 
     async def run(world: World) -> dict[str, torch.Tensor]:
         engine, reference = world.engine(FREE), world.reference(seed=4)
         scorer = engine.scorer()
-        turns = world_turns(store, rank=rank, ranks=2, device=DeviceTurns(limit_s=60), limit_s=60)
+        turns = world_turns(queue, "actor", rank=rank, ranks=2, device=DeviceTurns(limit_s=60), limit_s=60)
 
         async def later() -> None:
             await asyncio.sleep(rng.choice([0.0, 0.0, 0.001, 0.01]))
@@ -514,13 +523,17 @@ def one_rank(rank: int, port: int) -> Trained:
         assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
         return ours
 
-    with World(world_store, rank, 2) as world:
+    with World(join_store(place, 2, 60.0), rank, 2) as world:
         return Trained(order, asyncio.run(run(world)), reference_scores, old_scores)
 
 
 def test_two_processes_train_and_score_side_by_side_in_the_same_order() -> None:
-    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
-    first, second = run_in_processes(one_rank, [(rank, store.port) for rank in range(2)], timeout_s=200)
+    _store, place = open_store(new_path(), 2, 60.0)
+    spec = QueueSpec(columns={"reward": ColumnSpec("float32")}, tasks={"train": TaskSpec(("reward",))})
+    with QueueProcess.start(spec) as process:
+        ranks = [(rank, place, process.queue.for_role("writer")) for rank in range(2)]
+        first, second = run_in_processes(one_rank, ranks, timeout_s=200)
+    forget(place)
     turns = len(MICRO_BATCHES) // 2 * STEPS
     assert first.order == second.order
     assert [first.order.count(role) for role in ("train", "step", "reference", "actor_fwd")] == [
