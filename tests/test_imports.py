@@ -71,7 +71,8 @@ def test_a_run_is_written_down_without_pandas(tmp_path: Path) -> None:
 
 def test_the_command_line_answers_without_torch_ray_or_mlflow() -> None:
     light = (
-        "harness.cli.main, harness.config, harness.config.compose, harness.checks.job, harness.cli.doctor, schedules"
+        "harness.cli.main, harness.config, harness.config.compose, harness.checks.job, harness.cli.doctor, schedules, "
+        "harness.studies.papers.experiment"
     )
     assert brought_along(light, (*HEAVY, "mlflow")) == []
     made = (

@@ -74,9 +74,8 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
 
 def _say_what_would_run(job: SettledJob, runs: Mapping[str, bool], console: Console) -> None:
     """runs: whether each would be, by folder."""
-    from omegaconf import OmegaConf
-
     from harness.config.compose import plain
+    from harness.config.files import yaml_text
     from harness.driver.progress import print_banner
 
     if job.plan.backend != "real" or job.plan.trial:
@@ -85,4 +84,4 @@ def _say_what_would_run(job: SettledJob, runs: Mapping[str, bool], console: Cons
         say(console, line, "yellow")
     for folder, to_do in runs.items():
         say(console, f"# {folder}: {'would be run' if to_do else 'is done already'}")
-    say(console, OmegaConf.to_yaml(plain(job.config)).rstrip())
+    say(console, yaml_text(plain(job.config)).rstrip())

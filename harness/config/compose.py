@@ -149,7 +149,7 @@ def read_settings(path: Path) -> dict[str, Any]:
         tree = read_yaml(path)
     except ConfigError:
         raise
-    except (OmegaConfBaseException, YAMLError, OSError, ValueError, RecursionError) as error:
+    except (YAMLError, OSError, ValueError, RecursionError) as error:
         raise ConfigError(f"{path} cannot be read as YAML: {str(error).partition(chr(10))[0]}") from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds no settings; write a line such as `name: {path.stem}` for each")

@@ -4,6 +4,9 @@ asks for is looked up."""
 from __future__ import annotations
 
 import json
+import re
+from collections import Counter
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +16,9 @@ MIB = 1 << 20
 _SETTINGS_BYTES = MIB // 4
 _MOST_PARTS = 20_000  # values, and beginnings and ends of what holds them
 _DEEPEST = 32
-_PARSER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)  # in C, ten times as fast, where the package was built with it
+# In C, ten times as fast, where the package was built with it.
+_PARSER = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
+_WRITER = getattr(yaml, "CSafeDumper", yaml.SafeDumper)
 
 
 def read_text(path: Path, most: int) -> str:
@@ -45,16 +50,8 @@ def read_json(path: Path, most: int) -> Any:
 
 def read_yaml(path: Path) -> Any:
     """Settings of a file, as they stand: nothing that it asks for is looked up, of the environment either. Raises as
-    `checked_yaml`, and OmegaConf's errors."""
-    from omegaconf import OmegaConf  # not on every machine that reads results
-
-    return OmegaConf.to_container(OmegaConf.create(checked_yaml(path)), resolve=False)
-
-
-def checked_yaml(path: Path) -> str:
-    """The text of a file of settings. Raises as `read_text`, yaml's errors; ValueError for aliases, by which a few
-    lines become as many values as fit no memory, for tags, and for what is larger or nested deeper than any settings
-    are."""
+    `read_text`, yaml's errors; ValueError for aliases, by which a few lines become as many values as fit no memory, for
+    tags, and for what is larger or nested deeper than any settings are."""
     text = read_text(path, _SETTINGS_BYTES)
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=_PARSER)):
@@ -67,4 +64,42 @@ def checked_yaml(path: Path) -> str:
             raise ValueError("it refers to parts of itself (`*name`); write them out")
         if getattr(event, "tag", None) is not None:
             raise ValueError(f"it has a tag ({event.tag}); write plain values")
-    return text
+    return yaml.load(text, Loader=_Settings)
+
+
+def yaml_text(settings: Mapping[str, Any]) -> str:
+    """Settings as `read_yaml` reads them, in their order."""
+    return yaml.dump(dict(settings), Dumper=_Written, sort_keys=False, allow_unicode=True)
+
+
+class _Settings(_PARSER):  # type: ignore[misc, valid-type]
+    """Takes values for what Hydra takes them for: 1e-6 is a number, a date is text, a name stands once."""
+
+    yaml_implicit_resolvers = {
+        sign: [(tag, pattern) for tag, pattern in resolvers if tag != "tag:yaml.org,2002:timestamp"]
+        for sign, resolvers in _PARSER.yaml_implicit_resolvers.items()
+    }
+
+    def construct_mapping(self, node: Any, deep: bool = False) -> Any:
+        names = Counter(name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode))
+        for name, count in names.most_common(1):
+            if count > 1:
+                raise ValueError(f"it has {name} more than once")
+        made = super().construct_mapping(node, deep)
+        if None in made:
+            raise ValueError("it has a value without a name")
+        return made
+
+
+_Settings.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(_[0-9]+)*(\.[0-9_]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+class _Written(_WRITER):  # type: ignore[misc, valid-type]
+    """Text that would be read as a number is quoted, and nothing refers to other parts."""
+
+    yaml_implicit_resolvers = _Settings.yaml_implicit_resolvers
+
+    def ignore_aliases(self, data: Any) -> bool:
+        return True

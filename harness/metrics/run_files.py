@@ -15,10 +15,9 @@ from typing import Any, TextIO
 
 import msgspec
 import pyarrow as pa
-from omegaconf import OmegaConf
 
 from harness.config import JobConfig
-from harness.config.files import read_json, read_text, read_yaml
+from harness.config.files import read_json, read_text, read_yaml, yaml_text
 from harness.config.inputs import digests, inputs_of, refuse_changed
 from harness.config.job import in_words_of_now
 from harness.metrics.arrivals import ARRIVALS
@@ -140,7 +139,7 @@ class RunDirectory:
 
     def write_config(self, config: Mapping[str, Any]) -> None:
         """config.yaml: the resolved configuration as nested mappings of plain values."""
-        write_text(self.path / "config.yaml", OmegaConf.to_yaml(OmegaConf.create(dict(config)), resolve=True))
+        write_text(self.path / "config.yaml", yaml_text(config))
 
     def write_manifest(self, manifest: Mapping[str, Any]) -> None:
         """manifest.json, from `build_manifest`."""

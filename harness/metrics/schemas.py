@@ -13,7 +13,6 @@ from typing import Annotated, Literal
 import msgspec
 import pyarrow as pa
 import yaml  # type: ignore[import-untyped]
-from omegaconf.errors import OmegaConfBaseException
 
 from harness.config import Backend, ConfigError
 from harness.config.files import MIB
@@ -259,7 +258,7 @@ def reading(file: Path, fix: str = "make the run again with FORCE=1, or take its
 
 _UNREADABLE = (
     *(OSError, ValueError, TypeError, LookupError, AttributeError, RecursionError, ArithmeticError),
-    *(pa.ArrowException, yaml.YAMLError, msgspec.MsgspecError, OmegaConfBaseException),
+    *(pa.ArrowException, yaml.YAMLError, msgspec.MsgspecError),
 )
 
 

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from harness.calibration.profile.record import record
 from harness.calibration.profile.rows import TimingRow, TransferRow, write_profile
 from harness.config import ModelConfig, TrainingConfig
-from harness.config.files import checked_yaml
+from harness.config.files import read_yaml
 
 
 def _print(row: TimingRow | TransferRow) -> None:
@@ -34,7 +34,7 @@ def main() -> None:
     parser.add_argument("--cpu", action="store_true", help="time one core, even where there is a GPU")
     given = parser.parse_args()
     try:
-        model = TypeAdapter(ModelConfig).validate_python(yaml.safe_load(checked_yaml(given.model)))
+        model = TypeAdapter(ModelConfig).validate_python(read_yaml(given.model))
     except (OSError, ValueError, RecursionError, yaml.YAMLError) as error:
         parser.error(f"{given.model} cannot be read: {error}")
     training = TrainingConfig(layout=given.layout, recompute_activations=given.recompute)

@@ -8,15 +8,17 @@ from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass as plain_dataclass
 from dataclasses import field
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, Literal, TypeVar
 
 from pydantic import Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 from rich.console import Console
 
-from harness.campaigns.execution import StartRun
 from harness.config import STRICT, ConfigError, first_line
 from harness.config.compose import EXPERIMENTS, read_settings
+
+if TYPE_CHECKING:
+    from harness.campaigns.execution import StartRun  # which loads torch, and `make list` only reads files
 
 PAPERS = EXPERIMENTS / "papers"
 ENDING = ".paper.yaml"

@@ -2,30 +2,26 @@
 
 from __future__ import annotations
 
-import re
 import statistics
 import time
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
-import yaml  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
 
 from harness.acceptance.gpu_gate.results import amount
 from harness.calibration.profile.timing import wait_for
 from harness.config import CostConfig, DeviceConfig, ModelConfig, RooflineConfig
-from harness.config.files import checked_yaml
+from harness.config.files import read_yaml
 from harness.config.machine import GPU_KINDS
 from harness.cost_model.memory import JobLayout
 from harness.cost_model.roofline import roofline
 from harness.transfer_queue import Ragged
 
 _EXPERIMENTS = Path(__file__).parents[4] / "experiments"
-_FLOAT = re.compile(r"[-+]?[0-9.]+e[-+]?[0-9]+")
 
 TINY = ModelConfig("tiny", 64, 2, 4, 2, 16, 256, 32, True, 128)
 SMALL = ModelConfig("small", 256, 4, 4, 2, 64, 512, 1024, True, 1024)
@@ -53,22 +49,18 @@ def per_second(done: float, seconds: float, unit: str) -> str:
 def card(kind: str) -> DeviceConfig | None:
     """The figures of this machine's first GPU by its maker; None of cores, and of a GPU that no file describes."""
     named = GPU_KINDS.get(torch.cuda.get_device_name(0)) if kind == "cuda" else None
-    return None if named is None else TypeAdapter(DeviceConfig).validate_python(_settings(f"device/{named}"))
+    if named is None:
+        return None
+    return TypeAdapter(DeviceConfig).validate_python(read_yaml(_EXPERIMENTS / "device" / f"{named}.yaml"))
 
 
 def predicted(kind: str, model: ModelConfig) -> CostConfig | None:
     """Costs of a model on it by the cost model, `cost=roofline`."""
     device = card(kind)
-    factors = _settings("cost/roofline")
+    factors = read_yaml(_EXPERIMENTS / "cost" / "roofline.yaml")
     if device is None:
         return None
     return roofline(model, device, TypeAdapter(RooflineConfig).validate_python(factors), JobLayout())
-
-
-def _settings(name: str) -> Any:
-    """A file of settings. yaml takes 989.4e12 for text, which Hydra does not."""
-    tree = yaml.safe_load(checked_yaml(_EXPERIMENTS / f"{name}.yaml"))
-    return {key: float(value) if _FLOAT.fullmatch(str(value)) else value for key, value in tree.items()}
 
 
 def random_rows(vocabulary: int, lengths: np.ndarray, seed: int = 0) -> Ragged:
