@@ -1,4 +1,4 @@
-"""The README's job, half of its iterations, under two schedules: it learns, its lags are bounded, its ledger closes."""
+"""The README's job, a sixth of it, under two schedules: it learns, its lags are bounded, its ledger closes."""
 
 from __future__ import annotations
 
@@ -10,23 +10,24 @@ import pytest
 from harness.metrics.manifest import identity_of
 from harness.metrics.run_files import load_ledger, load_manifest, load_metrics, load_samples, load_timeline
 from harness.metrics.samples import FATES
+from tests.support.forked_drivers import Drivers
 from tests.support.real_runs import bench
 
-ITERATIONS = 60
+ITERATIONS = 20  # after a dozen it has learnt most of what it learns in 120
 ROWS = 16 * 8
+SETTINGS = ("algorithm.reference=true", f"iterations={ITERATIONS}")
 
 
 @pytest.fixture(scope="module")
 def fully_async(results: Path) -> Path:
-    return bench(results, "main", "schedule=fully_async", "algorithm.reference=true", f"iterations={ITERATIONS}")
+    """By the command, with all that it writes."""
+    return bench(results, "main", "schedule=fully_async", *SETTINGS)
 
 
 @pytest.fixture(scope="module")
-def colocate_sync(results: Path) -> Path:
+def colocate_sync(results: Path, drivers: Drivers) -> Path:
     """On two devices: two rollout engines, a training world of two."""
-    return bench(
-        results, "main_colocated", "schedule=colocate_sync", "algorithm.reference=true", f"iterations={ITERATIONS}"
-    )
+    return drivers.bench(results, "main_colocated", "schedule=colocate_sync", *SETTINGS)
 
 
 @pytest.fixture(params=["fully_async", "colocate_sync"])
@@ -40,8 +41,8 @@ def exact_match(folder: Path, of: slice) -> float:
 
 
 def test_the_policy_learns(run: Path) -> None:
-    assert exact_match(run, slice(0, 3)) < 0.55
-    assert exact_match(run, slice(-12, None)) > 0.75
+    assert exact_match(run, slice(0, 3)) < 0.5
+    assert exact_match(run, slice(-6, None)) > 0.65
 
 
 def test_every_admitted_sample_is_trained_once(run: Path) -> None:
@@ -95,21 +96,21 @@ def test_roles_that_share_devices_work_in_turn(colocate_sync: Path) -> None:
         assert not overlaps
 
 
-def test_everything_the_layout_promises_is_there(run: Path) -> None:
+def test_everything_the_layout_promises_is_there(fully_async: Path) -> None:
     promised = {"config.yaml", "manifest.json", "metrics.jsonl", "samples.parquet", "trace.json", "ledger.json", "DONE"}
     plots = {"reward.png", "staleness.png", "gantt.png", "idle.png"}
-    assert promised | plots <= {path.name for path in run.iterdir()}
-    assert json.loads((run / "trace.json").read_text())["traceEvents"]
-    assert len(load_metrics(run)) == ITERATIONS
+    assert promised | plots <= {path.name for path in fully_async.iterdir()}
+    assert json.loads((fully_async / "trace.json").read_text())["traceEvents"]
+    assert len(load_metrics(fully_async)) == ITERATIONS
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # SQLAlchemy's, of MLflow's own tables
-def test_mlflow_mirrors_the_run(run: Path) -> None:
+def test_mlflow_mirrors_the_run(fully_async: Path) -> None:
     from mlflow.tracking import MlflowClient
 
-    results = run.parents[2]
+    results = fully_async.parents[2]
     client = MlflowClient(tracking_uri=f"sqlite:///{results / 'mlflow.db'}")
-    identity = identity_of(load_manifest(run))
+    identity = identity_of(load_manifest(fully_async))
     experiment = client.get_experiment_by_name(identity.experiment)
     assert experiment is not None
     children = [
@@ -121,6 +122,6 @@ def test_mlflow_mirrors_the_run(run: Path) -> None:
     assert mirrored.info.status == "FINISHED"
     assert mirrored.data.tags["schedule"] == identity.schedule
     history = client.get_metric_history(mirrored.info.run_id, "reward/exact_match")
-    written = [metrics["reward/exact_match"] for metrics in load_metrics(run)]
+    written = [metrics["reward/exact_match"] for metrics in load_metrics(fully_async)]
     assert [point.value for point in sorted(history, key=lambda point: point.step)] == written
     assert "gantt.png" in {artifact.path for artifact in client.list_artifacts(mirrored.info.run_id)}

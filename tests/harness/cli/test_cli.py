@@ -227,8 +227,16 @@ def test_every_command_has_a_file_that_says_what_it_does(name: str) -> None:
     assert cli.command(name).__doc__
 
 
-@pytest.mark.parametrize(("by_make", "status"), [(False, OUTPUT_CLOSED), (True, 0)])
-@pytest.mark.parametrize("words", [["list"], ["bench", "--help"], ["--print-completion", "bash"], ["no-command"]])
+@pytest.mark.parametrize(
+    ("words", "by_make", "status"),
+    [
+        (["list"], False, OUTPUT_CLOSED),
+        (["list"], True, 0),
+        (["bench", "--help"], False, OUTPUT_CLOSED),
+        (["--print-completion", "bash"], False, OUTPUT_CLOSED),
+        (["no-command"], False, OUTPUT_CLOSED),
+    ],
+)
 def test_a_command_whose_output_is_closed_ends_without_a_word(words: list[str], by_make: bool, status: int) -> None:
     """As in `cadence list | head -1`. Make would print a line for another status than 0."""
     nobody_reads, output = os.pipe()

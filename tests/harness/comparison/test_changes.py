@@ -47,13 +47,12 @@ def test_noise_alone_is_no_change_and_faster_is_not_worse(tmp_path: Path) -> Non
 
 def test_the_more_cells_the_more_it_takes_to_call_one_of_them(tmp_path: Path) -> None:
     """One that is alone called worse; beside 40 that are the same it is not."""
-    slightly = replace(BEFORE, step_s=1.03, draw=1)
-    pairs = [(BEFORE, slightly), *((replace(BEFORE, draw=2 + n), replace(BEFORE, draw=50 + n)) for n in range(40))]
-    cells = [
-        [make_cell(tmp_path / side, f"c{n}", pair[k], range(4)) for n, pair in enumerate(pairs)]
-        for k, side in enumerate("ab")
-    ]
-    assert changes_between(cells[0][:1], cells[1][:1]).worse and not changes_between(*cells).worse
+    draws = (("a", BEFORE, 2), ("b", replace(BEFORE, step_s=1.03, draw=1), 50))
+    alone = [make_cell(tmp_path / side, "slower", made, range(4)) for side, made, _ in draws]
+    same = [make_cell(tmp_path / side, "same", replace(BEFORE, draw=draw), range(4)) for side, _, draw in draws]
+    beside = [[replace(one, label=f"c{n}") for n in range(40)] for one in same]
+    assert changes_between(alone[:1], alone[1:]).worse
+    assert not changes_between([alone[0], *beside[0]], [alone[1], *beside[1]]).worse
 
 
 def test_seeds_that_only_one_has_are_left_out_and_cells_are_named(tmp_path: Path) -> None:
