@@ -393,7 +393,7 @@ class ClusterConfig:
     heartbeat_timeout_s: Processes[Positive] = (
         600.0  # longest time in which a worker says nothing; then it counts as dead
     )
-    queue: Read[NameOrPath | None] = None  # where rows rest: docs/usage.md; None: as the runtime says
+    queue: Read[NameOrPath | None] = None  # where rows rest: harness/transfer_queue/README.md; None: by runtime
     queue_options: Read[dict[str, Any]] = field(default_factory=dict)
     memory_gib: Real[Positive | None] = None  # memory of one device; asked from the machine when None
 
