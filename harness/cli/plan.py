@@ -6,6 +6,7 @@ import hashlib
 import json
 import time
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 from rich.console import Console
@@ -14,6 +15,7 @@ from harness.cli.arguments import own_arguments
 from harness.cli.steps import StepsBar
 from harness.config import JobConfig
 from harness.metrics.atomic_files import write_text
+from harness.planner.judgement import DRAWS, Judgements, judge
 from harness.planner.plan import DEFAULTS, EFFORT, Plan, fixed_by, make_plan, own_difference, plan_jobs
 from harness.planner.report import as_json, draw_plan, print_plan
 from harness.prediction.scores import how_often
@@ -25,37 +27,44 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     the costs of a plan."""
     started = time.monotonic()
     own, arguments = own_arguments(arguments, "log")
+    evidence = None
     if own["log"]:
+        from harness.prediction.logs.answer import in_turn
         from harness.prediction.logs.read import read_log
 
         kept = [one for one in arguments if one.partition("=")[0] == "schedule"]
         rest = [one for one in arguments if one not in kept]
         read = read_log([Path(log) for log in own["log"]], rest)
-        told = f"its step took {read.row.step_s:.3g} s; costs of the plan are not fitted to it, but the data sheet's"
+        told = (
+            f"its step took {read.row.step_s:.3g} s; it narrows intervals, while trials stand on the data sheet's costs"
+        )
         console.print("\n".join([f"{read.evidence.source}: {read.row}", *read.notes, told]), highlight=False)
         arguments = [*kept, *read.settings]
+        evidence = replace(read.evidence, rows=(in_turn(read.row),), settings=read.arguments)
     jobs, settings = plan_jobs(arguments)
     fixed = fixed_by(settings) - DEFAULTS.keys()
     with StepsBar("planning", console) as steps:
         plan = make_plan(jobs, fixed, EFFORT, progress=steps.done)
+    with console.status(f"judging in {DRAWS} systems"):
+        judged = judge(plan, fixed, evidence)
     seconds = time.monotonic() - started
-    print_plan(plan, settings, console)
+    print_plan(plan, settings, console, judged)
     off = f"{own_difference(plan.best):.2g} of an iteration"
     console.print(f"\nChecked: the virtual clock itself differs by {off} over two iterations of it", highlight=False)
     console.print(f"Predictions are scored: {how_often()} (docs/predictions.md)", highlight=False, soft_wrap=True)
     folder = _folder(jobs, settings, results)
-    write_plan(plan, settings, seconds, folder)
+    write_plan(plan, settings, seconds, folder, judged)
     console.print(f"\nplanned in {seconds:.0f} s", style="dim", highlight=False)
     console.print(f"{folder}/", style="bold", soft_wrap=True, highlight=False, markup=False)
     console.print("  plan.json plan.png", highlight=False)
     return 0
 
 
-def write_plan(plan: Plan, settings: list[str], seconds: float, folder: Path) -> None:
+def write_plan(plan: Plan, settings: list[str], seconds: float, folder: Path, judged: Judgements) -> None:
     """Write plan.json and plan.png."""
     folder.mkdir(parents=True, exist_ok=True)
-    write_text(folder / "plan.json", json.dumps(as_json(plan, settings, seconds), indent=1) + "\n")
-    draw_plan(plan, folder / "plan.png")
+    write_text(folder / "plan.json", json.dumps(as_json(plan, settings, seconds, judged), indent=1) + "\n")
+    draw_plan(plan, folder / "plan.png", judged)
 
 
 def _folder(jobs: Sequence[JobConfig], settings: Sequence[str], results: Path) -> Path:

@@ -23,10 +23,6 @@ SEED = 0
 WORTH = 0.01
 """A share of throughput that is not worth any lag."""
 
-TIE = 0.1
-"""A share of throughput that no plan tells apart: nothing of the system was measured, and shares of peaks that systems
-reach are further from each other than this."""
-
 AS_ALONE = "cost.colocated_train_factor"
 """The setting of what sharing devices costs training, which one system published: in plans it is 1."""
 
@@ -102,12 +98,6 @@ class Plan:
         for choice in self.choices:
             fastest.setdefault(choice.name, choice)
         return list(fastest.values())
-
-    @cached_property
-    def ties(self) -> list[Choice]:
-        """The fastest, and what the simulator cannot tell from it, fastest first."""
-        enough = rate(self.choices[0]) * (1 - TIE)
-        return [choice for choice in self.fastest_of_each if rate(choice) >= enough]
 
     @cached_property
     def front(self) -> list[Choice]:

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
@@ -16,18 +17,10 @@ from rich.table import Table
 from harness.checks.layout import device_roles
 from harness.config.compose import plain
 from harness.metrics.formatting import percent
-from harness.planner.plan import (
-    TIE,
-    WORTH,
-    Choice,
-    Plan,
-    bench_command,
-    devices_and_batch,
-    layout,
-    origin,
-    rate,
-    why_none,
-)
+from harness.planner.judgement import DRAWS, TIE, Judgement, Judgements, Verdict, verdict_of
+from harness.planner.plan import WORTH, Choice, Plan, bench_command, devices_and_batch, layout, origin, rate, why_none
+from harness.prediction.evidence import SHARED
+from harness.prediction.forecast import SURE, interval, p_faster
 from harness.report.palette import of_schedules
 from harness.report.plots import save_figure
 
@@ -36,8 +29,9 @@ _WORTH_SAYING = 0.01  # of an iteration
 _TAIL = 0.4  # of an iteration: a response that takes longer is what pools wait for
 
 
-def print_plan(plan: Plan, settings: list[str], console: Console) -> None:
-    """The verdict, the best of every schedule, what none beats, why the runner-up lost, and how to run the best."""
+def print_plan(plan: Plan, settings: list[str], console: Console, judged: Judgements) -> None:
+    """The verdict, the best of every schedule and how sure it is, what none beats, why the runner-up lost, and how to
+    run the best."""
     job = plan.best.config
     devices, batch = devices_and_batch(job)
     title = f"SIMULATED plan: {job.model.name} on {devices}, costs {origin(job)}"
@@ -48,8 +42,19 @@ def print_plan(plan: Plan, settings: list[str], console: Console) -> None:
         highlight=False,
         soft_wrap=True,
     )
-    console.print(verdict(plan), style="bold", highlight=False, soft_wrap=True)
+    console.print(verdict(plan, judged), style="bold", highlight=False, soft_wrap=True)
     console.print(_schedules(plan))
+    if judged.why_none:
+        console.print(f"Not judged, how sure that is: {judged.why_none}", highlight=False, soft_wrap=True)
+    else:
+        console.print(_judgements(judged))
+        console.print(
+            f"{DRAWS} systems drawn from experiments/priors.yaml, {judged.stands_on}. In each the same choices run, "
+            "those that are best at the plan's own costs: another system may have a better split",
+            style="dim",
+            highlight=False,
+            soft_wrap=True,
+        )
     console.print(_layouts(plan))
     console.print(_front(plan))
     if plan.runner_up is not None:
@@ -60,20 +65,45 @@ def print_plan(plan: Plan, settings: list[str], console: Console) -> None:
     console.print(f"  {bench_command(plan.best, settings)}", highlight=False, soft_wrap=True, markup=False)
 
 
-def verdict(plan: Plan) -> str:
-    """A sentence: which choice is fastest, which others the simulator cannot tell from it, and which of them is
-    proposed."""
-    fastest, *ties = plan.ties
+def verdict(plan: Plan, judged: Judgements) -> str:
+    """Say which choice is fastest, which others tie with it or cannot be told from it, which of them is proposed, and
+    whether that is faster than taking turns on all devices."""
+    fastest = plan.choices[0]
     devices, batch = devices_and_batch(fastest.config)
     text = f"Simulated: on {devices}, with {batch}, {fastest.name} trains most samples per second"
-    if ties:
-        less = [f"{tie.name} ({percent(rate(tie) / rate(fastest) - 1, 1)})" for tie in ties]
-        text += f"; ties with it, as nothing was measured (docs/planner.md): {', '.join(less)}"
-    elif len(plan.fastest_of_each) > 1:
-        text += f", by more than the {percent(TIE)} within which a plan calls a tie"
+    told: dict[Verdict, str] = {
+        "tie": f"ties with it, within {percent(TIE)} in {percent(SURE)} of systems",
+        "cannot be told": "cannot be told from it",
+    }
+    for word, words in told.items():
+        if names := close(plan, judged, word):
+            text += f"; {words}: {', '.join(names)}"
     if plan.best.name != fastest.name:
         text += f". Proposed: {plan.best.name}, which lags least of those within {percent(WORTH)} of it"
+    for one in judged.of:
+        if one.choice is plan.best and plan.best.schedule != SHARED:
+            text += f". {plan.best.name} beside {SHARED}: {_words(one)}"
     return text + "."
+
+
+def close(plan: Plan, judged: Judgements, word: Verdict) -> list[str]:
+    """Names of those that are so beside the fastest: `tie`, or `cannot be told`."""
+    fastest = plan.choices[0]
+    return [
+        f"{choice.name} ({percent(rate(choice) / rate(fastest) - 1, 1)})"
+        for choice in plan.fastest_of_each
+        if choice is not fastest
+        and (speedup := judged.beside(fastest, choice)) is not None
+        and verdict_of(speedup) == word
+    ]
+
+
+def _words(one: Judgement) -> str:
+    low, high = interval(one.speedup)
+    return (
+        f"{np.median(one.speedup):.2f} times as fast ({low:.2f} to {high:.2f}, P {p_faster(one.speedup):.0%}): "
+        f"{one.verdict}"
+    )
 
 
 def searched(plan: Plan) -> list[str]:
@@ -96,12 +126,14 @@ def searched(plan: Plan) -> list[str]:
     return lines
 
 
-def as_json(plan: Plan, settings: list[str], seconds: float) -> dict[str, Any]:
+def as_json(plan: Plan, settings: list[str], seconds: float, judged: Judgements) -> dict[str, Any]:
     """The plan as plain values. seconds: that planning took."""
     return {
         "simulated": True,
-        "verdict": verdict(plan),
-        "ties": [choice.name for choice in plan.ties],
+        "verdict": verdict(plan, judged),
+        "ties": close(plan, judged, "tie"),
+        "speedups": [_speedup(one) for one in judged.of],
+        "not_judged": judged.why_none,
         "costs": origin(plan.best.config),
         "settings": settings,
         "planning_s": seconds,
@@ -122,6 +154,20 @@ def as_json(plan: Plan, settings: list[str], seconds: float) -> dict[str, Any]:
             for exploration in plan.explorations
         ],
         "job": plain(plan.best.candidate.apply(plan.best.config, device_roles(plan.best.config))),
+    }
+
+
+def _speedup(one: Judgement) -> dict[str, Any]:
+    """The speed-up over the colocated baseline, as plain values."""
+    low, high = interval(one.speedup)
+    return {
+        "name": one.choice.name,
+        "settings": layout(one.choice),
+        "median": float(np.median(one.speedup)),
+        "low": low,
+        "high": high,
+        "p_faster": p_faster(one.speedup),
+        "verdict": one.verdict,
     }
 
 
@@ -149,6 +195,23 @@ def _schedules(plan: Plan) -> Table:
             f"{abs(outcome.rollout_idle):.0%}",
             f"{abs(outcome.training_idle):.0%}",
             f"{outcome.fraction_of_bound:.2f}",
+        )
+    return table
+
+
+def _judgements(judged: Judgements) -> Table:
+    columns = ("plan", "median", f"{SURE:.0%}\ninterval", "P(faster)", "verdict")
+    table = _table(f"Times as fast as {SHARED} (simulated)", columns)
+    baseline, *others = judged.of
+    for one in others:
+        low, high = interval(one.speedup)
+        table.add_row(
+            one.choice.name,
+            f"{rate(one.choice) / rate(baseline.choice):.2f}",
+            f"{np.median(one.speedup):.2f}",
+            f"{low:.2f} to {high:.2f}",
+            f"{p_faster(one.speedup):.0%}",
+            one.verdict,
         )
     return table
 
@@ -235,21 +298,24 @@ _CAUSES: tuple[tuple[Callable[[Choice], float], Callable[[Choice, Choice], str]]
 """Seconds of an iteration that are lost, and the sentence that says so."""
 
 
-def draw_plan(plan: Plan, path: Path) -> Path:
-    """PNG at `path`. Left: all that was simulated, and the front; right: the best of every schedule."""
+def draw_plan(plan: Plan, path: Path, judged: Judgements) -> Path:
+    """PNG at `path`: all that was simulated, and the front; the best of every schedule; and how sure it is."""
     job = plan.best.config
     devices, batch = devices_and_batch(job)
     title = f"{job.model.name} on {devices} · {batch} · simulated · costs {origin(job)}"
-    return save_figure(path, title, lambda figure: _draw(figure, plan))
+    return save_figure(path, title, lambda figure: _draw(figure, plan, judged))
 
 
-def _draw(figure: Figure, plan: Plan) -> None:
-    figure.set_size_inches(12.5, 1.8 + 0.45 * max(6, len(plan.best_of_each)))
-    points, bars = figure.subplots(1, 2, width_ratios=(1.25, 1))
+def _draw(figure: Figure, plan: Plan, judged: Judgements) -> None:
+    others = judged.of[1:]
+    figure.set_size_inches(17.5 if others else 12.5, 1.8 + 0.45 * max(6, len(plan.best_of_each), len(others)))
+    points, bars, *sure = figure.subplots(1, 3 if others else 2, width_ratios=(1.25, 1, 1) if others else (1.25, 1))
     names = sorted({choice.schedule for choice in plan.choices})
     colors = of_schedules(names)
     _draw_front(points, plan, colors)
     _draw_bars(bars, plan, colors)
+    for axes in sure:
+        _draw_speedups(axes, others, colors)
 
 
 def _draw_front(axes: Axes, plan: Plan, colors: dict[str, str]) -> None:
@@ -277,5 +343,25 @@ def _draw_bars(axes: Axes, plan: Plan, colors: dict[str, str]) -> None:
         xlabel="samples/s (simulated)",
         title="the best of every schedule: samples/s, mean lag, devices",
         xlim=(0, 1.55 * max(rates)),
+    )
+    axes.grid(axis="y", visible=False)
+
+
+def _draw_speedups(axes: Axes, judged: Sequence[Judgement], colors: dict[str, str]) -> None:
+    """Medians and intervals beside the baseline at 1."""
+    ends = [interval(one.speedup) for one in judged]
+    for row, (one, (low, high)) in enumerate(zip(judged, ends, strict=True)):
+        color, median = colors[one.choice.schedule], float(np.median(one.speedup))
+        axes.barh(row, high - low, 0.5, left=low, color=color, alpha=0.4)
+        axes.plot([median], [row], "o", color=color)
+        axes.annotate(f"{median:.2f}  {one.verdict}", (high, row), (6, 0), textcoords="offset points", va="center")
+    axes.axvline(1.0, color="0.35", linewidth=1.2)
+    axes.set_yticks(range(len(judged)), [one.choice.name for one in judged])
+    axes.invert_yaxis()
+    least, most = min(low for low, _ in ends), max(high for _, high in ends)
+    axes.set(
+        xlabel=f"times as fast as {SHARED} (simulated)",
+        title=f"{SURE:.0%} of {DRAWS} systems drawn, and the median",
+        xlim=(min(0.9, 0.95 * least), most + 0.6 * (most - min(0.9, least))),
     )
     axes.grid(axis="y", visible=False)

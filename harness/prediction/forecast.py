@@ -52,13 +52,18 @@ class Forecast:
 
     @property
     def p_faster(self) -> float:
-        """Share of the draws in which it is faster than the reference; of equal ones half."""
-        return float(np.mean(self.speedup > 1) + np.mean(self.speedup == 1) / 2)
+        """Probability that it is faster than the reference."""
+        return p_faster(self.speedup)
 
     @property
     def verdict(self) -> Verdict:
         """Answer at `SURE`."""
         return "faster" if self.p_faster >= SURE else "slower" if self.p_faster <= 1 - SURE else "cannot tell"
+
+
+def p_faster(speedup: NDArray[np.float64]) -> float:
+    """Share of the draws in which a speed-up is one; of equal ones half."""
+    return float(np.mean(speedup > 1) + np.mean(speedup == 1) / 2)
 
 
 def interval(draws: NDArray[np.float64], share: float = SURE) -> tuple[float, float]:

@@ -34,7 +34,8 @@ PART = 1024
 CHECKED = 256
 """The same of jobs that the schedule's own file runs, which takes seconds for thousands of samples."""
 
-_WHOLE = ("one_step_off", "k_step_off", "separated_sync")  # schedules whose trainers begin with whole batches
+WHOLE = ("one_step_off", "k_step_off", "separated_sync")
+"""Schedules whose trainers begin with whole batches."""
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,7 @@ class SimulatedStep:
 
 def streams(row: StepRow) -> bool:
     """Whether the row's trainer takes samples one by one as they come."""
-    return row.schedule not in _WHOLE
+    return row.schedule not in WHOLE
 
 
 def row_job(row: StepRow, job: JobConfig, drawn: DrawnCosts) -> JobConfig:

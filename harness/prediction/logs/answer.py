@@ -82,7 +82,7 @@ def answer(
     """Predict what else the run's devices could do. draws: of the best; of others there are fewer. Raises ConfigError
     where the log, or a job of it, cannot be."""
     run, said = read.row, read.evidence
-    evidence = replace(said, rows=(_in_turn(run),), settings=read.arguments)
+    evidence = replace(said, rows=(in_turn(run),), settings=read.arguments)
     own = () if run.synchronous else (run,)
     asked = [row for row in candidates(run, said.workload.tensor_parallel or 1) if _fits(row, said.workload)]
     if not asked:
@@ -126,7 +126,7 @@ def _fits(row: StepRow, workload: Workload) -> bool:
     return weights <= memory * (workload.tensor_parallel or 1) and state <= memory * row.train_devices
 
 
-def _in_turn(run: StepRow) -> StepRow:
+def in_turn(run: StepRow) -> StepRow:
     """The row itself where it is synchronous; of an asynchronous one what its devices would take for a batch if they
     took turns: its phases, without its step."""
     if run.synchronous:

@@ -1,0 +1,255 @@
+"""Proposals of a plan in systems that differ in all that nobody has measured: how much faster than the best colocated
+choice, and how sure.
+
+Every proposal goes through the event model once for each draw of experiments/priors.yaml, the same draws for all, of a
+part of its devices and batch. What the part leaves out is taken from the plan's own trial of the whole, by the ratio of
+both at the plan's costs.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, replace
+from typing import Literal
+
+import numpy as np
+
+from harness.checks.layout import device_roles
+from harness.config import CostConfig, JobConfig
+from harness.config.changes import changed
+from harness.config.compose import make_schedule
+from harness.config.placement import resolve_split
+from harness.cost_model.job_cost import simulated_cost
+from harness.driver.event_model import fast_steps, not_covered
+from harness.planner.explore import pool_layout, scoring_roles, window
+from harness.planner.period import period
+from harness.planner.plan import SEED, Choice, Plan
+from harness.planner.work import LengthSamples, least_work
+from harness.prediction.evidence import SHARED, Evidence
+from harness.prediction.forecast import SURE, interval, p_faster
+from harness.prediction.generation import uncapped_mean
+from harness.prediction.posterior import slower
+from harness.prediction.prediction import posteriors
+from harness.prediction.priors import Draws, read_priors
+from harness.prediction.simulation import WHOLE
+
+Verdict = Literal["faster", "slower", "tie", "cannot be told"]
+
+DRAWS = 64
+
+TIE = 0.05
+"""Two choices tie where 80 % of the draws have them closer together than this share of throughput."""
+
+PART = 512
+"""Samples of a batch, at least, that a draw simulates."""
+
+_OWN = ("forward_share", "train_share", "decode_share", "decode_step_s")  # quantities that cost=roofline has as such
+
+
+@dataclass(frozen=True)
+class Judgement:
+    """A choice, and how many times as fast as the baseline it is: float64 [DRAWS]."""
+
+    choice: Choice
+    speedup: Draws
+
+    @property
+    def verdict(self) -> Verdict:
+        """Answer at `SURE`."""
+        return verdict_of(self.speedup)
+
+
+@dataclass(frozen=True)
+class Judgements:
+    """Judgements of what a plan prints. stands_on: origin of the draws; why_none: why nothing was judged, "" where it
+    was."""
+
+    of: Sequence[Judgement] = ()
+    stands_on: str = ""
+    why_none: str = ""
+
+    def beside(self, choice: Choice, other: Choice) -> Draws | None:
+        """How many times as fast as another a choice is, in each draw; None where one of them was not judged."""
+        found = {id(one.choice): one.speedup for one in self.of}
+        if id(choice) not in found or id(other) not in found:
+            return None
+        return found[id(choice)] / found[id(other)]
+
+
+def verdict_of(speedup: Draws) -> Verdict:
+    """Tie where the interval lies within `TIE` of 1, however sure the sign; else the sign where `SURE` of the draws
+    have it."""
+    low, high = interval(speedup)
+    if 1 / (1 + TIE) <= low and high <= 1 + TIE:
+        return "tie"
+    sure = p_faster(speedup)
+    return "faster" if sure >= SURE else "slower" if sure <= 1 - SURE else "cannot be told"
+
+
+def judge(plan: Plan, given: Collection[str], evidence: Evidence | None = None) -> Judgements:
+    """Judge what a plan prints. given: settings that the user chose, which are not drawn; evidence: a synchronous row
+    that narrows the draws."""
+    baseline = next((one for one in plan.best_of_each if one.schedule == SHARED), None)
+    if baseline is None:
+        return Judgements(why_none=f"{SHARED}, which they would be beside, was not planned, or fits no devices")
+    printed = [baseline, *plan.best_of_each, *plan.front, plan.best]
+    choices = list({id(choice): choice for choice in printed}.values())
+    for choice in choices:
+        if reason := _uncovered(choice):
+            return Judgements(why_none=reason)
+    systems = _systems(baseline.config, evidence)
+    first = _Part(baseline, given)
+    own = [first.in_turn(system) for system in systems]
+    step_s = np.array([one.step_s for one in own])
+    found = [Judgement(baseline, np.ones(DRAWS))]
+    for choice in choices[1:]:
+        part = _Part(choice, given)
+        its = [part.step_s(system, beside) for system, beside in zip(systems, own, strict=True)]
+        found.append(Judgement(choice, step_s / np.array(its)))
+    origin = f"narrowed by {evidence.source}" if evidence else "as of any system: nothing of yours was measured"
+    return Judgements(found, origin)
+
+
+def _uncovered(choice: Choice) -> str:
+    """Why a choice cannot be judged."""
+    config = choice.config
+    if isinstance(config.cost, CostConfig):
+        return f"cost={config.cost.name} is given, of one system: nothing of it is drawn"
+    job = choice.candidate.apply(config, device_roles(config))
+    placement = resolve_split(job.schedule.split, job.cluster.devices, device_roles(config))
+    reason = not_covered(job, make_schedule(job), placement)
+    return f"the event model does not cover {reason}" if reason else ""
+
+
+def _systems(config: JobConfig, evidence: Evidence | None) -> list[Mapping[str, float]]:
+    """Draws, each of all quantities; uncapped: mean of lengths before the cap."""
+    if evidence is not None:
+        (system,) = posteriors(evidence, DRAWS, SEED, given="sync").values()
+        drawn = {**system.quantities, "uncapped": system.uncapped}
+    else:
+        drawn = read_priors().draw(DRAWS, SEED, {}, {})
+        cap = config.cost.lengths.cap
+        drawn["uncapped"] = uncapped_mean(cap * drawn["response_share"], drawn["tail"], cap)
+    return [{name: float(values[draw]) for name, values in drawn.items()} for draw in range(DRAWS)]
+
+
+@dataclass(frozen=True)
+class _InTurn:
+    """The baseline in a system, in seconds: its step; of that what sets a generation up on any devices, and what is the
+    trainer's or is hidden where schedules overlap; devices: that train."""
+
+    step_s: float
+    before_s: float
+    serial_s: float
+    hidden_s: float
+    devices: int
+
+
+class _Part:
+    """A choice on a part of its devices, with as large a part of its batch, at the costs of the whole."""
+
+    def __init__(self, choice: Choice, given: Collection[str]) -> None:
+        self._given, self._candidate = given, choice.candidate
+        self._roles = device_roles(choice.config)
+        self._job = choice.candidate.apply(choice.config, self._roles)
+        self._schedule = make_schedule(self._job)
+        self._times = self._parts()
+        self._of_whole = choice.outcome.seconds / self._run(self._job, self._cost(self._job))[0]
+
+    def in_turn(self, q: Mapping[str, float]) -> _InTurn:
+        """The baseline in a system: what the simulator has of it, and what surrounds generation and the step, by its
+        quantities."""
+        step_s, generation_s = (
+            self._of_whole * seconds for seconds in self._run(*self._drawn(q, self._candidate.actor))
+        )
+        around_s = q["around_share"] / (1 - q["around_share"]) * generation_s
+        step_s = (step_s + around_s) / (1 - q["rest_share"])
+        rest_s = q["rest_share"] * step_s
+        serial_s = q["rest_serial"] * rest_s
+        return _InTurn(
+            step_s,
+            before_s=around_s * (1 - q["around_sharing"]),
+            serial_s=serial_s,
+            hidden_s=q["rest_hidden"] * (rest_s - serial_s),
+            devices=self._candidate.actor,
+        )
+
+    def step_s(self, q: Mapping[str, float], beside: _InTurn) -> float:
+        """Seconds of an iteration in a system whose baseline takes this."""
+        job, cost = self._drawn(q, beside.devices)
+        algorithm = job.algorithm
+        fetch_s = q["fetch_s_per_sample"] * algorithm.batch_samples if job.schedule.name not in WHOLE else 0.0
+        cost = replace(
+            cost,
+            generate_s=cost.generate_s + beside.before_s,
+            train_step_s=cost.train_step_s + (beside.serial_s + fetch_s) / algorithm.steps_per_version,
+            reward_s_per_sample=cost.reward_s_per_sample + self._times * beside.hidden_s / algorithm.batch_samples,
+            network_bytes_per_s=1e9 * q["sync_gb_per_s"],
+        )
+        return self._of_whole * self._run(job, cost)[0]
+
+    def _parts(self) -> int:
+        """How many parts there are at most: of whole engines and ranks, as many as the schedule needs."""
+        one, algorithm = self._candidate, self._job.algorithm
+        whole = [one.ranks, one.engines, algorithm.mini_batch_groups // one.micro_groups]
+        whole += [one.scoring // one.rank_devices] * bool(one.scoring)
+        most = min(algorithm.batch_samples // PART, one.engines // self._schedule.least_engines)
+        both = math.gcd(*whole)
+        return max(n for n in range(1, both + 1) if both % n == 0 and n <= max(1, most))
+
+    def _drawn(self, q: Mapping[str, float], devices: int) -> tuple[JobConfig, CostConfig]:
+        """The job in a system, and its costs; devices: on which the baseline trains, whose work is as much. What does
+        not shrink with devices, a part `fixed` of the baseline's seconds, is less here, for each of fewer ones."""
+        drawn: dict[str, object] = {name: q[name] for name in _OWN}
+        drawn["colocated_train_factor"] = 1 / q["alone_over_shared"]
+        lengths = self._job.cost.lengths
+        if lengths.kind == "lognormal":
+            own = {"lengths.mean": max(1.0, q["uncapped"]), "lengths.sigma": q["tail"], "lengths.common": q["common"]}
+            its = {name: value for name, value in own.items() if not self._said(name)}
+            drawn["lengths"] = replace(
+                lengths,
+                mean=its.get("lengths.mean", lengths.mean),
+                sigma=its.get("lengths.sigma", lengths.sigma),
+                common=its.get("lengths.common", lengths.common),
+            )
+        job = changed(self._job, {f"cost.{name}": value for name, value in drawn.items() if not self._said(name)})
+        cost, one = slower(self._cost(job), q["engine_time"]), self._candidate
+        train = 1 - q["update_fixed"] * (1 - one.actor / devices)
+        score = 1 - q["scoring_fixed"] * (1 - (one.scoring or one.actor) / devices)
+        score *= 1.0 if one.shared else q["scoring_alone"]
+        return job, replace(
+            cost,
+            train_s_per_token=train * cost.train_s_per_token,
+            train_s_per_pair=train * cost.train_s_per_pair,
+            log_prob_s_per_token=score * cost.log_prob_s_per_token,
+            log_prob_s_per_pair=score * cost.log_prob_s_per_pair,
+        )
+
+    def _said(self, name: str) -> bool:
+        """Whether the user chose a setting of the costs, or a group that it is in."""
+        path = f"cost.{name}"
+        return any(path == its or path.startswith(f"{its}.") for its in self._given)
+
+    def _cost(self, job: JobConfig) -> CostConfig:
+        """Costs on all devices."""
+        return simulated_cost(job, resolve_split(job.schedule.split, job.cluster.devices, self._roles))
+
+    def _run(self, job: JobConfig, cost: CostConfig) -> tuple[float, float]:
+        """Seconds of an iteration of the part, in the long run as `explore.trial` has them, and of generating in it."""
+        one, times, algorithm = self._candidate, self._times, job.algorithm
+        part = replace(one, rollout=one.rollout // times, actor=one.actor // times, scoring=one.scoring // times)
+        groups = algorithm.batch_groups // times
+        its = window(self._schedule, groups * algorithm.group_size)
+        job = replace(
+            part.apply(job, self._roles),
+            cluster=replace(job.cluster, devices=part.devices),
+            algorithm=replace(algorithm, batch_groups=groups),
+            cost=cost,
+            iterations=its.iterations,
+            warmup_iterations=its.warmup,
+        )
+        pools = pool_layout(job, self._schedule, part, len(scoring_roles(self._roles)))
+        bound = period(self._schedule, least_work(cost, pools, LengthSamples.of(job, SEED, its.iterations)))
+        found, measured = fast_steps(job, SEED), slice(its.warmup, its.warmup + its.measured)
+        return max(bound, float(found.seconds[measured].mean())), float(found.generate_s[measured].mean())
