@@ -42,7 +42,8 @@ TIE = 0.05
 """Two choices tie where 80 % of the draws have them closer together than this share of throughput."""
 
 PART = 512
-"""Samples of a batch, at least, that a draw simulates."""
+"""Samples of a batch, at least, that a draw simulates. Of 7B on 64 devices, in five draws and two schedules, speed-ups
+of parts differ from those of all 8,192 samples by 7 % in one draw and .3 % in the mean; systems differ by 25 %."""
 
 _OWN = ("forward_share", "train_share", "decode_share", "decode_step_s")  # quantities that cost=roofline has as such
 
