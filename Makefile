@@ -68,9 +68,9 @@ define supported
 	)
 endef
 
-# ENVIRONMENT, LIST OF PINS. Nothing is resolved: lists are complete. Files are those whose digests .ci/hashes.txt has, but for torch,
-# of which an index has its own builds: CUDA's, or for CPUs. What has no wheel is built by the setuptools that comes first; nothing
-# else is fetched for it.
+# ENVIRONMENT, LIST OF PINS, where another one has the libraries of a build for CUDA: that. Nothing is resolved: lists are
+# complete. Files are those whose digests .ci/hashes.txt has, but for torch, of which an index has its own builds: CUDA's, or for
+# CPUs. What has no wheel is built by the setuptools that comes first; nothing else is fetched for it.
 PIP_INSTALL = bin/python -m pip install --quiet --disable-pip-version-check --no-deps
 REFUSED = { echo "if pip says that hashes do not match, the index has other files than PyPI: docs/security.md, What is installed"; exit 1; }
 PINS := .ci/pins.py .ci/hashes.txt
@@ -78,7 +78,7 @@ define install
 	@$(1)/bin/python .ci/pins.py $(2) $(1)
 	@$(1)/$(PIP_INSTALL) --require-hashes -r $(1)/build.txt || $(REFUSED)
 	@$(1)/$(PIP_INSTALL) -r $(1)/torch.txt
-	@$(1)/bin/python .ci/pins.py --built $(2) $(1)
+	@$(1)/bin/python .ci/pins.py --built $(or $(3),$(2)) $(1)
 	@$(1)/$(PIP_INSTALL) --require-hashes --no-build-isolation -r $(1)/pins.txt || $(REFUSED)
 endef
 
@@ -165,12 +165,10 @@ test-redis: $(STAMP)
 	$(PY) -m pytest -m redis
 
 # The peer of the queue's benchmark installs packages of its own, some named like ours: never into our environment.
-$(PEER)/.installed: .ci/constraints.txt
+$(PEER)/.installed: $(PINS) .ci/constraints-peer.txt
 	@test -x $(PEER)/bin/python || $(PYTHON) -m venv $(PEER)
 	@echo "installing the queue's peer into $(PEER)"
-	@PIP_CONSTRAINT=.ci/constraints.txt $(PEER)/bin/python -m pip install --quiet --disable-pip-version-check torch
-	@PIP_CONSTRAINT=.ci/constraints.txt $(PEER)/bin/python -m pip install --quiet --disable-pip-version-check \
-		numpy ray psutil tensordict==0.15.3 TransferQueue==0.1.11
+	$(call install,$(PEER),.ci/constraints-peer.txt,.ci/constraints.txt)
 	@touch $@
 
 perf-queue: $(STAMP) $(PEER)/.installed
