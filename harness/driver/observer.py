@@ -81,6 +81,9 @@ class RunListener:
     def restarted(self, restart: Restart) -> None:
         """Hear that roles died, and are at work again."""
 
+    def quiet(self, line: str) -> None:
+        """Hear that nothing has happened for longer than ever, and who waits for what."""
+
     def served(self, url: str, token: str) -> AbstractContextManager[None]:
         """Wrap the time in which the engines are served at this address, to who has the token."""
         return nullcontext()

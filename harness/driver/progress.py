@@ -108,7 +108,11 @@ class ProgressDisplay(RunListener):
 
     def restarted(self, restart: Restart) -> None:
         """Roles died, and are at work again."""
-        self._console.print(restart.line, style="yellow", highlight=False, soft_wrap=True, markup=False)
+        self.quiet(restart.line)
+
+    def quiet(self, line: str) -> None:
+        """Nothing has happened for longer than ever; or another line for who looks."""
+        self._console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
 
     def _figures(self) -> str:
         if not self._recent:

@@ -282,14 +282,18 @@ class Session:
                 """Another one whenever anything happened: an event here, a micro-batch or a token anywhere."""
                 return self.recorder.events, await roles.now()
 
+            watch = watch_progress(
+                progress, self.assembly.waiting, limit, self.clock, tell=self._quiet, leave=self.run.leave
+            )
             async with asyncio.TaskGroup() as tasks:
-                guards = [
-                    tasks.create_task(watch_progress(progress, self.assembly.waiting, limit, self.clock)),
-                    tasks.create_task(self._heartbeats.watch()),
-                ]
+                guards = [tasks.create_task(watch), tasks.create_task(self._heartbeats.watch())]
                 await work
                 for guard in guards:
                     guard.cancel()
+
+    def _quiet(self, line: str) -> None:
+        for listener in self.recorder.listeners:
+            listener.quiet(line)
 
 
 async def go_on_from(

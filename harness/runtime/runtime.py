@@ -32,7 +32,10 @@ Built = Mapping[RoleName, Any]
 Build = Callable[[Sequence[RoleName]], Built | Coroutine[Any, Any, Built]]
 """Makes all roles of one worker, in its process; picklable. A coroutine where it has to wait for some of them."""
 
-_CHECKS = 20  # of progress within a stall's timeout: the error comes at most 1/20 late
+_CHECKS = 20  # of progress within a stall's timeout, at least: the error comes at most 1/20 late
+_LOOK_S = 10.0  # the longest time between two of them
+_QUIET_S, _SLOWER = 60.0, 5  # without progress, and times as long as ever before, that are unusual
+_NOBODY = "no loop, as far as they report"
 _ANSWER_S = 5.0  # a loop that waits answers at once; a worker that takes longer is computing
 
 
@@ -227,19 +230,34 @@ async def watch_progress(
     waiting: Callable[[], Awaitable[Sequence[str]]],
     timeout_s: float,
     clock: Clock,
+    *,
+    tell: Callable[[str], None] = lambda line: None,
+    leave: Callable[[], bool] = lambda: False,
 ) -> NoReturn:
     """Raises Stalled, with what is `waiting`, once `progress` has not changed for `timeout_s`. Runs beside the job, and
-    is cancelled when that ends."""
-    seen, quiet = await progress(), 0  # checks, not times: a clock may stand still
+    is cancelled when that ends.
+
+    `tell` hears of it once nothing has changed for a minute, and for five times as long as ever before; a job that
+    `leave` says was asked to end is not waited for any longer than that.
+    """
+    period = min(timeout_s / _CHECKS, _LOOK_S)
+    seen, quiet, longest, told = await progress(), 0, 0, False  # checks, not times: a clock may stand still
     while True:
-        await clock.sleep(timeout_s / _CHECKS)
+        await clock.sleep(period)
         if (figure := await progress()) != seen:
-            seen, quiet = figure, 0
+            seen, quiet, longest, told = figure, 0, max(longest, quiet), False
             continue
         quiet += 1
-        if quiet == _CHECKS:
-            lines = "; ".join(await waiting()) or "no loop, as far as they report"
-            raise Stalled(f"nothing happened for {timeout_s:g} s; waiting: {lines}")
+        unusual = quiet * period >= _QUIET_S and quiet >= _SLOWER * (longest + 1)
+        if quiet * period < timeout_s and not (unusual and (leave() or not told)):
+            continue
+        said = f"nothing happened for {quiet * period:g} s; waiting: {'; '.join(await waiting()) or _NOBODY}"
+        if quiet * period >= timeout_s:
+            raise Stalled(said)
+        if leave():
+            raise Stalled(f"SIGTERM asked to leave, and {said}")
+        tell(said)
+        told = True
 
 
 class WaitingRole(Protocol):

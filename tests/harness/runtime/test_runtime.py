@@ -55,6 +55,41 @@ async def test_progress_puts_the_stall_off(last_event: float) -> None:
     assert last_event + 95 <= clock.time <= last_event + 115
 
 
+@pytest.mark.parametrize(("leaves_at", "ends"), [(None, 1800.0), (0.0, 1060.0), (1300.0, 1300.0)])
+async def test_what_is_slower_than_ever_is_told_once_and_ends_a_run_that_was_asked_to_leave(
+    leaves_at: float | None, ends: float
+) -> None:
+    clock, told = HandClock(), list[tuple[float, str]]()
+    clock.last_event = 1000.0
+
+    with pytest.raises(Stalled, match="nothing happened for 1800 s" if leaves_at is None else "SIGTERM asked to leave"):
+        await watch_progress(
+            clock.progress,
+            two_loops,
+            1800.0,
+            clock,
+            tell=lambda line: told.append((clock.time, line)),
+            leave=lambda: leaves_at is not None and clock.time >= leaves_at,
+        )
+    assert clock.time == pytest.approx(ends + 1000.0 * (leaves_at is None), abs=20)
+    if leaves_at != 0:
+        ((at, line),) = told
+        assert at == pytest.approx(1060.0, abs=20)
+        assert line.startswith("nothing happened for 60 s; waiting: rollout[0].feed waits for a free slot; actor[0]")
+
+
+async def test_a_pause_is_unusual_only_where_it_is_longer_than_those_before() -> None:
+    """Of 100 s each, as of a large model's step: after the first, 500 s are told of, not 60."""
+    clock, told = HandClock(), list[float]()
+
+    async def progress() -> int:
+        return int(min(clock.time, 1000.0) // 100)
+
+    with pytest.raises(Stalled):
+        await watch_progress(progress, two_loops, 1800.0, clock, tell=lambda line: told.append(clock.time))
+    assert told == [pytest.approx(60.0, abs=20), pytest.approx(1500.0, abs=30)]
+
+
 async def test_a_watch_is_a_timeout_and_can_be_cancelled() -> None:
     clock = HandClock()
     clock.last_event = float("inf")
