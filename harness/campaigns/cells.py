@@ -23,6 +23,7 @@ from harness.config.compose import (
     names_of,
     plain,
     read_settings,
+    refuse_endless,
     unread_of,
     without_effect,
 )
@@ -145,6 +146,7 @@ def swept_cells(settings: Sequence[str]) -> tuple[tuple[str, ...], list[CellRequ
 
 
 def _values(setting: str) -> list[str]:
+    refuse_endless(setting)
     try:
         (override,) = OverridesParser.create().parse_overrides([setting])
     except OverrideParseException as error:

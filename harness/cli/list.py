@@ -21,8 +21,8 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     from harness.studies.papers.experiment import names, read_experiment
 
     own, _ = own_arguments(arguments, "of")
-    if own["of"]:
-        _explain(last_values(own)["of"], console)
+    if setting := last_values(own).get("of"):
+        _explain(setting, console)
         return 0
     for group in GROUPS:
         console.print(f"{group}=", style="bold")

@@ -3,6 +3,7 @@ checkpoint, as SIGTERM asked, 130 interrupted, 143 ended by SIGTERM."""
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -69,6 +70,9 @@ def answered(work: Callable[[], int], errors: Console) -> int:
         from harness.runtime.runtime import parts_of
 
         parts = list(parts_of(failure))
+        if isinstance(failure, OSError) and failure.errno in (errno.ENAMETOOLONG, errno.ELOOP):
+            say(errors, f"{str(failure.filename)[:60]}... is no path: {failure.strerror}", "red")
+            return 2
         if (left := left_in(parts)) is not None:
             say(errors, left, "yellow")
             return LEFT_AT_CHECKPOINT

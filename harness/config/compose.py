@@ -244,18 +244,25 @@ def cell_prefix(config: JobConfig) -> str:
     return "-".join(map(as_file_name, (config.schedule.name, config.model.name, config.task.name)))
 
 
-def _check_override(override: str) -> None:
-    """Refuse what Hydra would take, or refuse in words of its own."""
-    setting, equals, value = override.lstrip("+~").partition("=")
-    if not setting or not (equals or override.startswith("~")):
-        raise ConfigError(f"{override} cannot be read; write setting=value, such as iterations=20")
-    refuse_moved(setting, value)
+def refuse_endless(override: str) -> None:
+    """Raise ConfigError for what no parser of Hydra is to see: names, numbers and nests beyond all that settings
+    have."""
+    setting, _, value = override.lstrip("+~").partition("=")
     if len(setting.encode(errors="replace")) > _LONGEST_NAME:  # Hydra looks for a folder of that name
         raise ConfigError(f"{setting[:40]}... is no setting; `make list` shows the files that name them all")
     if re.search(f"[0-9_]{{{_LONGEST_NUMBER},}}", value):
         raise ConfigError(f"{setting}={value[:40]}... is a number longer than {_LONGEST_NUMBER} digits; no setting is")
     if max(accumulate((sign in "[{(") - (sign in "]})") for sign in value), default=0) > _DEEPEST:
         raise ConfigError(f"{setting} is nested deeper than {_DEEPEST} levels; no setting is")
+
+
+def _check_override(override: str) -> None:
+    """Refuse what Hydra would take, or refuse in words of its own."""
+    setting, equals, value = override.lstrip("+~").partition("=")
+    if not setting or not (equals or override.startswith("~")):
+        raise ConfigError(f"{override} cannot be read; write setting=value, such as iterations=20")
+    refuse_moved(setting, value)
+    refuse_endless(override)
     own = value.endswith(_FILE) or (is_path(value) and setting in _PLUGINS)
     own = own or (setting == "model" and (is_source(value) or looks_like_source(value)))
     if setting in GROUPS and not own and value not in choices(setting):

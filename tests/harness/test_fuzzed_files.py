@@ -1,5 +1,5 @@
-"""Settings, results folders and tables spoilt at random: each is read, or refused in one line; none hangs, and none
-fills the memory."""
+"""Settings, command lines, results folders and tables spoilt at random: each is read, or refused in one line; none
+hangs, and none fills the memory."""
 
 from __future__ import annotations
 
@@ -15,6 +15,8 @@ import pytest
 from harness.calibration.profile.rows import DeviceProfile, TimingRow, read_profile, write_profile
 from harness.calibration.runs import read_run
 from harness.checks.job import plan_job
+from harness.cli.commands import COMMANDS
+from harness.cli.main import main
 from harness.comparison.experiment import comparison_in
 from harness.config import ConfigError
 from harness.config.compose import EXPERIMENTS, compose_job, make_schedule, plain
@@ -82,6 +84,49 @@ def test_settings_at_random_are_taken_or_refused_in_a_line(seed: int) -> None:
 
         refused += refused_in_a_line(composed, repr(settings))
     assert 0 < refused < 500
+
+
+PLAIN = ("report", "show", "diff", "metrics", "list", "doctor", "calibrate")
+DRY = ("bench", "compare", "sweep", "matrix", "speedrun")
+WORDS = (*("fully_async", "colocate_sync", "qwen7b", "tiny", "vllm", "h100", "virtual", "real", "all", "last", "train"),
+         *("1", "2", "8", "0.5", "1,2", "[1,2]", "made_up", "ppo", "train.jsonl:17", "h100,a100"))  # fmt: skip
+
+
+def command_line(chance: random.Random, names: list[str]) -> list[str]:
+    """A command that runs nothing, with options, settings and other words."""
+    name = chance.choice((*PLAIN, *DRY))
+    given = [name]
+    for _ in range(chance.randint(0, 3)):
+        word = chance.choice((*HOSTILE, *WORDS, *WORDS, str(chance.randint(-3, 200)), str(10**18)))
+        if chance.random() < 0.5 and COMMANDS[name].options:
+            option = chance.choice(COMMANDS[name].options)
+            forms = ([f"--{option.flag}", word], [f"--{option.flag}={word}"], [f"{option.variable}={word}"])
+            given += [f"--{option.flag}"] if option.value is None else chance.choice(forms)
+        elif chance.random() < 0.8:
+            given.append(f"{chance.choice(['', '', '+', '++', '~'])}{chance.choice(names)}={word}")
+        else:
+            given.append(word)
+        if chance.random() < 0.1:
+            given[-1] = spoilt(given[-1].encode("utf-8"), chance).decode("utf-8", "surrogateescape")
+    given += ["--dry-run"] * (name in DRY) + ["--name=fuzzed"] * (name == "calibrate")
+    return [word.replace("\x00", "") for word in given]  # which no command line can hold
+
+
+def test_command_lines_at_random_are_answered_in_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("harness.cli.main.RESULTS", tmp_path)
+    chance, names = random.Random(3), [*flatten(plain(compose_job([]))), "eval.every", "schedule", "model", "seeds"]
+    refused = 0
+    for _ in range(150):
+        given = command_line(chance, names)
+        with within(LIMIT_S * 3, repr(given)):
+            code = main(given)
+        said = capsys.readouterr().err.strip()
+        assert code in (0, 1, 2) and (said or code == 0 or given[0] == "doctor"), (given, said)
+        assert "Traceback" not in said and all(one.isprintable() for one in said.split("\n")), (given, said)
+        refused += code == 2
+    assert 0 < refused < 150
 
 
 def test_results_folders_at_random_are_read_or_refused_in_a_line(tmp_path: Path) -> None:

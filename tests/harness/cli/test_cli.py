@@ -95,6 +95,21 @@ def test_a_setting_that_cannot_work_is_one_line_and_exit_code_2(
 
 
 @pytest.mark.parametrize(
+    ("words", "message"),
+    [
+        (["sweep", "--devices", "9" * 5000], "cluster.devices=999"),
+        (["calibrate", f"--run={'x' * 3000}", "--name=a"], "xxx"),
+    ],
+)
+def test_a_word_longer_than_any_is_one_line_of_every_command(
+    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert cli.main(words) == 2
+    err = capsys.readouterr().err
+    assert err.startswith(message) and err.count("\n") == 1 and len(err) < 200
+
+
+@pytest.mark.parametrize(
     ("text", "why"),
     [
         (f"a: &a [{'x,' * 9}]\nb: &b [{'*a,' * 9}]\nc: [{'*b,' * 9}]\n", "it refers to parts of itself"),
@@ -273,6 +288,7 @@ def test_list_of_a_setting_says_of_each_name_formula_source_and_options(capsys: 
     assert set(CORRECTIONS) == set(re.findall(r"^  (\S+)", printed, re.MULTILINE))
     assert cli.main(["list", "--of", "nope"]) == 2
     assert "of=nope has no names to explain; choose one of schedule, engine, " in capsys.readouterr().err
+    assert cli.main(["list", "--of="]) == 0 and "schedule=" in capsys.readouterr().out
 
 
 def test_what_is_done_is_shown_and_not_run_again(
