@@ -3,8 +3,8 @@
 Importance sampling in two stages (Gelman et al., "Bayesian data analysis", section 10.4). Quantities are drawn from
 their priors; where a row gives a figure, the equation of the table is solved for the quantity that nobody measures (the
 share of the peak that a phase reaches, the time of engines over the roofline's), and the draw weighs as much as the
-prior says of that solution. What several rows say of one quantity, and statistics of lengths, weigh by how far they are
-from the draw. Then draws are taken in proportion to their weights.
+prior says of that solution. A row is one run, whose noise is drawn too. What several rows say of one quantity, and
+statistics of lengths, weigh by how far they are from the draw. Then draws are taken in proportion to their weights.
 """
 
 from __future__ import annotations
@@ -38,9 +38,6 @@ TRAINED = (OLD, REFERENCE, "log_probs_s", UPDATE)
 
 PASSES = {OLD: 1, REFERENCE: 1, UPDATE: 3}
 """Forward passes that a phase computes as much as."""
-
-BETWEEN_ROWS = 0.12
-"""Standard deviation of the logarithm of a phase around what its table says in the mean: verl's colocated rows."""
 
 _SEEDS = 8  # of batches
 
@@ -186,6 +183,7 @@ class Narrowing:
         self.wider = dict.fromkeys(shares, priors.unsaid) if wide else {}
         self.known = known
         self.q = priors.draw(FIRST, seed, known, self.wider)
+        self.noise = priors.quantities["run_noise"].normal[1]  # of a phase's logarithm
         self.log_weight = np.zeros(FIRST)
         self.work: dict[str, Draws] = {}
         self.uncapped = np.zeros(FIRST)  # mean of lengths before the cap
@@ -210,17 +208,32 @@ class Narrowing:
         return self.job.algorithm.batch_samples
 
     def weigh(self, name: str, solution: Draws) -> None:
-        """Put a quantity at what an equation of the table says; draws weigh what its prior says of that."""
+        """Put a quantity at what an equation of the table says; draws weigh what its prior says of that.
+
+        The equation is of the logarithm of seconds, which fall as a share s of the peak grows, and priors of shares are
+        of log-odds: d log-odds(s) / d log(s) = 1 / (1 - s) turns the one density into the other.
+        """
         one = self.priors.quantities[name]
         if one.kind == "share":
             self.log_weight += np.where(solution < 1, 0.0, -20.0 * solution)
             solution = np.clip(solution, 1e-4, 0.98)
+            self.log_weight -= np.log1p(-solution)
         self.log_weight += one.log_density(solution, self.wider.get(name, 0.0))
         self.q[name] = solution
 
     def near(self, difference: Draws, deviation: float) -> None:
         """Weigh by a difference of logarithms: Student's t of four degrees of freedom, as rows have outliers."""
         self.log_weight += -2.5 * np.log1p((difference / deviation) ** 2 / 4)
+
+    def in_common(self, logs: Sequence[Draws]) -> Draws:
+        """What runs have in common, by the logarithm that each of them says, float64 [n]: their mean, but for the noise
+        of so many runs. Runs that lie apart weigh."""
+        mean: Draws = np.mean(logs, axis=0)
+        for one in logs if len(logs) > 1 else ():
+            self.near(one - mean, self.noise)
+        noise = self.noise / math.sqrt(len(logs)) * self.random.standard_normal(len(mean))
+        common: Draws = np.exp(mean + noise)
+        return common
 
     def lengths(self) -> None:
         """Mean and tail of responses: as said, or from the prior; statistics of their lengths weigh."""
@@ -261,17 +274,12 @@ class Narrowing:
                 self.work[name] = least / self.q[share] / slower_by if not given else np.zeros(FIRST)
                 self.missing |= set() if given else {name}
                 continue
-            self.work[name] = self._scaled(name, given)
+            self.work[name] = self.in_common(
+                [math.log(max(seconds, 1e-9)) - np.log(self._scaling(name, row)) for row, seconds in given]
+            )
             solution = least / np.maximum(self.work[name], 1e-9) / slower_by
             if name != REFERENCE or OLD not in scored:
                 self.weigh(share, solution)
-
-    def _scaled(self, name: str, given: Sequence[tuple[StepRow, float]]) -> Draws:
-        logs = np.stack([math.log(max(seconds, 1e-9)) - np.log(self._scaling(name, row)) for row, seconds in given])
-        for left in logs - logs.mean(axis=0) if len(given) > 1 else ():
-            self.near(left, BETWEEN_ROWS)
-        made: Draws = np.exp(logs.mean(axis=0))
-        return made
 
     def alone(self, asked: Sequence[StepRow]) -> None:
         """Weigh by what training phases of other rows say of training on devices of their own."""
@@ -281,12 +289,10 @@ class Narrowing:
             given = [(row, s) for row in asked if not row.shared and (s := getattr(row, name))]
             if name not in self.work or not given or quantity in self.known:
                 continue
-            logs = np.stack(
-                [math.log(seconds) - np.log(self.work[name] * self._scaling(name, row)) for row, seconds in given]
+            shared = self.work[name] * self.q["drift"]  # seconds on shared devices at the lengths of these rows
+            self.weigh(
+                quantity, self.in_common([math.log(s) - np.log(shared * self._scaling(name, row)) for row, s in given])
             )
-            for left in logs - logs.mean(axis=0):
-                self.near(left, BETWEEN_ROWS)
-            self.weigh(quantity, np.exp(logs.mean(axis=0)))
 
     def keep(self, count: int) -> float:
         """Take so many draws in proportion to their weights (systematic resampling). Returns how many independent ones
@@ -320,9 +326,7 @@ class Narrowing:
             if (seconds := self._generate_s(row)) is not None
         ]
         if logs:
-            for left in np.stack(logs) - np.mean(logs, axis=0) if len(logs) > 1 else ():
-                self.near(left, BETWEEN_ROWS)
-            self.weigh("engine_time", np.exp(np.mean(logs, axis=0)))
+            self.weigh("engine_time", self.in_common(logs))
         else:
             self.missing.add("generate_s")
         self.generated = made * self.q["engine_time"]
