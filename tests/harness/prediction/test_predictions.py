@@ -15,8 +15,8 @@ from harness.config.compose import EXPERIMENTS
 from harness.cost_model.lengths import ResponseLengths
 from harness.prediction.generation import capped_mean, clipped_share, uncapped_mean
 from harness.prediction.page import COLUMNS, draw, print_predictions, write_csv
-from harness.prediction.posterior import Given
-from harness.prediction.prediction import Predicted, predict
+from harness.prediction.posterior import FIRST, Given, Narrowing
+from harness.prediction.prediction import Predicted, full_workload, job_of, predict
 from harness.prediction.priors import read_priors
 from harness.prediction.table import read_evidence
 
@@ -157,3 +157,26 @@ def test_a_quantity_narrows_with_the_systems_seen_and_widens_without_them() -> N
     assert mean < before == 0.0 and deviation < wider
     drawn = priors.draw(64, 0, {"tail": 0.5}, {})
     assert set(drawn["tail"].tolist()) == {0.5} and 0 < drawn["decode_share"].min() < drawn["decode_share"].max() < 1
+
+
+def narrowing(folder: Path) -> Narrowing:
+    evidence, priors = read_evidence(table(folder, SYNC, "one_step_off,32,16,16,,,,,,"), SMALL), read_priors()
+    workload = full_workload(evidence.rows[0], evidence.rows, evidence, priors)
+    return Narrowing(evidence.rows, workload, job_of(evidence.rows[0], workload, evidence), priors, {}, False, 0)
+
+
+def test_a_share_that_seconds_say_weighs_as_a_density_of_their_logarithm(tmp_path: Path) -> None:
+    one = narrowing(tmp_path)
+    logs, step = np.linspace(0.03, 6.0, FIRST, retstep=True)  # of seconds over those at the peak
+    one.weigh("train_share", np.exp(-logs))
+    whole = np.sqrt(2 * np.pi) * read_priors().quantities["train_share"].normal[1]  # of a normal density's exponent
+    assert float(np.exp(one.log_weight).sum() * step) == pytest.approx(whole, rel=0.01)
+
+
+def test_a_row_is_one_run_and_several_have_less_noise_in_common(tmp_path: Path) -> None:
+    one, same = narrowing(tmp_path), np.zeros(FIRST)
+    alone, four = (np.log(one.in_common([same] * runs)).std() for runs in (1, 4))
+    assert (alone, four) == pytest.approx((one.noise, one.noise / 2), rel=0.1)
+    assert one.log_weight.max() == 0.0, "runs that agree weigh nothing"
+    one.in_common([same, same + 1.0])
+    assert one.log_weight.max() < -3.0, "runs that lie apart do"
