@@ -140,10 +140,18 @@ def test_what_a_real_run_does_not_read_changes_no_byte_of_it(asked: str, tmp_pat
     assert differences(*folders) == []
 
 
+JOBS = [
+    "backend=real",
+    "backend=virtual",
+    "backend=real algorithm=ppo algorithm.kl_coef=0.1 algorithm.filter=zero_variance checkpoint.every=1",
+    "backend=real schedule=fully_async schedule.order=completion algorithm.correction=tis task=lookup",
+]
+
+
 @settings(max_examples=20)
 @given(data=st.data())
 def test_what_a_job_reads_names_its_cell(data: st.DataObject) -> None:
-    job, kinds = compose_job(data.draw(st.sampled_from([["backend=real"], ["backend=virtual"]]))), groups_of(JobConfig)
+    job, kinds = compose_job(data.draw(st.sampled_from(JOBS)).split()), groups_of(JobConfig)
     now = settings_of(job)
     live = [path for path, one in now.items() if one.unread is None and one.names_cell and "." in path]
     path = data.draw(st.sampled_from(live))
