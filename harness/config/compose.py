@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-import copy
 import dataclasses
 import hashlib
 import json
 import math
+import pickle
 import re
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
@@ -20,7 +20,7 @@ from hydra.core.config_store import ConfigStore
 from hydra.core.override_parser.overrides_parser import OverridesParser
 from hydra.errors import HydraException, OverrideParseException
 from hydra.types import RunMode
-from omegaconf import DictConfig, OmegaConf
+from omegaconf import OmegaConf
 from omegaconf.errors import MissingMandatoryValue, OmegaConfBaseException
 from yaml import YAMLError  # type: ignore[import-untyped]
 
@@ -79,7 +79,7 @@ def names_of(overrides: Sequence[str]) -> frozenset[str]:
 def _tree(overrides: Sequence[str], *, complete: bool = True) -> dict[str, Any]:
     """Settings as the files say, with these changes. complete: raise where a value has yet to be given."""
     named = [_by_name(override) for override in overrides]
-    composed = copy.deepcopy(_composed(tuple(override for override in named if not _is_value(override))))
+    composed = pickle.loads(_composed(tuple(override for override in named if not _is_value(override))))
     values = OverridesParser.create().parse_overrides([override for override in named if _is_value(override)])
     ConfigLoaderImpl.validate_sweep_overrides_legal(values, RunMode.RUN, from_shell=False)
     ConfigLoaderImpl._apply_overrides_to_config(values, composed)
@@ -89,10 +89,11 @@ def _tree(overrides: Sequence[str], *, complete: bool = True) -> dict[str, Any]:
 
 
 @lru_cache(maxsize=64)
-def _composed(chosen: tuple[str, ...]) -> DictConfig:
-    """Settings of these choices, which callers copy. Hydra would read all files anew for each value that is set."""
+def _composed(chosen: tuple[str, ...]) -> bytes:
+    """Settings of these choices, pickled, to be copied soonest. Hydra would read all files anew for each value that is
+    set."""
     with initialize_config_dir(config_dir=str(EXPERIMENTS), version_base="1.3"):
-        return compose("bench", list(chosen))
+        return pickle.dumps(compose("bench", list(chosen)))
 
 
 def _is_value(override: str) -> bool:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, field, fields, is_dataclass
+from functools import cache
 from typing import Annotated, Any, Literal, get_type_hints
 
 from pydantic import Field, Strict, TypeAdapter, ValidationError
@@ -555,9 +556,12 @@ def in_words_of_now(tree: Mapping[str, Any]) -> dict[str, Any]:
     return _completed({**tree, "eval": evaluated}, JobConfig)
 
 
+_types_of = cache(get_type_hints)  # reading annotations took more than reading a run's file
+
+
 def _completed(tree: Mapping[str, Any], kind: type) -> dict[str, Any]:
     """Settings with the defaults of those that are not among them; options, which stand beside a name, as they are."""
-    found, types = dict(tree), get_type_hints(kind)
+    found, types = dict(tree), _types_of(kind)
     for own in fields(kind):
         beside = own.name == "options" and kind is not AlgorithmConfig
         if own.name in found:

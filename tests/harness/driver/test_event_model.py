@@ -12,6 +12,7 @@ from harness.driver.event_model import difference, fast_steps, simulated_steps
 
 SMALL = ["algorithm.batch_groups=16", "algorithm.group_size=2", "iterations=5"]
 MEDIUM = ["algorithm.batch_groups=64", "algorithm.group_size=8", "iterations=4"]
+SIZES = pytest.mark.parametrize(("size", "seeds"), [(SMALL, (0, 1)), (MEDIUM, (0,))], ids=["small", "medium"])
 
 
 def job(schedule: str, *settings: str) -> JobConfig:
@@ -27,11 +28,11 @@ def job(schedule: str, *settings: str) -> JobConfig:
     )
 
 
-@pytest.mark.parametrize("size", [SMALL, MEDIUM], ids=["small", "medium"])
+@SIZES
 @pytest.mark.parametrize("schedule", SCHEDULES)
-def test_it_is_the_schedules_own_file_draw_by_draw(schedule: str, size: list[str]) -> None:
+def test_it_is_the_schedules_own_file_draw_by_draw(schedule: str, size: list[str], seeds: tuple[int, ...]) -> None:
     config = job(schedule, *size)
-    for seed in (0, 1):
+    for seed in seeds:
         fast, own = fast_steps(config, seed), simulated_steps(config, seed)
         assert fast.not_covered == ""
         for name in ("seconds", "generate_s", "wait_s", "lag_mean", "lag_worst"):
@@ -68,7 +69,7 @@ def test_evaluation_checkpoints_conversion_and_other_dealing_last_as_in_the_simu
     assert own.seconds.sum() > without.seconds.sum()
 
 
-@pytest.mark.parametrize("size", [SMALL, MEDIUM], ids=["small", "medium"])
+@SIZES
 @pytest.mark.parametrize(
     "settings",
     [
@@ -79,10 +80,10 @@ def test_evaluation_checkpoints_conversion_and_other_dealing_last_as_in_the_simu
     ],
 )
 def test_as_completed_it_trains_drops_and_replaces_what_the_schedules_file_does(
-    settings: list[str], size: list[str]
+    settings: list[str], size: list[str], seeds: tuple[int, ...]
 ) -> None:
     config = job("fully_async", *size, "schedule.order=completion", *settings)
-    for seed in (0, 1):
+    for seed in seeds:
         fast, own = fast_steps(config, seed), simulated_steps(config, seed)
         assert (fast.not_covered, fast.dropped) == ("", own.dropped)
         for name in ("seconds", "generate_s", "wait_s", "lag_mean", "lag_worst"):

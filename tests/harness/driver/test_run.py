@@ -76,6 +76,7 @@ def test_a_run_that_was_trained_is_not_trained_again_wherever_its_end_was_cut_of
     config = compose_job(["backend=virtual", "cost=tiny_cpu", "iterations=3"])
     plan = plan_job(config, make_schedule(config), Machine(cores=0, gpus=0, gpu_bytes=0))
     monkeypatch.setattr(run, "Mirror", MagicMock())
+    monkeypatch.setattr("harness.report.plots.draw_run", lambda folder: (folder / "idle.png").touch())
 
     def attempt(results: Path, told: Console) -> Path:
         return run.run_seed(config, plan, 0, results, told, LeaveRequest())
