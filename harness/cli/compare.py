@@ -35,7 +35,7 @@ def compare(arguments: Sequence[str], results: Path, console: Console) -> int:
     Returns the exit code: 1 where a run failed, the gate did, or a ledger does not close.
     """
     machine = machine_of_runs()
-    with ForkedRuns(at_once="dry=true" not in arguments) as runs:
+    with ForkedRuns() as runs:
         return run_comparison(compare_request(arguments, machine), machine, results, console, runs.start)
 
 
@@ -51,7 +51,7 @@ def compare_request(arguments: Sequence[str], machine: Machine) -> ComparisonReq
 def sweep(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Compare along settings that have several values, `name=value,value`; `dry=true`. Returns the exit code."""
     machine = machine_of_runs()
-    with ForkedRuns(at_once="dry=true" not in arguments) as runs:
+    with ForkedRuns() as runs:
         return run_comparison(sweep_request(arguments, machine), machine, results, console, runs.start)
 
 
@@ -91,7 +91,7 @@ def matrix(arguments: Sequence[str], results: Path, console: Console) -> int:
     Returns the exit code: 1 where a run failed, the gate did, or a ledger does not close.
     """
     machine, results = machine_of_runs(), results.resolve()
-    with ForkedRuns(at_once="dry=true" not in arguments) as runs:
+    with ForkedRuns() as runs:
         request = matrix_request(arguments, machine)
         code = run_comparison(request, machine, results, console, runs.start)
     folder = results / request.experiment

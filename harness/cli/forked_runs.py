@@ -32,11 +32,11 @@ DRIVER_PRELOAD = (
 
 
 class ForkedRuns:
-    """Starts runs as `python -m harness bench` would, without its imports. As a context manager; leaving it ends all
-    that is left of them. at_once: importing begins now; by default with the first run."""
+    """Starts runs as `python -m harness bench` would, without its imports, which begin with the first run. As a context
+    manager; leaving it ends all that is left of them."""
 
-    def __init__(self, at_once: bool = False) -> None:
-        self._server = _launch() if at_once else None
+    def __init__(self) -> None:
+        self._server: ForkServer | None = None
 
     def start(self, what: str, settings: Sequence[str], log: Path, results: Path) -> RunProcess:
         """A `StartRun`."""
