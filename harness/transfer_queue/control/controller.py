@@ -241,8 +241,9 @@ class Controller:
         target = self._partitions[partition]
         positions = target.find(as_integers(rows, "rows"))
         target.check_unsettled(positions)
+        begun = {task: set(progress.units_of(positions).tolist()) for task, progress in target.tasks.items()}
         for lease in self._leases.of(partition):
-            self._leases.without(lease, target.tasks[lease.task].units_of(positions))
+            self._leases.without(lease, begun[lease.task])
         target.begin_again(positions)
         return list(self.spec.tasks)
 

@@ -167,10 +167,11 @@ class Leases:
             del self._of[lease.share.partition][number]
         return lease
 
-    def without(self, lease: Lease, units: Units) -> None:
+    def without(self, lease: Lease, units: set[int]) -> None:
         """Take units out of a lease, with which its consumer has nothing more to do."""
-        kept = lease.share.units[~np.isin(lease.share.units, units)]
-        self._keep(replace(lease, share=replace(lease.share, units=kept)))
+        if not units.isdisjoint(held := lease.share.units.tolist()):  # most leases hold one unit, and none of these
+            kept = np.array([unit for unit in held if unit not in units], lease.share.units.dtype)
+            self._keep(replace(lease, share=replace(lease.share, units=kept)))
 
     def lose(self, lease: Lease) -> None:
         """End a lease that its consumer does not know to be over: its acknowledgement fails."""
