@@ -186,8 +186,7 @@ class Requests:
             close_all(frame.descriptors)
 
     def _carry_out(self, call: int, request: m.Verb) -> None:
-        verb, types = _VERBS[request.verb]
-        arguments = msgspec.convert(request.arguments, types)
+        verb, arguments = read_verb(request)
         if verb is QueueService.release:
             self._server.end_clients_of(arguments[0], self)
         if verb in (QueueService.acknowledge, QueueService.give_back):
@@ -323,6 +322,13 @@ def decoded(body: bytes) -> Any:
         return m.decode_request(body)
     except RecursionError:
         raise ValueError("a message is nested too deep") from None
+
+
+def read_verb(request: m.Verb) -> tuple[Callable[..., Any], tuple[Any, ...]]:
+    """The verb of the service, and its arguments. ValueError where they are of other types than it takes, KeyError
+    where there is none of this name."""
+    verb, types = _VERBS[request.verb]
+    return verb, msgspec.convert(request.arguments, types)
 
 
 def read_put(request: m.Put, spec: QueueSpec) -> tuple[Rows, Frame, dict[str, Rows]]:
