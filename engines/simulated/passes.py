@@ -4,6 +4,7 @@ roles around them. Samples are run-length coded, see `engines.simulated.rollout`
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import KW_ONLY, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -20,31 +21,35 @@ if TYPE_CHECKING:
     import torch
 
 
-class SimulatedLogProb:
-    """`harness.protocols.LogProbEngine`: data-parallel ranks that share each micro-batch; the slowest decides.
+@dataclass(eq=False)
+class _Passes:
+    """Data-parallel ranks that share each micro-batch, in groups of `group_size` samples that stay together; the
+    slowest decides. cost: resolved for the model."""
 
-    cost: resolved for the model; group_size: samples that stay together; load_s: what taking new weights lasts.
-    """
+    cost: CostConfig
+    clock: Clock
+    _: KW_ONLY
+    ranks: int = 1
+    group_size: int = 1
+    training: TrainingConfig = field(default_factory=TrainingConfig)
 
-    def __init__(
-        self,
-        cost: CostConfig,
-        clock: Clock,
-        *,
-        ranks: int = 1,
-        group_size: int = 1,
-        load_s: float = 0.0,
-        training: TrainingConfig | None = None,
-    ) -> None:
-        self._cost, self._clock, self._ranks, self._group_size, self._load_s = cost, clock, ranks, group_size, load_s
-        self._training = training or TrainingConfig()
-        self.version = 0
+    async def _scored(self, prompts: Ragged, responses: Ragged) -> Ragged:
+        """Zeros, a value per run, after the time of a forward pass."""
+        lengths = sample_tokens(prompts, responses)
+        await self.clock.sleep(scoring_s(self.cost, lengths, self.ranks, self.group_size, self.training))
+        return Ragged(np.zeros(len(responses.values), np.float32), responses.lengths)
+
+
+@dataclass(eq=False)
+class SimulatedLogProb(_Passes):
+    """`harness.protocols.LogProbEngine`. load_s: what taking new weights lasts."""
+
+    load_s: float = field(default=0.0, kw_only=True)
+    version: int = field(default=0, init=False)
 
     async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
         """Zeros, a value per run."""
-        lengths = sample_tokens(prompts, responses)
-        await self._clock.sleep(scoring_s(self._cost, lengths, self._ranks, self._group_size, self._training))
-        return Ragged(np.zeros(len(responses.values), np.float32), responses.lengths)
+        return await self._scored(prompts, responses)
 
     async def gradient_squares(self, prompts: Ragged, responses: Ragged) -> tuple[Ragged, Ragged]:
         """The same twice, for the time of one pass: log-probs need all probabilities anyway."""
@@ -52,51 +57,39 @@ class SimulatedLogProb:
         return zeros, zeros
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        start = self._clock.now()
+        start = self.clock.now()
         for _ in weights:
             pass
-        await self._clock.sleep(max(0.0, self._load_s - (self._clock.now() - start)))
+        await self.clock.sleep(max(0.0, self.load_s - (self.clock.now() - start)))
         self.version = version
 
 
-class SimulatedTrainer:
+@dataclass(eq=False)
+class SimulatedTrainer(_Passes):
     """`harness.protocols.TrainEngine`: one rank, or (ranks > 1) a whole training world in one.
 
-    cost: resolved for the model. A world shares each micro-batch, in groups of `group_size`, and waits for the slowest.
     `parameters` are what it offers to send, if anything; they never change. steps_per_version: optimizer steps.
     """
 
-    def __init__(
-        self,
-        cost: CostConfig,
-        clock: Clock,
-        *,
-        ranks: int = 1,
-        group_size: int = 1,
-        parameters: Mapping[str, torch.Tensor] | None = None,
-        training: TrainingConfig | None = None,
-        steps_per_version: int = 1,
-    ) -> None:
-        self._steps, self._steps_per_version = 0, steps_per_version
-        self._cost, self._clock, self._ranks, self._group_size = cost, clock, ranks, group_size
-        self._training = training or TrainingConfig()
-        self._parameters = dict(parameters or {})
+    parameters: Mapping[str, torch.Tensor] = field(default_factory=dict, kw_only=True)
+    steps_per_version: int = field(default=1, kw_only=True)
+    _steps: int = field(default=0, init=False)
 
     async def accumulate(self, batch: TrainBatch | ValueBatch) -> dict[str, float]:
         """Let the time of a micro-batch pass; no sums: nothing was computed that a policy metric could be made of."""
         lengths = sample_tokens(batch.prompts, batch.responses)
-        await self._clock.sleep(training_s(self._cost, lengths, self._ranks, self._group_size, self._training))
+        await self.clock.sleep(training_s(self.cost, lengths, self.ranks, self.group_size, self.training))
         return {}
 
     def rank_tokens(self, batch: TrainBatch | ValueBatch) -> list[int]:
         lengths = sample_tokens(batch.prompts, batch.responses)
-        return [int(share.sum()) for share in rank_shares(lengths, self._ranks, self._group_size, self._cost.dealing)]
+        return [int(share.sum()) for share in rank_shares(lengths, self.ranks, self.group_size, self.cost.dealing)]
 
     async def step(self) -> dict[str, float]:
         """Let the time of a step pass, and of a checkpoint behind it; there are no gradients to tell of."""
         self._steps += 1
-        version, within = divmod(self._steps, self._steps_per_version)
-        await self._clock.sleep(self._cost.train_step_s + (0.0 if within else self._cost.checkpoint.of(version)))
+        version, within = divmod(self._steps, self.steps_per_version)
+        await self.clock.sleep(self.cost.train_step_s + (0.0 if within else self.cost.checkpoint.of(version)))
         return {}
 
     async def state(self) -> SimulatedState:
@@ -106,7 +99,7 @@ class SimulatedTrainer:
         """Do nothing: there is nothing to remember."""
 
     def named_parameters(self) -> dict[str, torch.Tensor]:
-        return dict(self._parameters)
+        return dict(self.parameters)
 
 
 class SimulatedState:
@@ -119,32 +112,16 @@ class SimulatedState:
 class SimulatedCritic(SimulatedTrainer):
     """`harness.protocols.CriticEngine`: costs what scoring and training of a policy of this shape cost."""
 
-    def __init__(
-        self,
-        cost: CostConfig,
-        clock: Clock,
-        *,
-        ranks: int = 1,
-        group_size: int = 1,
-        training: TrainingConfig | None = None,
-        steps_per_version: int = 1,
-    ) -> None:
-        super().__init__(
-            cost, clock, ranks=ranks, group_size=group_size, training=training, steps_per_version=steps_per_version
-        )
-        self._scorer = SimulatedLogProb(cost, clock, ranks=ranks, group_size=group_size, training=training)
-
     async def values(self, prompts: Ragged, responses: Ragged) -> Ragged:
         """Zeros, a value per run."""
-        return await self._scorer.log_probs(prompts, responses)
+        return await self._scored(prompts, responses)
 
 
 def scoring_s(
     cost: CostConfig, lengths: NDArray[np.int64], ranks: int, group_size: int, training: TrainingConfig
 ) -> float:
     """Seconds to score a micro-batch of samples of so many tokens, int64 [samples], prompt and response."""
-    shares = rank_shares(lengths, ranks, group_size, cost.dealing)
-    calls, shares = _passes(shares, training, cost.padding)
+    calls, shares = _passes(rank_shares(lengths, ranks, group_size, cost.dealing), training, cost.padding)
     share_s = slowest_share_s(shares, s_per_token=cost.log_prob_s_per_token, s_per_pair=cost.log_prob_s_per_pair)
     return calls * (cost.call_s + cost.log_prob_call_s) + share_s
 
@@ -153,8 +130,7 @@ def training_s(
     cost: CostConfig, lengths: NDArray[np.int64], ranks: int, group_size: int, training: TrainingConfig
 ) -> float:
     """Seconds to train on such a micro-batch, forward and backward."""
-    shares = rank_shares(lengths, ranks, group_size, cost.dealing)
-    calls, shares = _passes(shares, training, cost.padding)
+    calls, shares = _passes(rank_shares(lengths, ranks, group_size, cost.dealing), training, cost.padding)
     share_s = slowest_share_s(shares, s_per_token=cost.train_s_per_token, s_per_pair=cost.train_s_per_pair)
     return calls * (cost.call_s + cost.train_call_s) + share_s
 

@@ -87,14 +87,15 @@ def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> RunBackend:
         in_time = SimulatedTransport(transport, simulated.times, clock)
         return RunBackend(clock, VirtualRuntime(), simulated, LocalTransport() if run.schedule.colocated else in_time)
     runtime = stack.enter_context(_runtime(run))
-    carry: WeightTransport = LocalTransport()
-    if not run.schedule.colocated:
+    paced = run.plan.backend == "paced"
+    carry: WeightTransport
+    if run.schedule.colocated:
+        carry = LocalTransport(() if paced else _without_engine(run))
+    else:
         carry = group = GroupTransport(transport, runtime.host_of, timeout_s)
         stack.callback(group.close)
-    if run.plan.backend == "paced":
+    if paced:
         return RunBackend(clock, runtime, _simulated_engines(run), carry)
-    if run.schedule.colocated:
-        carry = LocalTransport(_without_engine(run))
     world = len(run.plan.placement.devices["actor"])
     # The store of the training world lives here, so that no rank has to be up before the others know where to meet.
     place = meeting_place(runtime.host)

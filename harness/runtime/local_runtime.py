@@ -7,8 +7,7 @@ import os
 import pickle
 import signal
 import time
-from collections.abc import Mapping, Sequence
-from contextlib import ExitStack
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,8 +17,8 @@ from harness.logs import RUN, run_in
 from harness.rpc.handshake import new_token
 from harness.rpc.sockets import Address, forget_address, listen, new_address
 from harness.runtime.fork_server import ForkedProcess, ForkServer
-from harness.runtime.runtime import Build, Handle, RoleName, Storage
-from harness.runtime.worker_client import ConnectedWorkers, RemoteRole
+from harness.runtime.runtime import Handle, Storage
+from harness.runtime.worker_client import ConnectedRuntime
 from harness.runtime.worker_server import run_worker
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.remote.process import QueueProcess
@@ -27,7 +26,7 @@ from harness.transfer_queue.remote.process import QueueProcess
 _WORKER = "harness.runtime.worker_server"
 
 
-class LocalRuntime:
+class LocalRuntime(ConnectedRuntime):
     """Workers as processes of this machine. Use as a context manager: leaving it ends every process it started.
 
     gpu: a worker sees its own devices only; preload: modules (`module`, or `module:function` to call) that are
@@ -50,13 +49,11 @@ class LocalRuntime:
         preload: Sequence[str] = (),
         server: ForkServer | None = None,
     ) -> None:
+        super().__init__(start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s, here=True)
         self.gpu, self.logs, self.preload = gpu, logs, preload
         self._server = server
-        self._stack = ExitStack()
-        self._workers = ConnectedWorkers(start_timeout_s=start_timeout_s, call_timeout_s=call_timeout_s, here=True)
         self._processes: list[ForkedProcess] = []
         self._addresses: list[Address] = []
-        self._starts: dict[str, tuple[Sequence[int], Sequence[RoleName], Build]] = {}
 
     def __enter__(self) -> LocalRuntime:
         """Importing begins; nothing waits for it."""
@@ -68,20 +65,16 @@ class LocalRuntime:
         self._stack.callback(self._end_workers)
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._stack.close()
-
     def host_of(self, handle: Handle[Any]) -> str:
         return self.host
 
     def start_queue(self, spec: QueueSpec, saves: Path | None = None, storage: Storage | None = None) -> TransferQueue:
         """The queue of this run, in a process of its own, which ends with the run."""
-        limits = self._workers
         started = QueueProcess.start(
             spec,
             None if storage is None else storage(),
-            timeout_s=limits.start_timeout_s,
-            call_timeout_s=limits.call_timeout_s or 60.0,
+            timeout_s=self.start_timeout_s,
+            call_timeout_s=self.call_timeout_s or 60.0,
             saves=None if saves is None else str(saves),
             run="" if self.logs is None else run_in(self.logs),
         )
@@ -89,24 +82,7 @@ class LocalRuntime:
         self._queue = started
         return started.queue
 
-    def kill_queue(self) -> None:
-        """Kill the queue's process, whatever it is doing."""
-        self._queue.kill()
-
-    def start_worker(
-        self, name: str, devices: Sequence[int], roles: Mapping[RoleName, type], build: Build
-    ) -> list[RemoteRole[Any]]:
-        """Start a worker, in which `build(names of the roles)` makes its roles; returns at once. roles: with the class
-        whose methods a handle has. devices: the places of its devices among those that this process sees."""
-        self._starts[name] = devices, list(roles), build
-        return self._workers.add(name, *self._launch(name), roles)
-
-    async def start_again(self, handle: Handle[Any]) -> None:
-        """Start a role again, as `Runtime` says."""
-        await self._workers.start_again(handle, self._launch)
-
     def _launch(self, name: str) -> tuple[_LocalProcess, bytes]:
-        """Another process of this worker, and the token for it."""
         assert self._server is not None, "a worker is started within the context"
         devices, roles, build = self._starts[name]
         pickled, token = pickle.dumps(build), new_token()
@@ -129,16 +105,8 @@ class LocalRuntime:
         """The address at which this process connects to a worker that listens there."""
         return address
 
-    async def stop_clocks(self) -> float:
-        """Stop the clocks of all workers until they are started again; returns the latest of their times."""
-        return await self._workers.stop_clocks()
-
-    async def start_clocks(self, origin: float) -> None:
-        """Time 0 of every worker that lives, a reading of time.monotonic."""
-        await self._workers.start_clocks(origin)
-
     def _end_workers(self) -> None:
-        self._workers.stopped()
+        self._stopped()
         try:
             for process in self._processes:
                 process.signal(signal.SIGTERM)

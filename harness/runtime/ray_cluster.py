@@ -16,7 +16,7 @@ import sys
 import threading
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +34,8 @@ from harness.rpc.handshake import new_token
 from harness.rpc.sockets import Address, socket_address
 from harness.runtime.local_runtime import server_environment
 from harness.runtime.ray_worker import Listening, Output, WorkerActor, taken_output
-from harness.runtime.runtime import Build, Handle, RoleName, Storage, WorkerDied
-from harness.runtime.worker_client import ConnectedWorkers, RemoteRole
+from harness.runtime.runtime import Handle, RoleName, Storage, WorkerDied
+from harness.runtime.worker_client import ConnectedRuntime, RemoteRole
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.ray_host import QueueActor
 
@@ -185,23 +185,19 @@ class ClusterSettings:
     writes: Callable[[RoleName], bool] = lambda role: False
 
 
-class RayCluster:
+class RayCluster(ConnectedRuntime):
     """The cluster, by Ray. Use as a context manager: leaving it ends every process that it started."""
 
     def __init__(self, settings: ClusterSettings) -> None:
+        super().__init__(start_timeout_s=settings.start_timeout_s, call_timeout_s=settings.call_timeout_s, here=False)
         self.settings = settings
         self.host = ""  # known once it is entered
         self._proof = f".seen-{secrets.token_hex(8)}"
         self._bundles: list[tuple[int, ...]] = []
         self._here = ""  # this node, by Ray's name
         self._group: PlacementGroup | None = None
-        self._stack = ExitStack()
-        self._workers = ConnectedWorkers(
-            start_timeout_s=settings.start_timeout_s, call_timeout_s=settings.call_timeout_s, here=False
-        )
         self._processes = defaultdict[str, list[_RayProcess]](list)  # of each worker, the last one at work
         self._of_device: dict[int, Any] = {}  # the actor of a worker, by its first device
-        self._starts: dict[str, tuple[Sequence[int], Sequence[RoleName], Build]] = {}
 
     def __enter__(self) -> RayCluster:
         settings, placement = self.settings, self.settings.placement
@@ -232,9 +228,6 @@ class RayCluster:
             raise
         return self
 
-    def __exit__(self, *exception: object) -> None:
-        self._stack.close()
-
     def host_of(self, handle: Handle[Any]) -> str:
         """The host of a role, as `Runtime` says."""
         assert isinstance(handle, RemoteRole), "it is of this runtime"
@@ -245,8 +238,8 @@ class RayCluster:
         started = QueueActor.start(
             spec,
             None if storage is None else storage(),
-            timeout_s=self.settings.start_timeout_s,
-            call_timeout_s=self.settings.call_timeout_s or 60.0,
+            timeout_s=self.start_timeout_s,
+            call_timeout_s=self.call_timeout_s or 60.0,
             node=self._here,
             saves=None if saves is None else str(saves),
             run="" if self.settings.logs is None else run_in(self.settings.logs),
@@ -255,25 +248,9 @@ class RayCluster:
         self._queue = started
         return started.queue
 
-    def kill_queue(self) -> None:
-        """Kill the queue's process, whatever it is doing."""
-        self._queue.kill()
-
-    def start_worker(
-        self, name: str, devices: Sequence[int], roles: Mapping[RoleName, type], build: Build
-    ) -> list[RemoteRole[Any]]:
-        """Start a worker on its bundle, in which `build(names of the roles)` makes its roles; returns at once. devices:
-        those of which another worker was started before are that one's, and an engine here uses them too; roles: with
-        the class whose methods a handle has."""
-        self._starts[name] = devices, list(roles), build
-        return self._workers.add(name, *self._launch(name), roles)
-
-    async def start_again(self, handle: Handle[Any]) -> None:
-        """Start a role again, as `Runtime` says: on the same bundle, wherever that is."""
-        await self._workers.start_again(handle, self._launch)
-
     def _launch(self, name: str) -> tuple[_RayProcess, bytes]:
-        """Another actor of this worker, and the token for it."""
+        """On the bundle of its devices, wherever that is; devices of which another worker was started before are that
+        one's, and an engine here uses them too."""
         token = new_token()
         devices, roles, build = self._starts[name]
         output = results = None
@@ -290,14 +267,6 @@ class RayCluster:
         self._processes[name].append(process)
         return process, token
 
-    async def stop_clocks(self) -> float:
-        """Stop the clocks of all workers until they are started again; returns the latest of their times."""
-        return await self._workers.stop_clocks()
-
-    async def start_clocks(self, origin: float) -> None:
-        """Time 0 of every worker that lives, a reading of time.monotonic here."""
-        await self._workers.start_clocks(origin)
-
     def _start_actor(self, devices: Sequence[int], name: str, token: bytes, output: Output | None) -> Any:
         """One without a device is on this node, as the queue is."""
         options: dict[str, Any] = {"num_cpus": float(len(devices))}
@@ -312,7 +281,7 @@ class RayCluster:
         return actor.remote(name, token, self.settings.start_timeout_s, self.settings.silence_s, output)
 
     def _stop_workers(self) -> None:
-        self._workers.stopped()
+        self._stopped()
         processes = [process for of_worker in self._processes.values() for process in of_worker]
         for process in processes:
             process.actor.stop.remote()

@@ -8,8 +8,9 @@ from __future__ import annotations
 import asyncio
 import socket
 import time
-from collections.abc import Callable, Iterable, Mapping
-from contextlib import suppress
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import ExitStack, suppress
 from functools import wraps
 from typing import Any, Generic, Protocol, TypeVar
 
@@ -20,7 +21,8 @@ from harness.rpc.handshake import greet
 from harness.rpc.sockets import Address, Framed, connected
 from harness.rpc.stream import FramedStream, PendingCalls
 from harness.runtime import messages as m
-from harness.runtime.runtime import Handle, RoleName, WorkerDied, retrieved, role_name
+from harness.runtime.runtime import Build, Handle, RoleName, WorkerDied, retrieved, role_name
+from harness.transfer_queue.remote.process import HostedQueue
 
 R_co = TypeVar("R_co", covariant=True)
 
@@ -295,36 +297,52 @@ class _Proxy:
         return f"<{self._class.__name__} {self._name} in its worker>"
 
 
-class ConnectedWorkers:
-    """The workers of a runtime, by name, as the driver talks to them. start_timeout_s, call_timeout_s: the longest wait
-    for the roles of one to be made, and for an answer. here: all are on this host."""
+class ConnectedRuntime(ABC):
+    """The base of runtimes whose workers and queue are other processes. start_timeout_s, call_timeout_s: the longest
+    wait for the roles of a worker to be made, and for an answer. here: all are on this host."""
+
+    _queue: HostedQueue
 
     def __init__(self, *, start_timeout_s: float, call_timeout_s: float | None, here: bool) -> None:
         self.start_timeout_s, self.call_timeout_s, self.here = start_timeout_s, call_timeout_s, here
-        self.connections: dict[str, WorkerConnection] = {}
+        self._connections: dict[str, WorkerConnection] = {}
         self._handles: dict[str, list[RemoteRole[Any]]] = {}
+        self._starts: dict[str, tuple[Sequence[int], Sequence[RoleName], Build]] = {}
         self._origin: float | None = None  # of all clocks, once they were started
+        self._stack = ExitStack()
 
-    def add(
-        self, worker: str, process: WorkerProcess, token: bytes, roles: Mapping[RoleName, type]
+    @abstractmethod
+    def _launch(self, name: str) -> tuple[WorkerProcess, bytes]:
+        """Another process of this worker, as it is in `_starts`, and the token for it."""
+
+    def __exit__(self, *exception: object) -> None:
+        self._stack.close()
+
+    def kill_queue(self) -> None:
+        """Kill the queue's process, whatever it is doing."""
+        self._queue.kill()
+
+    def start_worker(
+        self, name: str, devices: Sequence[int], roles: Mapping[RoleName, type], build: Build
     ) -> list[RemoteRole[Any]]:
-        """Handles on its roles, each with the methods of this class."""
+        """Start a worker on these devices, in which `build(names of the roles)` makes its roles; returns at once.
+        roles: with the class whose methods a handle has."""
+        self._starts[name] = devices, list(roles), build
         named = {role_name(role): role_class for role, role_class in roles.items()}
-        connection = self._connection(worker, process, token, named)
-        made: list[RemoteRole[Any]] = [
-            RemoteRole(name, role_class, connection, self.call_timeout_s) for name, role_class in named.items()
+        connection = self._connection(name, named)
+        self._handles[name] = [
+            RemoteRole(role, role_class, connection, self.call_timeout_s) for role, role_class in named.items()
         ]
-        self._handles[worker] = made
-        return list(made)
+        return list(self._handles[name])
 
-    async def start_again(self, handle: Handle[Any], launch: Callable[[str], tuple[WorkerProcess, bytes]]) -> None:
-        """Start a worker again, as `harness.runtime.runtime.Runtime` says. launch: another process of the worker of
-        this name, and the token for it, which its handles are on from now on."""
+    async def start_again(self, handle: Handle[Any]) -> None:
+        """Start a role again, as `harness.runtime.runtime.Runtime` says: all handles of its worker are on the new one
+        from now on."""
         assert isinstance(handle, RemoteRole), "it is of this runtime"
         worker = handle.connection.worker
         await handle.connection.kill(self.call_timeout_s)
         handles = self._handles[worker]
-        connection = self._connection(worker, *launch(worker), [one.name for one in handles])
+        connection = self._connection(worker, [one.name for one in handles])
         for one in handles:
             one.connection = connection
         try:
@@ -335,29 +353,30 @@ class ConnectedWorkers:
         if self._origin is not None:
             await connection.start_clock(self._origin)
 
-    def _connection(self, worker: str, process: WorkerProcess, token: bytes, roles: Iterable[str]) -> WorkerConnection:
+    def _connection(self, worker: str, roles: Iterable[str]) -> WorkerConnection:
+        process, token = self._launch(worker)
         connection = WorkerConnection(
             worker, process, token, roles=roles, start_timeout_s=self.start_timeout_s, here=self.here
         )
-        self.connections[worker] = connection
+        self._connections[worker] = connection
         return connection
 
-    def stopped(self) -> None:
+    def _stopped(self) -> None:
         """Note that they are about to be stopped by this process: how one ended is asked of nobody from now on, least
         of all of an event loop that is itself at its end."""
-        for connection in self.connections.values():
+        for connection in self._connections.values():
             connection.ended = connection.ended or "it was stopped"
 
     async def stop_clocks(self) -> float:
         """Stop the clock of every worker that lives; returns the latest of their times."""
-        return max(await asyncio.gather(*(connection.stop_clock() for connection in self.connections.values())))
+        return max(await asyncio.gather(*(connection.stop_clock() for connection in self._connections.values())))
 
     async def start_clocks(self, origin: float) -> None:
         """Time 0 of every worker that lives, and of those that are started later: a reading of time.monotonic in this
         process."""
         self._origin = origin
         async with asyncio.TaskGroup() as tasks:
-            for connection in self.connections.values():
+            for connection in self._connections.values():
                 tasks.create_task(connection.start_clock(origin))
 
 

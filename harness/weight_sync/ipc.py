@@ -199,8 +199,11 @@ def slot_bytes(plan: TransferPlan) -> int:
 class _SlotEnd(BucketEnd):
     """The base of both ends: the slots (uint8 [slot_bytes] each), and how they switch between them."""
 
-    _slots: Sequence[torch.Tensor]
-    _device: torch.device
+    def __init__(
+        self, plan: TransferPlan, slots: Sequence[torch.Tensor], group: TransferGroup | Sources, device: torch.device
+    ) -> None:
+        super().__init__(plan, group)
+        self._slots, self._device = slots, device
 
     def _digests(self, turn: int, bucket: Bucket) -> torch.Tensor:
         start = _digests_at(self.plan)
@@ -223,12 +226,6 @@ class _SlotEnd(BucketEnd):
 class SlotSender(_SlotEnd, BucketSender):
     """Packs bucket after bucket; returns when the last one was read."""
 
-    def __init__(
-        self, plan: TransferPlan, slots: Sequence[torch.Tensor], group: TransferGroup, device: torch.device
-    ) -> None:
-        super().__init__(plan, group)
-        self._slots, self._device = slots, device
-
     def _fill(self, turn: int, bucket: Bucket, parameters: Mapping[str, torch.Tensor]) -> None:
         pack(bucket, parameters, self._slots[turn])
         if self.plan.checked:
@@ -241,12 +238,6 @@ class SlotSender(_SlotEnd, BucketSender):
 
 class SlotReceiver(_SlotEnd, BucketReceiver):
     """Reads bucket after bucket from where the sender put it."""
-
-    def __init__(
-        self, plan: TransferPlan, slots: Sequence[torch.Tensor], sources: Sources, device: torch.device
-    ) -> None:
-        super().__init__(plan, sources)
-        self._slots, self._device = slots, device
 
     def _next(self, number: int) -> tuple[torch.Tensor, torch.Tensor | None]:
         self._switch()

@@ -311,8 +311,10 @@ def _seconds(seconds: float) -> timedelta:
 class BucketEnd(ABC):
     """One end of a transport that moves bucket after bucket."""
 
-    plan: TransferPlan
     _group: TransferGroup | Sources
+
+    def __init__(self, plan: TransferPlan, group: TransferGroup | Sources) -> None:
+        self.plan, self._group = plan, group
 
     @abstractmethod
     def _finish(self) -> None:
@@ -327,7 +329,8 @@ class BucketSender(BucketEnd):
     and when its buffer is free again, is the transport's. number: of this sender, which is its training rank."""
 
     def __init__(self, plan: TransferPlan, group: TransferGroup, senders: int = 1, number: int = 0) -> None:
-        self.plan, self._group, self.number = plan, group, number
+        super().__init__(plan, group)
+        self.number = number
         self._owners = plan.owners(senders)
 
     async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
@@ -377,9 +380,6 @@ class BucketSender(BucketEnd):
 
 class BucketReceiver(BucketEnd):
     """Takes buckets in the order of the plan, each from the sender that has it. How one arrives is the transport's."""
-
-    def __init__(self, plan: TransferPlan, sources: Sources) -> None:
-        self.plan, self._group = plan, sources
 
     def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         """(name, full tensor) of every parameter; a tensor is valid until the next one is asked for.
