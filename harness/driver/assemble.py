@@ -36,7 +36,7 @@ from harness.driver.observer import Observer
 from harness.driver.pools import AlreadyDone, RolloutPool, StagePool, TrainerPool
 from harness.driver.prompts import PromptSource, RecordedDrops
 from harness.driver.published_weights import PublishedWeights
-from harness.driver.restarts import EngineRestarts, WorkerRestarts, lacks_samples
+from harness.driver.restarts import CarryOut, EngineRestarts, WorkerRestarts, lacks_samples, once
 from harness.rl.advantages import needs_whole_batch
 from harness.rl.filters import GIVEN, given_to_filter
 from harness.runtime.runtime import Build, Handle, RealClock, RoleName, collect_waits
@@ -48,7 +48,7 @@ from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.membership import Fleet
 from harness.workers.dataflow import RECORD, JobShape, Numbering, queue_spec
-from harness.workers.recording import Recorded, RecordingSettings, RecordRole, TrainedIteration
+from harness.workers.recording import RecordingSettings
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import AdvantageStage, columns_compared
 from harness.workers.training import RememberingRole
@@ -135,7 +135,9 @@ def assemble(run: RunSpec, backend: RunBackend, observer: Observer, recording: R
     coordinator, fleet = connect_weights(run, backend, queue, roles, observer)
     rollout = RolloutPool(fleet, observer, already=already)
     recorder = roles[RECORD][0]
-    prompts, refill = prompt_source(run, backend, queue, observer, partial(_kept, recorder, host))
+    prompts, refill = prompt_source(
+        run, backend, queue, observer, lambda task, groups: host(lambda: recorder.role.keep(task, groups))
+    )
     job = RunningJob(
         iterations=config.iterations,
         batch=config.algorithm.batch_groups,
@@ -149,7 +151,7 @@ def assemble(run: RunSpec, backend: RunBackend, observer: Observer, recording: R
             queue,
             observer,
             [rollout, *stages.values()],
-            partial(_recorded, recorder, host),
+            lambda trained: host(lambda: recorder.role.record(trained)),
             _evaluation(run, backend, fleet, roles, observer),
             already,
             _checkpoints(run, backend, queue, worlds, roles["advantages"][0], prompts),
@@ -213,17 +215,17 @@ def start_roles(run: RunSpec, backend: RunBackend, queue: TransferQueue, recordi
 
 
 def stage_pools(
-    run: RunSpec, roles: Roles, observer: Observer, already: AlreadyDone, host: WorkerRestarts | None
+    run: RunSpec, roles: Roles, observer: Observer, already: AlreadyDone, host: CarryOut
 ) -> dict[str, StagePool]:
     """The roles between rollout and training, and filter. What makes a batch where groups are refused works beside the
     schedule."""
     before = _BEFORE_KEPT if run.config.refills else ()
     pools = {
-        role: StagePool(role, roles[role], observer, already, host if role in HOST_ROLES else None)
+        role: StagePool(role, roles[role], observer, already, host if role in HOST_ROLES else once)
         for role in STAGES
         if role in roles
     }
-    return pools | {role: WholeRunPool(role, roles[role], observer, restarts=host) for role in before if role in roles}
+    return pools | {role: WholeRunPool(role, roles[role], observer, carry_out=host) for role in before if role in roles}
 
 
 def connect_weights(
@@ -295,26 +297,14 @@ def _filter_reads(run: RunSpec, backend: RunBackend) -> Sequence[str] | None:
 
 def _host_restarts(
     run: RunSpec, backend: RunBackend, queue: TransferQueue, roles: Roles, observer: Observer
-) -> WorkerRestarts | None:
-    """Restarts of the worker that has all roles of the host; None where one of them remembers something."""
+) -> CarryOut:
+    """The way of calls to the worker that has all roles of the host, which is started again where it dies; not where
+    one of them remembers something."""
     if run.config.algorithm.kl_target is not None:
-        return None
+        return once
     handles = [handle for role in (*HOST_ROLES, RECORD) for handle in roles.get(role, ())]
-    return WorkerRestarts(handles, run.restarts, backend.runtime, queue, backend.clock, observer.restarted)
-
-
-async def _recorded(
-    recorder: Handle[RecordRole], restarts: WorkerRestarts | None, trained: TrainedIteration
-) -> Recorded:
-    if restarts is None:
-        return await recorder.role.record(trained)
-    return await restarts.carried_out(lambda: recorder.role.record(trained))
-
-
-async def _kept(recorder: Handle[RecordRole], restarts: WorkerRestarts | None, task: str, groups: list[int]) -> None:
-    if restarts is None:
-        return await recorder.role.keep(task, groups)
-    await restarts.carried_out(lambda: recorder.role.keep(task, groups))
+    restarts = WorkerRestarts(handles, run.restarts, backend.runtime, queue, backend.clock, observer.restarted)
+    return restarts.carried_out
 
 
 def _engines_are_alone(placement: Placement) -> bool:

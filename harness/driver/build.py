@@ -30,14 +30,7 @@ from harness.workers.dealing import DealtQueue, DealtReader, WorldScatter
 from harness.workers.engine_devices import FirstDevice, OtherDevice
 from harness.workers.episodes import Episodes
 from harness.workers.held_engine import HeldEngine
-from harness.workers.readers import (
-    CompletionReader,
-    FifoReader,
-    MicroBatchReader,
-    RankQueue,
-    TensorParallelReader,
-    tensor_parallel_group,
-)
+from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader, RankQueue, tensor_parallel_group
 from harness.workers.recording import RecordingSettings, RecordRole
 from harness.workers.replaying import RecordedReader
 from harness.workers.reward_scorers import reward_scorer
@@ -263,10 +256,7 @@ def _scoring(role: str, number: int, spec: WorkerSpec, beside: ColocatedTrainer)
             together=tensor_parallel,
         )
     else:
-        group = (
-            tensor_parallel_group(tensor_parallel, spec.config.cluster.wait_timeout_s) if tensor_parallel > 1 else None
-        )
-        queue = RankQueue(spec.queue, rank=number // tensor_parallel, group=group)
+        queue = _rank_queue(number, spec)
     return stage | {"turns": beside.turns, "queue": queue, "ahead": spec.order == "fifo"}
 
 
@@ -303,7 +293,6 @@ def _critic(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> CriticRo
         if device is NO_TURNS:
             device = DeviceTurns(f"the device of critic[{number}]", limit_s=spec.turn_timeout_s)
         turns = engines.world_turns("critic", number, device, spec.queue, spec.turn_timeout_s)
-    group = tensor_parallel_group(tensor_parallel, spec.config.cluster.wait_timeout_s) if tensor_parallel > 1 else None
     rows, steps = spec.micro_batch("critic"), algorithm.steps_per_version
     updates = Updates(
         rows=algorithm.batch_samples // engines.critic_ranks // algorithm.mini_batches,
@@ -320,7 +309,7 @@ def _critic(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> CriticRo
         name=str(number),
         rows=rows,
         minimum=rows,
-        queue=RankQueue(spec.queue, rank=number // tensor_parallel, group=group),
+        queue=_rank_queue(number, spec),
         clock=spec.clock,
         turns=turns,
         ahead=True,
@@ -342,16 +331,16 @@ def _updates(engine: Any, spec: WorkerSpec) -> Updates:
 
 
 def _in_order(role: str, task: str, number: int, spec: WorkerSpec) -> MicroBatchReader:
-    """The reader of what a role trains on, by its task of the queue. Of ranks that share layers the first reads, for
-    all of them."""
-    tensor_parallel = spec.engines.ranks_together
-    reader = FifoReader(spec.queue, rank=number // tensor_parallel, rows=spec.micro_batch(role), task=task)
-    if tensor_parallel == 1:
-        return reader
-    return TensorParallelReader(
-        reader if number % tensor_parallel == 0 else None,
-        tensor_parallel_group(tensor_parallel, spec.config.cluster.wait_timeout_s),
-    )
+    """The reader of what a role trains on, by its task of the queue."""
+    rank, rows = number // spec.engines.ranks_together, spec.micro_batch(role)
+    return FifoReader(_rank_queue(number, spec), rank=rank, rows=rows, task=task)
+
+
+def _rank_queue(number: int, spec: WorkerSpec) -> RankQueue:
+    """The queue as a rank of a training world sees it. Of ranks that share layers the first reads, for all of them."""
+    together, timeout_s = spec.engines.ranks_together, spec.config.cluster.wait_timeout_s
+    group = tensor_parallel_group(together, timeout_s) if together > 1 else None
+    return RankQueue(spec.queue, rank=number // together, group=group)
 
 
 def _as_completed(number: int, spec: WorkerSpec) -> MicroBatchReader:

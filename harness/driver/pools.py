@@ -11,7 +11,7 @@ import numpy as np
 
 from harness.driver.endings import NothingScored
 from harness.driver.observer import Observer
-from harness.driver.restarts import WorkerRestarts
+from harness.driver.restarts import CarryOut, once
 from harness.protocols import Span
 from harness.runtime.runtime import Handle, ask_all, death_in
 from harness.weight_sync.membership import Fleet
@@ -88,12 +88,12 @@ class StagePool(Pool[StageRole]):
         workers: Sequence[Handle[StageRole]],
         observer: Observer,
         already: AlreadyDone | None = None,
-        restarts: WorkerRestarts | None = None,
+        carry_out: CarryOut = once,
     ) -> None:
-        """restarts: of the one worker that has this role, where it can be started again."""
+        """carry_out: calls of its workers."""
         super().__init__(name, workers, observer)
         self._already = already or AlreadyDone()
-        self._restarts = restarts
+        self._carry_out = carry_out
 
     async def process(self, iteration: int) -> None:
         if iteration < self._already.done:
@@ -108,11 +108,7 @@ class StagePool(Pool[StageRole]):
         self.observer.doing(self.name, "done")
 
     async def _ask_workers(self, ask: Ask[StageRole]) -> None:
-        if self._restarts is None:
-            return await super()._ask_workers(ask)
-        (worker,) = self.workers
-        spans = await self._restarts.carried_out(lambda: ask(worker.role))
-        self.observer.spans(spans or ())
+        await super()._ask_workers(lambda role: self._carry_out(lambda: ask(role)))
 
 
 class RolloutPool(Pool[RolloutRole]):

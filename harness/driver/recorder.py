@@ -8,7 +8,7 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 
@@ -113,7 +113,8 @@ class Recorder:
         self.events += 1
         self.ledger.dropped(rows, reason)
         known = dict(zip(rows, rewards, strict=False)) if self.recording.decoder.has_tokens else {}
-        self._since.untrained += [self._without_training(row, _FATE_OF[reason], known.get(row)) for row in rows]
+        fate = cast("Fate", f"dropped_{reason}")
+        self._since.untrained += [self._without_training(row, fate, known.get(row)) for row in rows]
         for row in rows:
             del self._admitted[row]
         self._since.given_up[reason] += len(rows)
@@ -311,16 +312,6 @@ class Recorder:
         admitted = self._admitted[row]
         tokens = self.recording.decoder.prompt_tokens(admitted.prompt_tokens)
         return Untrained(row, fate, admitted.group_id, admitted.at, tokens, reward)
-
-
-_FATE_OF: dict[DropReason, Fate] = {
-    "stale": "dropped_stale",
-    "filtered": "dropped_filtered",
-    "baseline": "dropped_baseline",
-    "straggler": "dropped_straggler",
-    "failed": "dropped_failed",
-    "spare": "dropped_spare",
-}
 
 
 def _rank_metrics(reports: Sequence[TrainReport]) -> dict[str, float]:

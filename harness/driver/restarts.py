@@ -10,7 +10,7 @@ import asyncio
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Sequence
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 from harness.metrics.schemas import Restart
 from harness.protocols import Clock
@@ -51,6 +51,18 @@ class Restarts:
 
 def _together(roles: Iterable[str]) -> str:
     return ", ".join(sorted(roles))
+
+
+class CarryOut(Protocol):
+    """A way to have calls of one worker carried out."""
+
+    async def __call__(self, call: Callable[[], Awaitable[Answer]]) -> Answer:
+        """The answer of a call."""
+
+
+async def once(call: Callable[[], Awaitable[Answer]]) -> Answer:
+    """The answer of a call to a worker that cannot be started again."""
+    return await call()
 
 
 class WorkerRestarts:

@@ -156,7 +156,7 @@ def _attempt(
         task = make_task(config) if plan.backend == "real" else None
         if earlier.trained:
             manifest = load_manifest(folder.path)
-            mirror = stack.enter_context(_mirror(folder, results, identity, config, manifest, console))
+            mirror = stack.enter_context(Mirror(folder, results, identity, plain(config), manifest, console))
             folder.merge_parts(_texts(config, task))
             _write_end(folder, mirror)
             return folder.path
@@ -184,7 +184,7 @@ def _attempt(
         session.recorder.write_into(folder)
         if loss is not None and earlier.checkpoint is not None:
             session.recorder.listeners.append(_WentBack(session, loss, earlier.checkpoint.version))
-        open_mirror = partial(_mirror, folder, results, identity, config, manifest, console)
+        open_mirror = partial(Mirror, folder, results, identity, plain(config), manifest, console)
         mirror = _start(stack, runner, session, open_mirror, console)
         session.recorder.listeners.append(mirror)
         with ProgressDisplay(console, _title(identity, config), config.iterations) as display:
@@ -286,17 +286,6 @@ def _start(
         run_in(runner, session.connect(say))
         say("waiting for MLflow")
         return stack.enter_context(mirror.result())
-
-
-def _mirror(
-    folder: RunDirectory,
-    results: Path,
-    identity: RunIdentity,
-    config: JobConfig,
-    manifest: dict[str, Any],
-    console: Console,
-) -> Mirror:
-    return Mirror(folder, results, identity, plain(config), manifest, console)
 
 
 async def _save_models(

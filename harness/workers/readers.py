@@ -4,7 +4,7 @@ and of ranks that share layers once."""
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol
@@ -35,7 +35,7 @@ class FifoReader:
     """Reads as admitted: partition `train_<i>` in group order, split between the ranks in micro-batches of `rows`
     samples. task: of the queue, whose rows these are."""
 
-    def __init__(self, queue: TransferQueue, *, rank: int, rows: int, task: str = "actor") -> None:
+    def __init__(self, queue: TransferQueue | RankQueue, *, rank: int, rows: int, task: str = "actor") -> None:
         self.queue, self.rank, self.rows, self.task = queue, rank, rows, task
 
     async def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
@@ -81,27 +81,10 @@ class CompletionReader:
             yield batch
 
 
-class TensorParallelReader:
-    """Reads for ranks that share layers, and so train on the same micro-batches: the first one of `group` has a
-    `reader` and broadcasts what it reads; the others have None."""
-
-    def __init__(self, reader: MicroBatchReader | None, group: dist.ProcessGroup) -> None:
-        self._reader, self._group = reader, group
-
-    async def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
-        """The others wait for the first rank as long as it lives."""
-        own = None if self._reader is None else self._reader.read(iteration, first)
-        while True:
-            batch = await _shared(None if own is None else anext(own, None), self._group)
-            if batch is None:
-                return
-            yield batch
-
-
 class RankQueue:
-    """The queue as a stage sees it that shares the training world: `rank` is its data-parallel rank, and it gets that
-    rank's share of each micro-batch. Shares of one micro-batch are the k-th of every rank, whatever comes when, if all
-    ranks make the same calls.
+    """The queue as a rank of a training world sees it, or a stage that shares one: `rank` is its data-parallel rank,
+    and it gets that rank's share of each micro-batch. Shares of one micro-batch are the k-th of every rank, whatever
+    comes when, if all ranks make the same calls.
 
     group: of the ranks that share layers, where there are several: the first one reads and writes for all of them.
     """
@@ -112,11 +95,10 @@ class RankQueue:
 
     async def get_batch(self, request: GetRequest) -> Batch | None:
         """Take rows; the other ranks wait for the first one as long as it lives."""
-        batch = self._queue.get_batch(replace(request, rank=self._rank)) if self._first else None
+        shared = [await self._queue.get_batch(replace(request, rank=self._rank)) if self._first else None]
         if self._group is not None:
-            return await _shared(batch, self._group)
-        assert batch is not None, "a rank by itself is the first"
-        return await batch
+            await asyncio.to_thread(dist.broadcast_object_list, shared, group=self._group, group_src=0)
+        return shared[0]
 
     @with_get_options
     async def get(self, request: GetRequest) -> Batch | None:
@@ -127,13 +109,6 @@ class RankQueue:
         """Write; of ranks that share layers, which computed the same, the first one does it."""
         if self._first:
             await self._queue.put(partition, rows, columns)
-
-
-async def _shared(batch: Awaitable[Batch | None] | None, group: dist.ProcessGroup) -> Batch | None:
-    """The batch that the first rank of `group` waits for, on every rank; the others give None."""
-    shared = [None if batch is None else await batch]
-    await asyncio.to_thread(dist.broadcast_object_list, shared, group=group, group_src=0)
-    return shared[0]
 
 
 def host_groups(blocks: Sequence[Sequence[int]], timeout_s: float) -> list[dist.ProcessGroup]:

@@ -1,7 +1,7 @@
 """FSDP2 x tensor parallelism: four processes, two that share layers in each of two that share the data."""
 
 import asyncio
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,7 @@ from torch.distributed import TCPStore
 from harness.config import ModelConfig, TrainingConfig
 from harness.transfer_queue import GetRequest
 from harness.weight_sync.plan import pack, plan_transfer, unpack
-from harness.workers.readers import Deadlines, RankQueue, TensorParallelReader, tensor_parallel_group
+from harness.workers.readers import FifoReader, RankQueue, tensor_parallel_group
 from tests.support.fsdp_samples import (
     FREE,
     SAMPLES,
@@ -65,28 +65,6 @@ def received(parameters: Any) -> Tensors:
     return found
 
 
-class Numbers:
-    """A `MicroBatchReader` of one rank, with numbers for batches."""
-
-    def __init__(self, first: int) -> None:
-        self._numbers = [first, first + 1]
-
-    async def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Any]:
-        for number in self._numbers:
-            yield number
-
-
-def read_together(rank: int) -> list[int | None]:
-    """What a rank is given where the queue hands 0 and 1 to the first pair, and 10 and 11 to the second."""
-    reader = Numbers(10 * (rank // TENSOR)) if rank % TENSOR == 0 else None
-    batches = TensorParallelReader(reader, tensor_parallel_group(TENSOR, 60.0)).read(0, ())
-
-    async def read() -> list[Any]:
-        return [await anext(batches, None) for _ in range(3)]
-
-    return asyncio.run(read())
-
-
 class NumberQueue:
     """Gives each data-parallel rank numbers for batches, and keeps what is written."""
 
@@ -99,6 +77,17 @@ class NumberQueue:
 
     async def put(self, partition: str, rows: Any, columns: Any) -> None:
         self.written += rows
+
+
+def read_together(rank: int) -> list[int | None]:
+    """What a rank is given where the queue hands 1 and 2 to the first pair, and 11 and 12 to the second."""
+    queue = RankQueue(NumberQueue(), rank=rank // TENSOR, group=tensor_parallel_group(TENSOR, 60.0))
+    batches = FifoReader(queue, rank=rank // TENSOR, rows=2).read(0, ())
+
+    async def read() -> list[Any]:
+        return [await anext(batches, None) for _ in range(3)]
+
+    return asyncio.run(read())
 
 
 def score_together(rank: int) -> list[tuple[int, int]]:
@@ -189,7 +178,7 @@ def test_buckets_gather_whole_tensors_on_every_rank(run: Run) -> None:
 
 
 def test_ranks_that_share_layers_read_the_same_micro_batches(run: Run) -> None:
-    assert [told.read for told in run.ranks] == [[0, 1, None]] * TENSOR + [[10, 11, None]] * TENSOR
+    assert [told.read for told in run.ranks] == [[1, 2, None]] * TENSOR + [[11, 12, None]] * TENSOR
 
 
 def test_of_ranks_that_share_layers_the_first_reads_and_writes_what_all_have_scored(run: Run) -> None:
