@@ -3,6 +3,7 @@ asks for is looked up."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import re
 from collections import Counter
@@ -41,6 +42,12 @@ def read_bytes(path: Path, most: int) -> bytes:
     if len(data) > most:
         raise ValueError(f"it has more than {most:,} bytes, which none of its kind has")
     return data
+
+
+def sha256_of(path: Path) -> str:
+    """The SHA-256 of a file, in hexadecimal."""
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def read_json(path: Path, most: int) -> Any:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config.fields import ConfigError
+from harness.config.files import sha256_of
 from harness.config.job import JobConfig
 from harness.config.model_folder import HUB, SMALL_FILES, local_folder
 
@@ -101,9 +102,9 @@ def _model(setting: str, source: str, *, weights: bool) -> Input:
 def _digest(path: Path, changed_ns: int, size: int, *, whole: bool) -> str:
     """SHA-256 of a file, or of its size and of parts of it: enough for weights, as training changes them everywhere,
     and 4 MiB of a shard instead of gigabytes. Times of change are no part of it, so that a copy is the same."""
+    if whole:
+        return sha256_of(path)
     with path.open("rb") as file:
-        if whole:
-            return hashlib.file_digest(file, "sha256").hexdigest()
         digest = hashlib.sha256(str(size).encode())
         for part in range(_PARTS):
             file.seek(part * (size - _PART) // (_PARTS - 1))

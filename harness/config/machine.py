@@ -31,6 +31,10 @@ class Machine:
     host_bytes: float = math.inf
 
 
+NO_MACHINE = Machine(cores=0, gpus=0, gpu_bytes=0)
+"""For a simulated job, which asks nothing of it."""
+
+
 def installed(package: str) -> str | None:
     """The version of a distribution that is installed here; None where it is not."""
     try:

@@ -26,6 +26,7 @@ from typing import Any, Literal
 
 import msgspec
 
+from harness.config.files import sha256_of
 from harness.metrics.ledger import DropReason, LedgerState
 from harness.metrics.run_files import GROWING
 from harness.tasks.buffer import DealerState
@@ -286,9 +287,7 @@ def _paths(folder: Path) -> Iterator[str]:
 
 
 def _facts(path: Path) -> tuple[int, str]:
-    with path.open("rb") as file:
-        digest = hashlib.file_digest(file, "sha256").hexdigest()
-    return path.stat().st_size, digest
+    return path.stat().st_size, sha256_of(path)
 
 
 def _digest(path: Path, size: int) -> str:

@@ -13,7 +13,7 @@ from typing import Any
 from harness.checks.job import plan_job
 from harness.config import JobConfig, RooflineConfig
 from harness.config.compose import EXPERIMENTS, make_schedule, read_settings
-from harness.config.machine import Machine, gpu_kind
+from harness.config.machine import NO_MACHINE, gpu_kind
 from harness.config.placement import Placement, host_roles
 from harness.driver.assemble import Assembly, assemble
 from harness.driver.backends import RunBackend, RunSpec, clock_of, event_loop, open_backend
@@ -346,7 +346,7 @@ def simulate(config: JobConfig, seed: int, started: Callable[[Session], None] = 
     """
     config = replace(config, backend="virtual")
     schedule = make_schedule(config)
-    plan = plan_job(config, schedule, _NO_MACHINE)
+    plan = plan_job(config, schedule, NO_MACHINE)
     with ExitStack() as stack:
         runner = stack.enter_context(event_loop(plan))
         run = RunSpec(config, schedule, plan, config.model, seed, restarts=Restarts(config.restarts.limit))
@@ -356,6 +356,3 @@ def simulate(config: JobConfig, seed: int, started: Callable[[Session], None] = 
         started(session)
         run_in(runner, session.measure())
     return session.recorder
-
-
-_NO_MACHINE = Machine(cores=0, gpus=0, gpu_bytes=0)  # nothing is asked of it

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath
@@ -10,7 +9,7 @@ from typing import Annotated
 
 import msgspec
 
-from harness.config.files import MIB, read_text
+from harness.config.files import MIB, read_text, sha256_of
 from harness.metrics.atomic_files import write_text
 from harness.metrics.schemas import reading
 
@@ -41,7 +40,7 @@ class DoneFile(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 def write_done(folder: Path) -> None:
     """Write that all files are there as they stay: those of the folder, and of its models."""
     files = {
-        path.relative_to(folder).as_posix(): Written(path.stat().st_size, _sha256(path))
+        path.relative_to(folder).as_posix(): Written(path.stat().st_size, sha256_of(path))
         for path in sorted(_files_of(folder))
     }
     now = datetime.now(UTC).replace(microsecond=0)
@@ -87,7 +86,7 @@ def check_files(folder: Path) -> None:
         path = folder / name
         _check_size(path, written)
         with reading(path):
-            if "/" not in name and (found := _sha256(path)) != written.sha256:
+            if "/" not in name and (found := sha256_of(path)) != written.sha256:
                 raise ValueError(f"its SHA-256 is {found[:12]}, and was {written.sha256[:12]} when the run was done")
 
 
@@ -98,8 +97,3 @@ def _check_size(path: Path, written: Written) -> None:
             raise ValueError("it is no file of its own")
         if size != written.bytes:
             raise ValueError(f"it has {size:,} bytes, and had {written.bytes:,} when the run was done")
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import math
 import shutil
@@ -17,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from harness.config import JobConfig
-from harness.config.files import read_json, read_text, read_yaml, yaml_text
+from harness.config.files import read_json, read_text, read_yaml, sha256_of, yaml_text
 from harness.config.inputs import digests, inputs_of, refuse_changed
 from harness.config.job import in_words_of_now
 from harness.metrics.arrivals import ARRIVALS
@@ -189,7 +188,7 @@ class RunDirectory:
         """SHA-256 of the same files."""
         digests = {name: file.digest for name, file in self._growing().items()}
         if (self.path / EVALUATIONS).exists():
-            digests[EVALUATIONS] = hashlib.sha256((self.path / EVALUATIONS).read_bytes()).hexdigest()
+            digests[EVALUATIONS] = sha256_of(self.path / EVALUATIONS)
         return digests
 
     def _growing(self) -> dict[str, GrowingFile]:

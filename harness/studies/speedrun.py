@@ -26,6 +26,7 @@ from harness.comparison.runs import Run
 from harness.comparison.statistics import Interval, mean_interval
 from harness.config import STRICT, ConfigError, first_line
 from harness.config.compose import EXPERIMENTS, read_settings
+from harness.config.files import sha256_of
 from harness.config.job import flatten, in_words_of_now
 from harness.metrics.atomic_files import write_text
 from harness.metrics.formatting import markdown_table, number, percent
@@ -158,7 +159,7 @@ def _recorded(track: Track, run: Run) -> RecordedRun:
         sampled=reached["sampled"],
         started_at=run.manifest["started_at"],
         others=run.manifest["load"]["others"],
-        files={name: _digest(run.path / name) for name in _DIGESTED},
+        files={name: sha256_of(run.path / name) for name in _DIGESTED},
     )
 
 
@@ -203,7 +204,7 @@ def check_record(folder: Path, track: Track) -> Record:
     for run in record.runs:
         files = folder / f"seed={run.seed}"
         for name in KEPT:
-            if not (files / name).is_file() or _digest(files / name) != run.files[name]:
+            if not (files / name).is_file() or sha256_of(files / name) != run.files[name]:
                 raise ConfigError(f"{files / name} is not what the record was made of")
         config, reached = config_as_written(files), first_at(track.target, load_evaluations(files))
         track.refuse_changed(config)
@@ -281,11 +282,6 @@ def _ssh_keygen(action: str, *arguments: str, stdin: Any = subprocess.DEVNULL) -
     if done.returncode:
         raise ConfigError(f"ssh-keygen -Y {action}: {(done.stderr or done.stdout).strip().splitlines()[0]}")
     return done.stdout
-
-
-def _digest(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def log_lines(
@@ -410,10 +406,8 @@ def track_of(path: Path) -> Track:
         raise ConfigError(f"{path}: {first_line(error)}") from error
     if not flatten(read.job).get("eval.k"):
         raise ConfigError(f"{path}: eval.k must be at least 1: the target is of samples")
-    digest = hashlib.sha256(path.read_bytes()).hexdigest()
-    return Track(
-        path.stem, digest, read.target, read.seeds, tuple(read.settings), tuple(read.free), in_words_of_now(read.job)
-    )
+    settings, free = tuple(read.settings), tuple(read.free)
+    return Track(path.stem, sha256_of(path), read.target, read.seeds, settings, free, in_words_of_now(read.job))
 
 
 FOLDER, PAGE = "records", "records.md"

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from harness.checks.job import plan_job
 from harness.config import JobConfig
 from harness.config.compose import compose_job, make_schedule
-from harness.config.machine import Machine
+from harness.config.machine import NO_MACHINE
 from harness.config.registries import SCHEDULES
 from harness.driver.backends import RunSpec, clock_of, event_loop
 from harness.driver.session import Session, simulate
@@ -73,7 +73,7 @@ def iteration_s(timeline: Timeline) -> float:
 def paced(config: JobConfig, seed: int) -> Timeline:
     """Run the job in processes of its own, and leave no file."""
     schedule = make_schedule(config)
-    plan = plan_job(config, schedule, Machine(cores=0, gpus=0, gpu_bytes=0))
+    plan = plan_job(config, schedule, NO_MACHINE)
     with ExitStack() as stack:
         runner = stack.enter_context(event_loop(plan))
         session = Session(RunSpec(config, schedule, plan, config.model, seed), clock_of(plan, runner.get_loop()))

@@ -10,14 +10,14 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from harness.acceptance.chaos.jobs import OBSERVATIONS, base, with_options, without_limit
+from harness.acceptance.chaos.jobs import OBSERVATIONS, base, with_options
 from harness.config import JobConfig, LatencyConfig, LengthsConfig, ScheduleConfig
 from harness.config.compose import make_schedule
 from schedules.half_step import HalfStep
 from schedules.protocol import PauseMode
 from tests.support.examples import examples
 from tests.support.invariants import check_run, most_loading_at_once
-from tests.support.random_jobs import jobs, play
+from tests.support.random_jobs import jobs, play, without_limit
 
 checked = settings(max_examples=examples(25), suppress_health_check=list(HealthCheck))
 

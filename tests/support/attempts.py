@@ -12,7 +12,7 @@ from rich.console import Console
 from harness.checks.job import plan_job
 from harness.config import JobConfig
 from harness.config.compose import make_schedule, plain
-from harness.config.machine import Machine
+from harness.config.machine import NO_MACHINE
 from harness.driver.backends import RunSpec, clock_of, event_loop
 from harness.driver.checkpoint_files import CHECKPOINTS
 from harness.driver.earlier import EarlierAttempt
@@ -52,7 +52,7 @@ def attempt(
     attempts before left, or begins with what another run did. began: the version that it begins with is added.
     leave_at: from this time on it is asked to. replay: of another run."""
     schedule = make_schedule(config)
-    plan = plan_job(config, schedule, Machine(cores=0, gpus=0, gpu_bytes=0))
+    plan = plan_job(config, schedule, NO_MACHINE)
     earlier = EarlierAttempt(Console(quiet=True), ignored=False, begin_with=begin_with)
     with RunDirectory(results, "e", "c", 0, earlier) as folder, ExitStack() as stack:
         began.append(0 if earlier.checkpoint is None else earlier.checkpoint.version)

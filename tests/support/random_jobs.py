@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from hypothesis import strategies as st
@@ -23,6 +23,16 @@ class Run:
     most_rows: int
     metrics: list[dict[str, float]]
     """Of each iteration."""
+
+
+def without_limit(config: JobConfig) -> JobConfig:
+    """The job without a limit on samples: none is cut, which would depend on time, and none for that dropped."""
+    over_sampling = config.algorithm.over_sampling if config.algorithm.filters else 1.0
+    return replace(
+        config,
+        engine=replace(config.engine, on_straggler="wait", sample_limit_s=None),
+        algorithm=replace(config.algorithm, over_sampling=over_sampling),
+    )
 
 
 def play(config: JobConfig, seed: int = 0) -> Run:

@@ -57,16 +57,6 @@ def base(schedule: str) -> JobConfig:
     return compose_job([f"schedule={schedule}", "backend=virtual", "warmup_iterations=0", "algorithm.reference=true"])
 
 
-def without_limit(config: JobConfig) -> JobConfig:
-    """The job without a limit on samples: none is cut, which would depend on time, and none for that dropped."""
-    over_sampling = config.algorithm.over_sampling if config.algorithm.filters else 1.0
-    return replace(
-        config,
-        engine=replace(config.engine, on_straggler="wait", sample_limit_s=None),
-        algorithm=replace(config.algorithm, over_sampling=over_sampling),
-    )
-
-
 def with_options(config: JobConfig, options: dict[str, Any]) -> JobConfig:
     """The same job with other options of its schedule."""
     return replace(config, schedule=replace(config.schedule, options=options))

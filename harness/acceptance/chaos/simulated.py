@@ -40,7 +40,7 @@ from harness.acceptance.chaos.processes import DRIVER, FaultyRuntime, Process
 from harness.checks.job import plan_job
 from harness.config import CheckpointConfig, CostConfig, JobConfig, RestartsConfig
 from harness.config.compose import make_schedule, plain
-from harness.config.machine import Machine
+from harness.config.machine import NO_MACHINE
 from harness.config.registries import SCHEDULES
 from harness.driver.assemble import assemble
 from harness.driver.backends import RunSpec, clock_of, open_backend
@@ -58,7 +58,6 @@ from harness.runtime.runtime import parts_of
 from harness.runtime.virtual_runtime import Deadlock, VirtualLoop
 from harness.weight_sync.membership import MembershipConflict
 
-_NO_MACHINE = Machine(cores=0, gpus=0, gpu_bytes=0)
 _IN_MEMORY = Path("/dev/shm")
 _OF_SEVERAL_TURNS = 0.3  # of the jobs that would have some: their events take most of the time
 _CUT = "cut"
@@ -169,7 +168,7 @@ class _Attempt:
 
     def _run(self) -> None:
         config, schedule = self.config, make_schedule(self.config)
-        plan = plan_job(config, schedule, _NO_MACHINE)
+        plan = plan_job(config, schedule, NO_MACHINE)
         earlier = EarlierAttempt(Console(file=self.output, width=10_000), ignored=False)
         with RunDirectory(self.results, "e", "c", 0, earlier) as folder, ExitStack() as stack:
             self.began = 0 if earlier.checkpoint is None else earlier.checkpoint.version

@@ -13,7 +13,7 @@ from harness.checks.job import plan_job
 from harness.checks.layout import device_roles
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import compose_job, make_schedule
-from harness.config.machine import Machine
+from harness.config.machine import NO_MACHINE
 from harness.config.placement import (
     Communicator,
     Placement,
@@ -23,8 +23,6 @@ from harness.config.placement import (
     sending_ranks,
 )
 from harness.config.registries import SCHEDULES, find
-
-NO_MACHINE = Machine(cores=0, gpus=0, gpu_bytes=0)
 
 
 def of(

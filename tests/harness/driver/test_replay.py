@@ -13,13 +13,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.acceptance.chaos.jobs import without_limit
 from harness.checks.earlier_run import why_not_replayed
 from harness.checks.job import plan_job
 from harness.comparison.promises import read_finished
 from harness.config import ConfigError, CostConfig, JobConfig
 from harness.config.compose import compose_job, make_schedule
-from harness.config.machine import Machine
+from harness.config.machine import NO_MACHINE
 from harness.driver.replay import Replay
 from harness.metrics.arrivals import ARRIVALS, DamagedArrivals, read_arrivals
 from harness.metrics.run_files import load_ledger, load_metrics, load_samples
@@ -27,9 +26,8 @@ from harness.runtime.runtime import parts_of
 from tests.support.attempts import attempt
 from tests.support.examples import examples
 from tests.support.invariants import check_run
-from tests.support.random_jobs import jobs
+from tests.support.random_jobs import jobs, without_limit
 
-NOTHING = Machine(cores=0, gpus=0, gpu_bytes=0)
 DECIDED = ["sample_id", "engine", "fate", "trained_iteration", "version_first", "version_last", "lag_worst", "lag_mean"]
 
 
@@ -53,7 +51,7 @@ def recorded(config: JobConfig, results: Path) -> tuple[Path, Replay]:
     """A run of this job, to its end: the rest of one that attempts before left there."""
     run = attempt(config, results, None, [])
     assert run is not None
-    placement = plan_job(config, make_schedule(config), NOTHING).placement
+    placement = plan_job(config, make_schedule(config), NO_MACHINE).placement
     return run.path, Replay.read(run.path, config, 0, placement)
 
 
@@ -159,7 +157,7 @@ def test_a_record_of_another_seed_is_refused_at_once_and_one_of_other_lengths_at
 ) -> None:
     config = fixed()
     there, replay = recorded(config, tmp_path / "there")
-    placement = plan_job(config, make_schedule(config), NOTHING).placement
+    placement = plan_job(config, make_schedule(config), NO_MACHINE).placement
     with pytest.raises(ConfigError, match="seed=0.*and this run is.*seed=1"):
         Replay.read(there, config, 1, placement)
     longer = replace(config.cost, lengths=replace(config.cost.lengths, values=(7, 8)))

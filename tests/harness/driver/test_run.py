@@ -13,7 +13,7 @@ from rich.console import Console
 from harness.checks.job import plan_job
 from harness.config import ConfigError
 from harness.config.compose import compose_job, make_schedule
-from harness.config.machine import Machine
+from harness.config.machine import NO_MACHINE
 from harness.driver import run
 from harness.driver.checkpointing import Left
 from harness.driver.recorder import Recorder
@@ -41,7 +41,7 @@ def test_a_run_goes_on_with_the_files_that_it_began_with_and_no_others(
     lengths.write_text("10\n20\n")
     trace = ("cost.lengths.kind=trace", f"cost.lengths.path={lengths}")
     config = compose_job(["backend=virtual", "cost=tiny_cpu", *trace, "iterations=4", "checkpoint.every=2"])
-    plan = plan_job(config, make_schedule(config), Machine(cores=0, gpus=0, gpu_bytes=0))
+    plan = plan_job(config, make_schedule(config), NO_MACHINE)
     monkeypatch.setattr(run, "Mirror", MagicMock())
 
     def attempt() -> Path:
@@ -74,7 +74,7 @@ def test_a_run_that_was_trained_is_not_trained_again_wherever_its_end_was_cut_of
     where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     config = compose_job(["backend=virtual", "cost=tiny_cpu", "iterations=3"])
-    plan = plan_job(config, make_schedule(config), Machine(cores=0, gpus=0, gpu_bytes=0))
+    plan = plan_job(config, make_schedule(config), NO_MACHINE)
     monkeypatch.setattr(run, "Mirror", MagicMock())
     monkeypatch.setattr("harness.report.plots.draw_run", lambda folder: (folder / "idle.png").touch())
 

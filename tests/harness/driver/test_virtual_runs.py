@@ -16,7 +16,7 @@ from harness.cli import main as cli
 from harness.comparison.promises import FinishedRun, read_finished
 from harness.config import CostConfig, JobConfig, LengthsConfig
 from harness.config.compose import compose_job, make_schedule
-from harness.config.machine import Machine
+from harness.config.machine import NO_MACHINE
 from harness.config.registries import SCHEDULES
 from harness.driver.backends import RunBackend, RunSpec, open_backend
 from harness.driver.recorder import Recorder
@@ -179,7 +179,7 @@ def test_on_a_clock_that_passes_by_itself_the_same_is_a_stall(monkeypatch: pytes
 
     monkeypatch.setattr("harness.driver.session.open_backend", open_near)
     config = replace(planted(NeverAdmits, monkeypatch), backend="paced")
-    plan = plan_job(config, make_schedule(config), Machine(cores=0, gpus=0, gpu_bytes=0))
+    plan = plan_job(config, make_schedule(config), NO_MACHINE)
     session = Session(RunSpec(config, make_schedule(config), plan, config.model, seed=0), HandClock(0.0))
     with ExitStack() as stack, pytest.raises(ExceptionGroup) as caught, asyncio.Runner() as runner:
         session.start(stack)
