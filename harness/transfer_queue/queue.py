@@ -22,7 +22,8 @@ class TransferQueue(Protocol):
     """Rows (samples) x columns. A call that fails says why to its caller and leaves the queue as it was."""
 
     @property
-    def spec(self) -> QueueSpec: ...
+    def spec(self) -> QueueSpec:
+        """The queue's columns and tasks."""
 
     async def create_partition(
         self, name: str, rows: Iterable[int], group_size: int = 1, *, timeout_s: float | None = None
