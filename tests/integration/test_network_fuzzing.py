@@ -58,6 +58,8 @@ KNOWN = [
         m.Verb("clear_finished"),
         m.Verb("waiting"),
         m.Verb("describe"),
+        m.Verb("lacking", ("actor", "step/1", 2)),
+        m.Verb("note", ("engine 0", "begun", 1)),
     )
 ]
 

@@ -194,12 +194,12 @@ class RemoteQueue(calls.Verbs):
 
     async def lacking(self, world: str, what: str, ranks: int) -> list[int]:
         """Name the ranks that `service.meetings.Meetings.lacking` does."""
-        lacking: list[int] = await self._run(calls.send(m.Lacking(world, what, ranks)))
+        lacking: list[int] = await self._run(calls.send(m.Verb("lacking", (world, what, ranks))))
         return lacking
 
     async def note(self, world: str, what: str, count: int) -> None:
         """Note as `service.meetings.Meetings.note` says."""
-        await self._run(calls.send(m.Note(world, what, count)))
+        await self._run(calls.send(m.Verb("note", (world, what, count))))
 
     async def reached(self, world: str, what: str, least: int) -> int:
         """Wait as `service.meetings.Meetings.reached` says."""

@@ -87,7 +87,7 @@ class Withdraw(QueueRequest):
 
 
 class Verb(QueueRequest):
-    """Ask for a verb of `TransferQueue` that never waits, with its arguments in order."""
+    """Ask for a verb of `TransferQueue` or `Meetings` that never waits, with its arguments in order."""
 
     verb: str
     arguments: tuple[Any, ...] = ()
@@ -106,22 +106,6 @@ class Agree(QueueRequest):
     what: str
     rank: int
     ranks: int
-
-
-class Lacking(QueueRequest):
-    """Ask which ranks have not asked for it."""
-
-    world: str
-    what: str
-    ranks: int
-
-
-class Note(QueueRequest):
-    """Note how far a count of a world is."""
-
-    world: str
-    what: str
-    count: int
 
 
 class Reached(QueueRequest):

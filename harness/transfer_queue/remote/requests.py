@@ -171,11 +171,6 @@ class Requests:
                     self._begin(frame.call, partial(self._server.meetings.agree, world, what, rank, ranks))
                 case m.Reached(world, what, least):
                     self._begin(frame.call, partial(self._server.meetings.reached, world, what, least))
-                case m.Lacking(world, what, ranks):
-                    self.send(frame.call, m.Done(self._server.meetings.lacking(world, what, ranks)))
-                case m.Note(world, what, count):
-                    self._server.meetings.note(world, what, count)
-                    self.send(frame.call, m.Done())
                 case m.Save():
                     self._begin(frame.call, partial(_save, self._service, request, self._server.saves))
                 case m.Verb():
@@ -191,7 +186,8 @@ class Requests:
             self._server.end_clients_of(arguments[0], self)
         if verb in (QueueService.acknowledge, QueueService.give_back):
             self._leases.done(arguments[0])
-        self.send(call, m.Done(verb(self._service, *arguments)))
+        owner = self._server.meetings if request.verb in _MEETS else self._service
+        self.send(call, m.Done(verb(owner, *arguments)))
 
     def _fail(self, call: int, error: Exception) -> None:
         answer = m.failed(error)
@@ -283,10 +279,12 @@ _VERBS: Mapping[str, tuple[Callable[..., Any], Any]] = {
     "waiting": (QueueService.waiting_now, tuple[()]),
     "close": (QueueService.close, tuple[()]),
     "describe": (QueueService.describe, tuple[()]),
+    "lacking": (Meetings.lacking, tuple[str, str, int]),
+    "note": (Meetings.note, tuple[str, str, int]),
 }
 """Verbs that never wait: what carries one out, and the types of its arguments."""
 
-_MEETS = frozenset({"Agree", "Lacking", "Note", "Reached"})
+_MEETS = frozenset({"Agree", "Reached", "lacking", "note"})
 _READS = _MEETS | {"Get", "Received", "Withdraw", "set_bound", "acknowledge", "give_back", "waiting", "describe"}
 _WRITES = _READS | {"OpenSegment", "Put"}
 MAY: Mapping[Role, frozenset[str]] = {
@@ -325,8 +323,8 @@ def decoded(body: bytes) -> Any:
 
 
 def read_verb(request: m.Verb) -> tuple[Callable[..., Any], tuple[Any, ...]]:
-    """The verb of the service, and its arguments. ValueError where they are of other types than it takes, KeyError
-    where there is none of this name."""
+    """The verb of the service or of the meetings, and its arguments. ValueError where they are of other types than it
+    takes, KeyError where there is none of this name."""
     verb, types = _VERBS[request.verb]
     return verb, msgspec.convert(request.arguments, types)
 
