@@ -26,6 +26,7 @@ from harness.comparison.measures import (
 )
 from harness.comparison.runs import Cell, Run
 from harness.comparison.statistics import performance_profile, running_mean, t_bounds
+from harness.metrics.timeline import Timeline
 
 Axis = Literal["samples", "tokens", "seconds"]
 """Axes of curves: samples trained, their prompt and response tokens, the run's clock."""
@@ -170,17 +171,17 @@ def profiles_of(outcome: Measure | None) -> tuple[PerformanceProfile, ...]:
     )
 
 
-def role_times(cell: Cell) -> list[RoleTime]:
-    """One per role of the cell, in the order of its placement."""
+def role_times(timelines: Sequence[Timeline]) -> list[RoleTime]:
+    """One per role of these runs, one for each seed, in the order of their placement."""
     times = []
-    for role in cell.runs[0].timeline.roles:
-        idle = np.array([run.timeline.idle(role) for run in cell.runs])
-        own = np.array([_own_share(run, role) for run in cell.runs])
+    for role in timelines[0].roles:
+        idle = np.array([timeline.idle(role) for timeline in timelines])
+        own = np.array([_own_share(timeline, role) for timeline in timelines])
         others = np.clip(1 - idle - own, 0, None)
         times.append(RoleTime(role, float(own.mean()), float(others.mean()), float(idle.mean()), tuple(idle.tolist())))
     return times
 
 
-def _own_share(run: Run, role: str) -> float:
-    start, end = run.timeline.steady_window()
-    return run.timeline.busy_seconds(role) / (end - start)
+def _own_share(timeline: Timeline, role: str) -> float:
+    start, end = timeline.steady_window()
+    return timeline.busy_seconds(role) / (end - start)

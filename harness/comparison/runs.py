@@ -84,6 +84,11 @@ class Cell:
         """Seeds of its runs, in their order."""
         return tuple(run.identity.seed for run in self.runs)
 
+    @property
+    def timelines(self) -> list[Timeline]:
+        """Timelines of its runs, in their order."""
+        return [run.timeline for run in self.runs]
+
 
 def read_run(path: Path) -> Run:
     """The finished run in folder `path`. Raises FileNotFoundError if it is not finished; reading any of its files,

@@ -13,20 +13,21 @@ from xml.etree import ElementTree
 import numpy as np
 import pandas as pd
 from matplotlib import rc_context
-from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
+from matplotlib.patches import Patch
 from matplotlib.style import library
 from matplotlib.text import Text
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
+from harness.comparison.curves import RoleTime, role_times
 from harness.metrics.atomic_files import replacing
 from harness.metrics.manifest import identity_of, run_title
 from harness.metrics.run_files import load_evaluations, load_manifest, load_metrics, load_samples, load_timeline
-from harness.metrics.timeline import Timeline
 from harness.report.gantt import data_versions, draw_gantt
 from harness.report.palette import COLORBLIND, EDGE, GRID, INK, MUTED, ON_PAGE
 
+_PARTS = (("own work", "#0072b2"), ("other roles on the same devices", "#8cc5e8"), ("idle", "#e1e6eb"))
 BLUE, ORANGE, GREEN, GRAY = (COLORBLIND[n] for n in (0, 1, 2, 7))
 _STYLE: Any = {
     **library["seaborn-v0_8-ticks"],
@@ -72,11 +73,13 @@ def draw_run(run_dir: Path) -> list[Path]:
     samples, version = table.to_pandas(), data_versions(timeline, table)
     title = run_title(identity_of(load_manifest(run_dir)))
     found = pd.DataFrame(load_evaluations(run_dir))
+    start, end = timeline.steady_window()
+    across = f"share of the {end - start:.1f} s after warm-up, mean over the role's devices"
     rewarded: dict[str, Callable[[Figure], None]] = {"reward.png": lambda figure: draw_reward(figure, metrics, found)}
     drawings: dict[str, Callable[[Figure], None]] = (rewarded if "reward/mean" in metrics else {}) | {
         "staleness.png": lambda figure: draw_staleness(figure, metrics, samples),
         "gantt.png": lambda figure: draw_gantt(figure, timeline, version),
-        "idle.png": lambda figure: draw_idle(figure, timeline),
+        "idle.png": lambda figure: draw_idle(figure, [("", time) for time in role_times([timeline])], across),
     }
     return [save_figure(run_dir / name, title, draw) for name, draw in drawings.items()]
 
@@ -147,39 +150,29 @@ def draw_staleness(figure: Figure, metrics: pd.DataFrame, samples: pd.DataFrame)
     parts.legend(loc="upper right", ncols=2, reverse=True)
 
 
-def draw_idle(figure: Figure, timeline: Timeline) -> None:
-    """Draw for each role how its devices spent the run after warm-up: own work, work of other roles that share them,
-    idle."""
-    roles = timeline.roles
-    figure.set_size_inches(8, 1.6 + 0.42 * len(roles))
+def draw_idle(figure: Figure, times: Sequence[tuple[str, RoleTime]], across: str) -> None:
+    """Draw for each role own work, work of other roles on the same devices, idle, below the label that comes with it.
+    across: the name of the axis."""
+    figure.set_size_inches(9, 1.4 + 0.28 * len(times) + 0.2 * len({label for label, _ in times}))
     axes = figure.subplots()
-    start, end = timeline.steady_window()
-    own = np.array([timeline.busy_seconds(role) for role in roles]) / (end - start)
-    idle = np.array([timeline.idle(role) for role in roles])
-    shared = np.clip(1.0 - idle - own, 0.0, None)
-    left = np.zeros(len(roles))
-    stack = [
-        ("own work", own, BLUE),
-        ("other roles on the same devices", shared, COLORBLIND[9]),
-        ("idle", idle, "0.85"),
-    ]
-    for label, share, color in stack:
-        if label == "other roles on the same devices" and share.max() < 5e-4:
-            continue
-        axes.barh(roles, share, left=left, color=color, label=label, height=0.7)
-        left = left + share
-    for row, share in enumerate(idle):
-        axes.annotate(f"{share:.0%} idle", (1.0, row), (6, 0), textcoords="offset points", va="center")
-    axes.invert_yaxis()
-    axes.set(xlim=(0, 1), xlabel=f"share of the {end - start:.1f} s after warm-up, mean over the role's devices")
+    at, places, before = 0.0, [], ""
+    for label, time in times:
+        at += 1.0 if label == before else 1.7
+        if label != before:
+            axes.text(0, at - 0.45, label, fontweight="bold", va="bottom")
+        left = 0.0
+        for share, (_, color) in zip((time.own, time.others, time.idle), _PARTS, strict=True):
+            axes.barh(at, share, left=left, color=color, height=0.72)
+            left += share
+        axes.annotate(f"{time.idle:.0%} idle", (1.0, at), (6, 0), textcoords="offset points", va="center")
+        places.append(at)
+        before = label
+    axes.set_yticks(places, [time.role.replace("_", " ") for _, time in times])
+    axes.set(xlim=(0, 1), ylim=(at + 0.7, 0.3), xlabel=across)
     axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     axes.grid(axis="y", visible=False)
-    _legend_below(figure, axes)
-
-
-def _legend_below(figure: Figure, axes: Axes) -> None:
-    handles, labels = axes.get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=len(handles))
+    handles = [Patch(facecolor=color, label=name) for name, color in _PARTS]
+    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
 
 
 def save_figure(path: Path, title: str, draw: Callable[[Figure], None]) -> Path:

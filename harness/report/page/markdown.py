@@ -54,7 +54,7 @@ def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
     idle = [
         [cell.label, time.role, percent(time.own, 1), percent(time.others, 1), percent(time.idle, 1)]
         for cell in cells
-        for time in role_times(cell)
+        for time in role_times(cell.timelines)
     ]
     parts += [
         f"## Idle time{mark}",

@@ -13,7 +13,6 @@ from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
-from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from harness.comparison.comparison import Comparison
@@ -26,9 +25,8 @@ from harness.report.page.data import AXES, TITLES
 from harness.report.page.text import Headings, share_label
 from harness.report.page.verdict_chart import chart_of, draw_chart
 from harness.report.palette import DASHES, OTHER, of_cells
-from harness.report.plots import FORMATS, save_in_every_format
+from harness.report.plots import FORMATS, draw_idle, save_in_every_format
 
-_PARTS = (("own work", "#0072b2"), ("other roles on the same devices", "#8cc5e8"), ("idle", "#e1e6eb"))
 _BAND_FROM = 3  # seeds
 _GRAIN = 0.05  # of the axis of scores
 PICTURES = ("verdict", "curves", "staleness", "idle", "profiles", "timelines")
@@ -42,7 +40,7 @@ def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     drawings = {
         "curves": (title, draw_curves),
         "staleness": (f"Staleness · {headings.on} · {headings.how_word}", draw_staleness),
-        "idle": (f"Idle time · {headings.on} · {headings.how_word}", draw_idle),
+        "idle": (f"Idle time · {headings.on} · {headings.how_word}", _draw_idle),
     }
     if comparison.profiles:
         drawings["profiles"] = (f"Performance profiles · {headings.on} · {headings.how_word}", draw_profiles)
@@ -173,33 +171,9 @@ def score_range(profiles: Sequence[PerformanceProfile]) -> tuple[float, float]:
     return least, most
 
 
-def draw_idle(comparison: Comparison, figure: Figure) -> None:
-    """Draw for each cell and role: own work, work of other roles on the same devices, idle."""
-    times = [(cell.label, time) for cell in comparison.cells for time in role_times(cell)]
-    figure.set_size_inches(9, 1.4 + 0.28 * len(times) + 0.2 * len(comparison.cells))
-    axes = figure.subplots()
-    at, labels, before = 0.0, [], None
-    for label, time in times:
-        at += 1.0 if label == before else 1.7
-        name = time.role.replace("_", " ")
-        labels.append((at, name if label == before else f"$\\bf{{{_bold(label)}}}$   {name}"))
-        left = 0.0
-        for share, (_, color) in zip((time.own, time.others, time.idle), _PARTS, strict=True):
-            axes.barh(at, share, left=left, color=color, height=0.72)
-            left += share
-        axes.annotate(f"{time.idle:.0%} idle", (1.0, at), (6, 0), textcoords="offset points", va="center")
-        before = label
-    axes.set_yticks([place for place, _ in labels], [text for _, text in labels])
-    axes.set(xlim=(0, 1), ylim=(at + 0.7, 1.0), xlabel="share of the time after warm-up, mean over devices and seeds")
-    axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    axes.grid(axis="y", visible=False)
-    handles = [Patch(facecolor=color, label=name) for name, color in _PARTS]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles))
-
-
-def _bold(label: str) -> str:
-    """A label in matplotlib's mathematics, where some characters mean something."""
-    return "".join(f"\\{character}" if character in "_#%&${}" else character for character in label).replace(" ", "\\ ")
+def _draw_idle(comparison: Comparison, figure: Figure) -> None:
+    times = [(cell.label, time) for cell in comparison.cells for time in role_times(cell.timelines)]
+    draw_idle(figure, times, "share of the time after warm-up, mean over devices and seeds")
 
 
 COLORS = "viridis"  # readable for everyone, and in grey

@@ -347,7 +347,7 @@ def _card(colour: str, label: str, body: str, foot: str = "") -> str:
 
 
 def _idle(cell: Cell) -> str:
-    rows = "".join(_idle_row(time) for time in role_times(cell))
+    rows = "".join(_idle_row(time) for time in role_times(cell.timelines))
     return f'<table class="idle-table"><tbody>{rows}</tbody></table>'
 
 

@@ -15,6 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.text import Text
 from rich.console import Console
 
+from harness.comparison.curves import RoleTime
 from harness.config import Backend
 from harness.metrics.definitions import iteration_metrics, throughput_metrics
 from harness.metrics.done import write_done
@@ -25,7 +26,7 @@ from harness.metrics.samples import SampleRecord, reward_metrics, staleness_metr
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
 from harness.report.gantt import MOST_BARS, NamedTimeline, data_versions, draw_gantt, draw_same_seconds, first_window
-from harness.report.plots import draw_run
+from harness.report.plots import draw_idle, draw_run
 from harness.report.summary import print_summary, summarize
 from tests.support.sample_records import trained_record, write_samples
 
@@ -145,6 +146,12 @@ def test_every_picture_of_a_run_is_drawn_from_its_files(tmp_path: Path, lag: int
     assert [path.name for path in drawn] == ["reward.png", "staleness.png", "gantt.png", "idle.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
     assert not list(run.path.glob(".*.tmp"))
+
+
+def test_idle_time_stands_below_the_label_of_its_cell() -> None:
+    figure = Figure()
+    draw_idle(figure, [("fully_async", RoleTime("actor_fwd", 0.5, 0.2, 0.3, (0.3,)))], "share of the time")
+    assert {"fully_async", "actor fwd", "30% idle"} <= set(texts(figure))
 
 
 @pytest.mark.parametrize("pass_at_k", [None, 0.75])
