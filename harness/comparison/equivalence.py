@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import pyarrow as pa
+import pyarrow.compute as pc
 
 from harness.config.files import MIB, read_json
 from harness.metrics.done import CRITIC
@@ -31,12 +33,13 @@ _SAMPLES = ["sample_id", "group_id", "response_tokens", "reward", "exact_match",
 def differences(one: Path, other: Path) -> list[str]:
     """Differences between the runs in two folders, time aside; empty where they are equal to the bit.
 
-    Compared are samples with their rewards and lags, tokens and log-probs of every response, what was learnt in each
+    Compared are samples with their rewards and lags (but for spares and stale ones: whether these were judged before
+    they were dropped is a matter of time), tokens and log-probs of every response, what was learnt in each
     iteration, and the final weights, the critic's as well.
     """
     a, b = (read_responses(folder / "responses.parquet") for folder in (one, other))
     equal = {
-        "samples, rewards and lags": load_samples(one).select(_SAMPLES).equals(load_samples(other).select(_SAMPLES)),
+        "samples, rewards and lags": _samples(one).equals(_samples(other)),
         "tokens of responses": a.column("response").equals(b.column("response")),
         "log-probs of responses": a.column("log_probs").equals(b.column("log_probs")),
         "loss masks of responses": a.column("loss_mask").equals(b.column("loss_mask")),
@@ -45,6 +48,11 @@ def differences(one: Path, other: Path) -> list[str]:
         "final critic": _contents(weight_files(one, CRITIC)) == _contents(weight_files(other, CRITIC)),
     }
     return [what for what, same in equal.items() if not same]
+
+
+def _samples(folder: Path) -> pa.Table:
+    in_time = ~pc.field("fate").isin(["dropped_spare", "dropped_stale"])
+    return load_samples(folder).filter(in_time).select(_SAMPLES)
 
 
 def _learnt(folder: Path) -> list[dict[str, float]]:
