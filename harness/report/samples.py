@@ -9,6 +9,7 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
@@ -16,6 +17,7 @@ import pyarrow.compute as pc
 from harness.metrics.formatting import number, plural
 from harness.metrics.run_files import load_config, load_kept, load_manifest, load_samples
 from harness.metrics.samples import CUSTOM
+from harness.metrics.schemas import ConfigFile, reading
 from harness.tasks import Tokenizer, load_tokenizer
 
 _MOST_REWARDS = 16  # of a group
@@ -51,12 +53,15 @@ class ShownSample:
 
 
 class RunSamples:
-    """The samples of the run in a folder, also of one that goes on."""
+    """The samples of the run in a folder, also of one that goes on. Raises DamagedFile where it is not what a run
+    writes."""
 
     def __init__(self, folder: Path, samples: pa.Table | None = None) -> None:
         """samples: samples.parquet, where it has been read already."""
         self.folder = folder
         self.config = load_config(folder)
+        with reading(folder / "config.yaml"):
+            msgspec.convert(self.config, ConfigFile)
         self.samples = load_samples(folder) if samples is None else samples
 
     @cached_property

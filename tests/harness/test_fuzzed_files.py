@@ -3,6 +3,8 @@ hangs, and none fills the memory."""
 
 from __future__ import annotations
 
+import io
+import json
 import random
 import resource
 from collections.abc import Callable, Iterator
@@ -11,13 +13,15 @@ from functools import partial
 from pathlib import Path
 
 import pytest
+from rich.console import Console
 
 from harness.calibration.profile.rows import DeviceProfile, TimingRow, read_profile, write_profile
 from harness.calibration.runs import read_run
 from harness.checks.job import plan_job
 from harness.cli.commands import COMMANDS
+from harness.cli.look import show
 from harness.cli.main import main
-from harness.comparison.experiment import comparison_in
+from harness.comparison.experiment import Campaign, ListedCell, comparison_in, write_campaign
 from harness.config import ConfigError
 from harness.config.compose import EXPERIMENTS, compose_job, make_schedule, plain
 from harness.config.job import flatten
@@ -27,7 +31,7 @@ from harness.prediction.table import read_evidence
 from harness.report.page.document import document
 from harness.report.page.markdown import markdown
 from harness.tasks.data_source import DataSource
-from tests.support.fabricated_cells import Made, make_run
+from tests.support.fabricated_cells import Made, keep_samples, make_run
 from tests.support.mutations import HOSTILE, spoilt, within
 
 pytestmark = pytest.mark.slow
@@ -133,18 +137,31 @@ def test_results_folders_at_random_are_read_or_refused_in_a_line(tmp_path: Path)
     chance = random.Random(1)
     made = Made("colocate_sync", lag=0, iterations=4)
     for label, wanted in {"sync": made, "fast": replace(made, schedule="fully_async", lag=1)}.items():
-        run = make_run(tmp_path, label, wanted, 0)
-        (run.path / "DONE").write_text(
+        made_run = make_run(tmp_path, label, wanted, 0)
+        (made_run.path / "DONE").write_text(
             "2026-01-01T00:00:40+00:00\n"
         )  # of an earlier version: nothing tells on a change
+        keep_samples(made_run.path)
     folder = tmp_path / "made_up"
+    gate = {"baseline": "sync", "baseline_path": "", "samples": 1, "iterations": 1, "model": "tiny", "note": ""}
+    pairs = [{"name": "fast", "path": "", "differing": []}]
+    (folder / "gate.json").write_text(json.dumps(gate | {"failure": "", "made_from": {}, "pairs": pairs}))
+    cells = tuple(ListedCell(name, name, (), (), "") for name in ("sync", "fast"))
+    write_campaign(folder, Campaign(("schedule",), {}, (0,), cells, {}, ()))
 
     def reported() -> None:
         comparison = comparison_in(folder)
         document(comparison)
         markdown(comparison, [])
 
-    files = [path for path in sorted((folder / "fast" / "seed=0").iterdir()) if path.stat().st_size]
+    def shown(run: Path) -> None:
+        for chosen in ("worst=3", "row=a.jsonl:1", "held_out=last"):
+            show([f"run={run}", chosen], tmp_path, Console(file=io.StringIO()))
+
+    run = folder / "fast" / "seed=0"
+    files = [
+        path for path in sorted((*run.iterdir(), *folder.glob("*.json"))) if path.is_file() and path.stat().st_size
+    ]
     refused = 0
     for number in range(500):
         file = files[number % len(files)]
@@ -153,9 +170,8 @@ def test_results_folders_at_random_are_read_or_refused_in_a_line(tmp_path: Path)
 
         what = f"{file.name} {number}: {file.read_bytes()[:2000]!r}"
         refused += refused_in_a_line(reported, what)
-        refused_in_a_line(
-            partial(read_run, file.parent), what
-        )  # as make calibrate does; always, for it is asynchronous
+        refused_in_a_line(partial(read_run, run), what)  # as make calibrate does; always, for it is asynchronous
+        refused_in_a_line(partial(shown, run), what)
         file.write_bytes(whole)
     assert 0 < refused < 500
 
