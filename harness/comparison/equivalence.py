@@ -33,13 +33,13 @@ _SAMPLES = ["sample_id", "group_id", "response_tokens", "reward", "exact_match",
 def differences(one: Path, other: Path) -> list[str]:
     """Differences between the runs in two folders, time aside; empty where they are equal to the bit.
 
-    Compared are samples with their rewards and lags (but for spares and stale ones: whether these were judged before
-    they were dropped is a matter of time), tokens and log-probs of every response, what was learnt in each
-    iteration, and the final weights, the critic's as well.
+    Compared are samples with their rewards and lags (`timeless`), tokens and log-probs of every response, what was
+    learnt in each iteration, and the final weights, the critic's as well.
     """
     a, b = (read_responses(folder / "responses.parquet") for folder in (one, other))
+    samples = [timeless(load_samples(folder)).select(_SAMPLES) for folder in (one, other)]
     equal = {
-        "samples, rewards and lags": _samples(one).equals(_samples(other)),
+        "samples, rewards and lags": samples[0].equals(samples[1]),
         "tokens of responses": a.column("response").equals(b.column("response")),
         "log-probs of responses": a.column("log_probs").equals(b.column("log_probs")),
         "loss masks of responses": a.column("loss_mask").equals(b.column("loss_mask")),
@@ -50,9 +50,14 @@ def differences(one: Path, other: Path) -> list[str]:
     return [what for what, same in equal.items() if not same]
 
 
-def _samples(folder: Path) -> pa.Table:
-    in_time = ~pc.field("fate").isin(["dropped_spare", "dropped_stale"])
-    return load_samples(folder).filter(in_time).select(_SAMPLES)
+def timeless(samples: pa.Table) -> pa.Table:
+    """The samples but for rewards of spares and stale ones: whether these were judged before they were dropped is a
+    matter of time."""
+    in_time = pc.invert(pc.is_in(samples["fate"], value_set=pa.array(["dropped_spare", "dropped_stale"])))
+    for name in ("reward", "exact_match"):
+        place = samples.schema.get_field_index(name)
+        samples = samples.set_column(place, name, pc.if_else(in_time, samples[name], None))
+    return samples
 
 
 def _learnt(folder: Path) -> list[dict[str, float]]:
