@@ -32,7 +32,7 @@ class Machine:
 
 
 NO_MACHINE = Machine(cores=0, gpus=0, gpu_bytes=0)
-"""For a simulated job, which asks nothing of it."""
+"""The machine of a simulated job, which asks nothing of it."""
 
 
 def installed(package: str) -> str | None:

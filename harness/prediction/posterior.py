@@ -226,8 +226,8 @@ class Narrowing:
         self.log_weight += -2.5 * np.log1p((difference / deviation) ** 2 / 4)
 
     def in_common(self, logs: Sequence[Draws]) -> Draws:
-        """What runs have in common, by the logarithm that each of them says, float64 [n]: their mean, but for the noise
-        of so many runs. Runs that lie apart weigh."""
+        """Return what runs have in common, by the logarithm that each of them says, float64 [n]: their mean, but for
+        the noise of so many runs. Runs that lie apart weigh."""
         mean: Draws = np.mean(logs, axis=0)
         for one in logs if len(logs) > 1 else ():
             self.near(one - mean, self.noise)

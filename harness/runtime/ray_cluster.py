@@ -249,8 +249,8 @@ class RayCluster(ConnectedRuntime):
         return started.queue
 
     def _launch(self, name: str) -> tuple[_RayProcess, bytes]:
-        """On the bundle of its devices, wherever that is; devices of which another worker was started before are that
-        one's, and an engine here uses them too."""
+        """Launch it on the bundle of its devices, wherever that is; devices of which another worker was started before
+        are that one's, and an engine here uses them too."""
         token = new_token()
         devices, roles, build = self._starts[name]
         output = results = None

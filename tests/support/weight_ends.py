@@ -6,11 +6,10 @@ import asyncio
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from datetime import timedelta
 from typing import Any
 
 import torch
-from torch.distributed import Store, TCPStore
+from torch.distributed import Store
 
 from harness.config.transports import transport_of
 from harness.weight_sync.ipc import SharedOffer, share_slots
@@ -79,8 +78,7 @@ def met_again(offer: Offer, before: tuple[Any, Any]) -> tuple[Any, Any]:
 
 def store_of(offer: Offer) -> Store:
     """The offer's store, as another process sees it."""
-    at = offer.rendezvous
-    return TCPStore(at.host, at.port, at.size, False, timedelta(seconds=60), wait_for_workers=False)
+    return replace(offer.rendezvous, timeout_s=60.0).connect()
 
 
 async def carried(sender: Any, receiver: Any, version: int, sent: Weights) -> Weights:
