@@ -225,7 +225,8 @@ def test_a_virtual_run_leaves_what_a_run_leaves_but_nothing_of_a_model(
 ) -> None:
     settings = ("experiment=virtual", "schedule=half_step", "backend=virtual")
     said = bench(capsys, *settings)
-    assert said.startswith(f"{SIMULATED} half_step | tiny | reverse | seed 0 | simulated Runs, rates after warm-up ")
+    assert said.startswith(f"{SIMULATED} ")  # a slow machine then waits for MLflow, and says so
+    assert "half_step | tiny | reverse | seed 0 | simulated Runs, rates after warm-up " in said
     assert said.count("simulated") == 3, "the title and both tables say so"
     (folder,) = (results / "virtual").glob("half_step-tiny-reverse-*/seed=0")
     left = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
