@@ -37,12 +37,13 @@ class _EngineDevice:
         self._device, self._meeting, self._engine, self._limit_s = device, meeting, f"engine {engine}", limit_s
         self._waiting: str | None = None
 
-    async def _wait(self, what: str, count: str, least: int) -> None:
-        """Raises TimeoutError, with `what` it waits for, after the limit."""
+    async def _wait(self, what: str, least: int, *counts: str) -> None:
+        """Wait until these counts are so far. Raises TimeoutError, with `what` it waits for, after the limit."""
         self._waiting = what
         try:
             async with asyncio.timeout(self._limit_s):
-                await self._meeting.reached(self._engine, count, least)
+                for count in counts:
+                    await self._meeting.reached(self._engine, count, least)
         except TimeoutError:
             raise TimeoutError(f"after {self._limit_s:g} s {what}") from None
         finally:
@@ -87,8 +88,7 @@ class FirstDevice(_EngineDevice):
         await self._meeting.note(self._engine, "first ends", self._begun - within_turn)
         await self._meeting.note(self._engine, "asked", self._asked)
         what = f"{who} waits for the other devices of {self._engine}, where ranks are still at work"
-        for place in range(1, self._others + 1):
-            await self._wait(what, f"lent by {place}", self._asked)
+        await self._wait(what, self._asked, *(_lent_by(place) for place in range(1, self._others + 1)))
 
 
 class OtherDevice(_EngineDevice):
@@ -115,7 +115,7 @@ class OtherDevice(_EngineDevice):
     async def turn(self, who: str) -> AsyncIterator[None]:
         self._begun += 1
         number = self._begun
-        await self._wait(f"{who} waits for the first device of {self._engine}, where it has not begun", "begun", number)
+        await self._wait(f"{who} waits for the first device of {self._engine}, where it has not begun", number, "begun")
         async with self._device.turn(who):
             try:
                 yield
@@ -125,7 +125,7 @@ class OtherDevice(_EngineDevice):
 
     async def begin(self) -> None:
         """Wait until the engine has started and sleeps; from then on it gets the device whenever it asks."""
-        await self._wait(f"device {self._place} of {self._engine} waits for the engine to start", "sleeps", 1)
+        await self._wait(f"device {self._place} of {self._engine} waits for the engine to start", 1, "sleeps")
         self._lending = asyncio.create_task(self._lend(), name=f"device {self._place} of {self._engine}")
         self._lending.add_done_callback(retrieved)  # the queue has gone: so has the run
 
@@ -138,4 +138,8 @@ class OtherDevice(_EngineDevice):
                 self._ended.clear()
                 await self._ended.wait()
             self._give_back()
-            await self._meeting.note(self._engine, f"lent by {self._place}", lent)
+            await self._meeting.note(self._engine, _lent_by(self._place), lent)
+
+
+def _lent_by(place: int) -> str:
+    return f"lent by {place}"
