@@ -14,15 +14,15 @@ from harness.metrics.done import check_files, is_done, read_done
 from harness.metrics.manifest import RunIdentity, identity_of
 from harness.metrics.run_files import (
     finished_runs,
-    load_config,
     load_evaluations,
+    load_known_config,
     load_ledger,
     load_manifest,
     load_metrics,
     load_samples,
     load_timeline,
 )
-from harness.metrics.schemas import ComparedLine, ConfigFile, reading
+from harness.metrics.schemas import ComparedLine, reading
 from harness.metrics.timeline import Timeline
 
 
@@ -101,13 +101,11 @@ def read_run(path: Path) -> Run:
 
 def run_of(path: Path) -> Run:
     """The run whose files are all in folder `path`, called finished or not yet. Raises DamagedFile as `read_run`."""
-    run = Run(path, load_manifest(path), load_config(path), load_metrics(path), load_ledger(path))
+    run = Run(path, load_manifest(path), load_known_config(path), load_metrics(path), load_ledger(path))
     with reading(path / "metrics.jsonl"):
         if not run.metrics:
             raise ValueError("it has no iteration")
         msgspec.convert(run.metrics, list[ComparedLine])
-    with reading(path / "config.yaml"):
-        msgspec.convert(run.config, ConfigFile)
     return run
 
 

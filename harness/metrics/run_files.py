@@ -49,6 +49,7 @@ from harness.metrics.samples import (
 )
 from harness.metrics.schemas import (
     LARGEST,
+    ConfigFile,
     EvaluationLine,
     IterationLine,
     LedgerFile,
@@ -298,6 +299,14 @@ def locked(path: Path, busy: str) -> Lock:
 def load_config(path: Path) -> dict[str, Any]:
     """`config_as_written`, in words of now."""
     return in_words_of_now(config_as_written(path))
+
+
+def load_known_config(path: Path) -> dict[str, Any]:
+    """`load_config`, with all that comparisons and pages read of it. Raises DamagedFile for one that lacks any."""
+    config = load_config(path)
+    with reading(path / "config.yaml"):
+        msgspec.convert(config, ConfigFile)
+    return config
 
 
 def config_as_written(path: Path) -> dict[str, Any]:

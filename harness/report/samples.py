@@ -9,15 +9,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
 from harness.metrics.formatting import number, plural
-from harness.metrics.run_files import load_config, load_kept, load_manifest, load_samples
+from harness.metrics.run_files import load_kept, load_known_config, load_manifest, load_samples
 from harness.metrics.samples import CUSTOM
-from harness.metrics.schemas import ConfigFile, reading
 from harness.tasks import Tokenizer, load_tokenizer
 
 _MOST_REWARDS = 16  # of a group
@@ -59,9 +57,7 @@ class RunSamples:
     def __init__(self, folder: Path, samples: pa.Table | None = None) -> None:
         """samples: samples.parquet, where it has been read already."""
         self.folder = folder
-        self.config = load_config(folder)
-        with reading(folder / "config.yaml"):
-            msgspec.convert(self.config, ConfigFile)
+        self.config = load_known_config(folder)
         self.samples = load_samples(folder) if samples is None else samples
 
     @cached_property
