@@ -79,8 +79,9 @@ def names_of(overrides: Sequence[str]) -> frozenset[str]:
 def _tree(overrides: Sequence[str], *, complete: bool = True) -> dict[str, Any]:
     """Settings as the files say, with these changes. complete: raise where a value has yet to be given."""
     named = [_by_name(override) for override in overrides]
-    composed = pickle.loads(_composed(tuple(override for override in named if not _is_value(override))))
-    values = OverridesParser.create().parse_overrides([override for override in named if _is_value(override)])
+    changes = [override for override in named if _is_value(override)]
+    composed = pickle.loads(_composed(tuple(override for override in named if override not in changes)))
+    values = OverridesParser.create().parse_overrides(changes)
     ConfigLoaderImpl.validate_sweep_overrides_legal(values, RunMode.RUN, from_shell=False)
     ConfigLoaderImpl._apply_overrides_to_config(values, composed)
     tree = OmegaConf.to_container(composed, resolve=True, throw_on_missing=complete)

@@ -108,10 +108,13 @@ class ProgressDisplay(RunListener):
 
     def restarted(self, restart: Restart) -> None:
         """Roles died, and are at work again."""
-        self.quiet(restart.line)
+        self._tell(restart.line)
 
     def quiet(self, line: str) -> None:
-        """Nothing has happened for longer than ever; or another line for who looks."""
+        """Nothing has happened for longer than ever."""
+        self._tell(line)
+
+    def _tell(self, line: str) -> None:
         self._console.print(line, style="yellow", highlight=False, soft_wrap=True, markup=False)
 
     def _figures(self) -> str:
