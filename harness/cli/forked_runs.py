@@ -16,7 +16,7 @@ from harness.cli.console import PlainTextConsole
 from harness.cli.main import answered
 from harness.driver import PRELOAD
 from harness.runtime.fork_server import ForkServer
-from harness.runtime.interrupts import spare_imports
+from harness.runtime.interrupts import keep_interrupts
 from harness.runtime.local_runtime import launch_server, server_environment
 
 DRIVER_PRELOAD = (
@@ -73,7 +73,7 @@ def _bench(settings: list[str], results: Path, environment: Mapping[str, str], t
     from harness.cli import bench
 
     signal.signal(signal.SIGINT, signal.default_int_handler)
-    spare_imports()
+    keep_interrupts()
     for name in server_environment():
         os.environ.pop(name, None)
     os.environ.update(environment)

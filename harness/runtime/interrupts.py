@@ -1,18 +1,23 @@
-"""Ctrl-C, but not in the middle of an import; and SIGTERM, which asks a run to leave when it has a checkpoint.
+"""Ctrl-C, which is never lost; and SIGTERM, which asks a run to leave when it has a checkpoint.
 
 The import system takes and releases locks, partly where exceptions are swallowed: a KeyboardInterrupt there is lost, or
 leaves a lock held that another thread waits for, for ever. MLflow is loaded beside the start of the roles, so there is
-such a thread.
+such a thread. A KeyboardInterrupt in the callback of a weak reference or in a finalizer is lost, too: Python prints it
+and goes on (`sys.unraisablehook`).
 """
 
 from __future__ import annotations
 
 import asyncio
 import signal
-from collections.abc import Coroutine, Iterator
+import sys
+from collections.abc import Callable, Coroutine, Iterator
 from contextlib import contextmanager
 from types import FrameType
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
+
+if TYPE_CHECKING:
+    from sys import UnraisableHookArgs
 
 _Result = TypeVar("_Result")
 
@@ -20,34 +25,51 @@ _IMPORTS = "<frozen importlib._bootstrap>"
 _AGAIN_S = 0.05
 
 
-def spare_imports() -> None:
-    """Let an interrupt of the main thread wait until it imports nothing; a second SIGINT does not wait.
+def keep_interrupts() -> None:
+    """Let an interrupt of the main thread wait until it imports nothing, which a second SIGINT does not, and raise it
+    again where it was raised in vain.
 
     Uses SIGALRM. Where SIGINT is ignored, or has a handler of its own, nothing changes.
     """
     if signal.getsignal(signal.SIGINT) is not signal.default_int_handler:
         return
-    interrupt = _Interrupt()
+    interrupt = _Interrupt(sys.unraisablehook)
+    sys.unraisablehook = interrupt.hear
     for number in (signal.SIGINT, signal.SIGALRM):
         signal.signal(number, interrupt)
 
 
 class _Interrupt:
-    """A handler of signals that raises KeyboardInterrupt, after the import that is going on."""
+    """A handler of signals that raises KeyboardInterrupt, after what cannot be interrupted.
 
-    def __init__(self) -> None:
+    Args:
+        unraisable: told of all else that is raised in vain.
+    """
+
+    def __init__(self, unraisable: Callable[[UnraisableHookArgs], Any]) -> None:
+        self._unraisable = unraisable
         self._waits = False
 
     def __call__(self, number: int, frame: FrameType | None) -> None:
         if number == signal.SIGALRM and not self._waits:
             return  # it was on its way when a second SIGINT did not wait
         if _importing(frame) and not (self._waits and number == signal.SIGINT):
-            self._waits = True
-            signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
+            self._try_again()
             return
         self._waits = False
         signal.setitimer(signal.ITIMER_REAL, 0.0)
         raise KeyboardInterrupt
+
+    def hear(self, unraisable: UnraisableHookArgs) -> None:
+        """Take what was raised where nobody can catch it."""
+        if issubclass(unraisable.exc_type, KeyboardInterrupt):
+            self._try_again()
+        else:
+            self._unraisable(unraisable)
+
+    def _try_again(self) -> None:
+        self._waits = True
+        signal.setitimer(signal.ITIMER_REAL, _AGAIN_S)
 
 
 def run_in(runner: asyncio.Runner, work: Coroutine[Any, Any, _Result]) -> _Result:

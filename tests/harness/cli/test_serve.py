@@ -63,14 +63,14 @@ SERVE_UNTIL_PROMPTS_COME = """
 import os, sys
 import harness.service.app
 from harness.cli.main import main
-from harness.runtime.interrupts import spare_imports
+from harness.runtime.interrupts import keep_interrupts
 
 def decode(body):
     os.kill(os.getpid(), {number})
     raise ValueError("no prompts")
 
 harness.service.app.decode = decode
-spare_imports()
+keep_interrupts()
 sys.exit(main(["serve", "port=0"]))
 """
 

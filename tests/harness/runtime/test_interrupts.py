@@ -17,18 +17,41 @@ print("loaded", flush=True)
 """
 IMPORTS = """
 import time
-from harness.runtime.interrupts import spare_imports
-spare_imports()
+from harness.runtime.interrupts import keep_interrupts
+keep_interrupts()
 try:
     import slow_module
     time.sleep(30)
 except KeyboardInterrupt:
     print("interrupted", flush=True)
 """
+FINALIZER = """
+import asyncio, os, signal, time
+from harness.runtime.interrupts import keep_interrupts, run_in
+keep_interrupts()
+class Held:
+    def __del__(self):
+        for _ in range({times}):
+            os.kill(os.getpid(), signal.SIGINT)
+async def work():
+    held = Held()
+    del held
+    await asyncio.sleep(30)
+try:
+    if {loop}:
+        with asyncio.Runner() as runner:
+            run_in(runner, work())
+    else:
+        held = Held()
+        del held
+        time.sleep(30)
+except KeyboardInterrupt:
+    print("interrupted", flush=True)
+"""
 LOOP = """
 import asyncio, os, signal
-from harness.runtime.interrupts import run_in, spare_imports
-spare_imports()
+from harness.runtime.interrupts import run_in, keep_interrupts
+keep_interrupts()
 async def work():
     asyncio.get_running_loop().call_later(0.1, os.kill, os.getpid(), signal.SIGINT)
     try:
@@ -46,8 +69,8 @@ assert signal.getsignal(signal.SIGINT) is signal.getsignal(signal.SIGALRM), "it 
 IGNORED = """
 import asyncio, os, signal
 signal.signal(signal.SIGINT, signal.SIG_IGN)
-from harness.runtime.interrupts import run_in, spare_imports
-spare_imports()
+from harness.runtime.interrupts import run_in, keep_interrupts
+keep_interrupts()
 async def work():
     os.kill(os.getpid(), signal.SIGINT)
     print("goes on", flush=True)
@@ -58,9 +81,9 @@ with asyncio.Runner() as runner:
 
 LEAVE = """
 import asyncio, os, signal
-from harness.runtime.interrupts import leaving_when_asked, run_in, spare_imports
+from harness.runtime.interrupts import leaving_when_asked, run_in, keep_interrupts
 {before}
-spare_imports()
+keep_interrupts()
 async def work(request):
     for _ in range({times}):
         os.kill(os.getpid(), signal.SIGTERM)
@@ -79,7 +102,7 @@ assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL, "it is put back"
 
 def said(script: str, folder: Path) -> list[str]:
     done = subprocess.run([sys.executable, "-c", script], cwd=folder, capture_output=True, text=True, timeout=60)
-    assert done.returncode == 0, done.stderr
+    assert done.returncode == 0 and not done.stderr, done.stderr
     return done.stdout.split("\n")[:-1]
 
 
@@ -89,6 +112,11 @@ def test_an_interrupt_waits_for_the_end_of_an_import_and_a_second_one_does_not(
 ) -> None:
     (tmp_path / "slow_module.py").write_text(SLOW_MODULE.format(times=times))
     assert said(IMPORTS, tmp_path) == expected
+
+
+@pytest.mark.parametrize(("times", "loop"), [(1, False), (2, True)])
+def test_an_interrupt_of_a_finalizer_is_not_lost(times: int, loop: bool, tmp_path: Path) -> None:
+    assert said(FINALIZER.format(times=times, loop=loop), tmp_path) == ["interrupted"]
 
 
 def test_what_a_loop_runs_is_cancelled(tmp_path: Path) -> None:
