@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
+from harness.comparison.fairness import setting_text
 from harness.comparison.measures import SPEED, CellMeasure, Measure, column, seconds, trained, warmup
 from harness.comparison.runs import Cell, Run
 from harness.comparison.statistics import drift, has_steady_part, outliers, t_critical
 from harness.metrics.definitions import Found, found_faults
 from harness.metrics.formatting import listed
+from harness.metrics.ledger import DropReason
 
 _ENOUGH_SEEDS = 5
 _MANY = 1000  # degrees of freedom
@@ -21,10 +24,14 @@ _AHEAD = 0.05  # share of the samples of the steady part
 _EACH = 3  # cells that a warning has a line for each of
 
 
-def warnings_of(cells: Sequence[Cell], measures: Sequence[Measure], baseline: int) -> tuple[str, ...]:
-    """Warnings, most general first: few seeds, odd runs, a busy machine, no steady part."""
+def warnings_of(
+    cells: Sequence[Cell], measures: Sequence[Measure], baseline: int, axes: Sequence[str]
+) -> tuple[str, ...]:
+    """Warnings, most general first: few seeds, a treatment that did nothing, odd runs, a busy machine, no steady
+    part."""
     return (
         *_of_seeds(cells, baseline),
+        *_of_treatments(cells, axes),
         *_of_origin(cells),
         *_of_outliers(cells, measures),
         *_of_runs(cells),
@@ -51,6 +58,29 @@ def _of_seeds(cells: Sequence[Cell], baseline: int) -> Iterator[str]:
         elif reference != set(cell.seeds):
             both = len(reference & set(cell.seeds))
             yield f"{cell.label} and the baseline have {both} seeds in common: they are compared by these only"
+
+
+def _of_treatments(cells: Sequence[Cell], axes: Sequence[str]) -> Iterator[str]:
+    """A line for each value of a setting that chooses samples, along which the cells differ, and that chose none in any
+    run."""
+    for name, (off, words, chosen) in _TREATMENTS.items():
+        if name in axes:
+            by_value: dict[str, list[Run]] = {}
+            for cell in cells:
+                if (value := _setting(cell.runs[0].config, name)) not in (off, None):
+                    by_value.setdefault(setting_text(value), []).extend(cell.runs)
+            for value, runs in by_value.items():
+                if not any(chosen(run) for run in runs):
+                    yield (
+                        f"{name}={value} {words} in any run, so it chose no samples: that its cells learnt something "
+                        "else is not its doing"
+                    )
+
+
+def _setting(config: Mapping[str, Any], name: str) -> Any:
+    """None where the run has no such setting."""
+    group, _, own = name.partition(".")
+    return config[group].get(own)
 
 
 def _of_origin(cells: Sequence[Cell]) -> Iterator[str]:
@@ -180,6 +210,28 @@ def _busy(run: Run) -> float | None:
     others = run.manifest.get("load", {}).get("others", 0.0)
     return others if others > _BUSY else None
 
+
+def _dropped(reason: DropReason) -> Callable[[Run], float]:
+    return lambda run: float(run.ledger[f"dropped_{reason}"])
+
+
+def _total(metric: str) -> Callable[[Run], float]:
+    return lambda run: float(sum(iteration.get(metric) or 0.0 for iteration in run.metrics))
+
+
+_TREATMENTS: dict[str, tuple[Any, str, Callable[[Run], float]]] = {
+    "schedule.on_stale": ("wait", "dropped nothing", _dropped("stale")),
+    "algorithm.filter": ("none", "refused no group", _dropped("filtered")),
+    "engine.on_straggler": (
+        "wait",
+        "ended nothing",
+        lambda run: _dropped("straggler")(run) + _total("straggler/cut")(run),
+    ),
+    "algorithm.rejection": ({}, "left out no token", _total("policy/rejected")),
+    "algorithm.mask_truncated": (False, "masked no response", _total("response_length/truncated")),
+}
+"""Settings that choose samples: the value of doing so never, what it says of one that never did, and how much it
+chose."""
 
 _RUN_WARNINGS: tuple[tuple[str, Callable[[Run], float | None]], ...] = (
     ("no steady part: the run ends within its {:.0f} warm-up iterations, which its rates now include", _unsteady),

@@ -122,7 +122,7 @@ def compare(cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline
         staleness=staleness_of(cells),
         profiles=profiles_of(outcome),
         warnings=(
-            *warnings_of(cells, measures, baseline),
+            *warnings_of(cells, measures, baseline, axes),
             *(collapse_warnings(labels, outcome, collapses) if outcome else ()),
         ),
         claim=f"{verdict_of(cells, measures, baseline, question, why)} {told}".rstrip(),

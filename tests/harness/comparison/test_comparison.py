@@ -355,6 +355,16 @@ def test_what_could_not_be_scored_is_warned_of_and_forbids_a_verdict_above_the_b
         )
 
 
+def test_a_setting_that_chose_no_samples_is_warned_of_where_it_is_what_differs(tmp_path: Path) -> None:
+    filtered = replace(SYNC, settings=("algorithm.filter=zero_variance",))
+    cells = [make_cell(tmp_path, label, made, range(2)) for label, made in {"all": SYNC, "few": filtered}.items()]
+    told = "algorithm.filter=zero_variance refused no group in any run, so it chose no samples"
+    axes = ("algorithm.filter",)
+    assert any(warning.startswith(told) for warning in compare(cells, axes).warnings)
+    cells[1].runs[1].ledger["dropped_filtered"] = 4
+    assert not any(told in warning for warning in compare(cells, axes).warnings)
+
+
 def test_how_far_training_is_off_policy_is_told_and_drawn(tmp_path: Path) -> None:
     cell = make_cell(tmp_path, "off", SYNC, range(2))
     for run in cell.runs:
