@@ -18,10 +18,10 @@ from harness.comparison import measures
 from harness.comparison.comparison import Comparison, compare
 from harness.comparison.console import print_comparison
 from harness.comparison.equivalence import Gate, GatePair
-from harness.comparison.measures import LAG, SPEED, MetricDefinition, summary_of
+from harness.comparison.measures import LAG, SPEED, CellMeasure, Measure, MetricDefinition, summary_of
 from harness.comparison.runs import Cell, Run, read_run
 from harness.comparison.statistics import Interval
-from harness.comparison.verdict import collapsed
+from harness.comparison.verdict import collapsed, collapses_of
 from harness.config import ConfigError
 from harness.metrics.timeline import Place
 from harness.report.page.document import document
@@ -440,6 +440,13 @@ def test_a_run_collapsed_that_ends_below_half_of_the_best_and_a_quarter_below_it
     values: list[float], best: float, collapses: int
 ) -> None:
     assert collapsed(values, best).sum() == collapses
+
+
+@pytest.mark.parametrize(("seeds", "down", "p"), [(5, 4, 0.048), (5, 3, 0.167), (3, 3, 0.100)])
+def test_shares_of_collapsed_seeds_are_told_apart_by_fishers_exact_test(seeds: int, down: int, p: float) -> None:
+    cells = (dict.fromkeys(range(seeds), 0.9), {seed: 0.1 if seed < down else 0.9 for seed in range(seeds)})
+    outcome = Measure("eval/sampled", "held-out accuracy", "", "higher", "difference", tuple(map(CellMeasure, cells)))
+    assert collapses_of(outcome, 0)[1].p == pytest.approx(p, abs=5e-4)
 
 
 def test_a_run_without_a_steady_part_says_so(tmp_path: Path) -> None:
