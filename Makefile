@@ -183,7 +183,7 @@ perf: $(STAMP) perf-queue
 	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_paced
 	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_prediction
 	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_checkpoints
-	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_memory backend=virtual cost=tiny_cpu
+	OMP_NUM_THREADS=1 $(PY) -m tests.benchmarks.bench_soak backend=virtual cost=tiny_cpu
 
 $(SITE)/.installed: $(PINS) .ci/constraints-site.txt
 	$(supported)

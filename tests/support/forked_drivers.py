@@ -144,16 +144,17 @@ def _strike(run: RunProcess, name: str) -> bool:
     they are looked for longer than an iteration lasts."""
     assert run.pid is not None
     os.kill(run.pid, signal.SIGSTOP)
-    found = _named(run, name)
+    found = named(_family(run), name)
     if found:
         os.kill(found[0], signal.SIGKILL)
     os.kill(run.pid, signal.SIGCONT)
     return bool(found)
 
 
-def _named(run: RunProcess, name: str) -> list[int]:
+def named(family: Sequence[psutil.Process], name: str) -> list[int]:
+    """Ids of those of a run's processes that are called so: "host", "device[1]", "queue"."""
     found = []
-    for process in _family(run):
+    for process in family:
         with suppress(psutil.NoSuchProcess):
             queue = "harness.transfer_queue.remote.process" in process.cmdline()
             if process.name() == name or (queue and name == "queue"):
