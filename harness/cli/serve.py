@@ -57,9 +57,9 @@ def _certificate(given: Mapping[str, str]) -> tuple[Path, Path] | None:
 async def _serve(host: str, port: int, token: str, certificate: tuple[Path, Path] | None, console: Console) -> int:
     """Serve until a signal ends it; returns which one."""
     from harness.rpc.http_server import serving
+    from harness.rpc.sockets import allow_many_files
     from harness.service.app import service_app
     from harness.service.requests import MOST_ENGINES
-    from harness.transfer_queue.remote.server import allow_many_files
 
     allow_many_files()
     many = 2 * MOST_ENGINES + _OTHERS

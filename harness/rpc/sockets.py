@@ -11,6 +11,7 @@ import array
 import asyncio
 import atexit
 import os
+import resource
 import secrets
 import shutil
 import socket
@@ -456,6 +457,12 @@ class Outbox:
             return send_some(self._sock, data, descriptors)
         except BlockingIOError:
             return 0
+
+
+def allow_many_files() -> None:
+    """Allow as many open files as this process may have: each connection is one, and each segment of a queue."""
+    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))
 
 
 def close_all(descriptors: Sequence[int] | deque[int] | array.array[int]) -> None:

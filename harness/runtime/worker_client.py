@@ -18,7 +18,7 @@ import msgspec
 
 from harness.rpc.channel import Channel
 from harness.rpc.handshake import greet
-from harness.rpc.sockets import Address, Framed, connected
+from harness.rpc.sockets import Address, Framed, allow_many_files, connected
 from harness.rpc.stream import FramedStream, PendingCalls
 from harness.runtime import messages as m
 from harness.runtime.runtime import Build, Handle, RoleName, WorkerDied, retrieved, role_name
@@ -304,6 +304,7 @@ class ConnectedRuntime(ABC):
     _queue: HostedQueue
 
     def __init__(self, *, start_timeout_s: float, call_timeout_s: float | None, here: bool) -> None:
+        allow_many_files()
         self.start_timeout_s, self.call_timeout_s, self.here = start_timeout_s, call_timeout_s, here
         self._connections: dict[str, WorkerConnection] = {}
         self._handles: dict[str, list[RemoteRole[Any]]] = {}

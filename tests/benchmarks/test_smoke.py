@@ -30,6 +30,7 @@ ARGUMENTS = {
     "bench_paced": ["--schedules", "one_step_off", "iterations=2", "warmup_iterations=1"],
     "bench_prediction": ["--rounds", "1", "--iterations", "8", "--schedules", "fully_async", "model.warm_start=false"],
     "bench_rollout": ["--rounds", "1"],
+    "bench_scale": ["--engines", "8", "--clients", "8", "--seconds", "1", "--samples", "64"],
     "bench_service": ["--rounds", "1", "--samples", "64", "--batch", "16", "--weights-mib", "1"],
     "bench_simulation": ["iterations=2"],
     "bench_soak": ["--every", "5", "--faults", "iterations=22", "checkpoint.every=2"],

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import resource
 import secrets
 import socket
 from typing import Any, get_args
@@ -10,7 +9,15 @@ from typing import Any, get_args
 from harness.rpc.channel import Channel
 from harness.rpc.handshake import Role, new_token, token_for
 from harness.rpc.listener import Listener
-from harness.rpc.sockets import MESSAGE_LIMIT, Address, forget_address, listen, new_address, takes_descriptors
+from harness.rpc.sockets import (
+    MESSAGE_LIMIT,
+    Address,
+    allow_many_files,
+    forget_address,
+    listen,
+    new_address,
+    takes_descriptors,
+)
 from harness.rpc.stream import Room
 from harness.transfer_queue.control.spec import QueueSpec
 from harness.transfer_queue.remote.messages import Cleared, Welcome
@@ -119,9 +126,3 @@ class QueueServer:
     def _notify_writers(self, partition: str, writers: set[int]) -> None:
         for writer in writers & self._clients.keys():
             self._clients[writer].send(0, Cleared(partition))
-
-
-def allow_many_files() -> None:
-    """Allow as many open files as this process may have: each client and each segment is one."""
-    _, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
-    resource.setrlimit(resource.RLIMIT_NOFILE, (hard, hard))

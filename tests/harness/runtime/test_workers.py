@@ -6,6 +6,7 @@ import asyncio
 import gc
 import json
 import os
+import resource
 import signal
 import socket
 import subprocess
@@ -526,3 +527,13 @@ def test_what_real_workers_import_leaves_one_thread(tmp_path: Path) -> None:
         process.close()
     finally:
         server.close()
+
+
+def test_a_driver_may_have_a_connection_to_each_of_many_workers() -> None:
+    before = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (before[0] - 1, before[1]))
+    try:
+        LocalRuntime(gpu=False, start_timeout_s=60, call_timeout_s=60)
+        assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == before[1]
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, before)
