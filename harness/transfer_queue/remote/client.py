@@ -83,6 +83,7 @@ class Connection:
             yield
         finally:
             self.end("its event loop was shut down")
+            _connections.pop(asyncio.get_running_loop(), None)  # whose entry would hold the loop for ever
 
     async def run(self, call: calls.Call) -> Any:
         """The call's result; raises what it raises."""

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import errno
+import gc
 import os
 import select
 import signal
 import subprocess
 import sys
+import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -301,13 +303,17 @@ def test_an_event_loop_in_a_forked_child_connects_anew(process: QueueProcess) ->
         assert ids(runner.run(process.queue.get("score", 2))) == [2, 3]
 
 
-def test_the_connection_ends_with_its_event_loop(process: QueueProcess) -> None:
+def test_the_connection_ends_with_its_event_loop_and_holds_neither(process: QueueProcess) -> None:
     async def lease() -> None:
+        loops.add(asyncio.get_running_loop())
         await process.queue.create_partition("a", range(4))
         await process.queue.put("a", range(4), tokens(range(4)) | rewards(range(4)))
         assert ids(await process.queue.get("train", 4)) == [0, 1, 2, 3]
 
+    loops = weakref.WeakSet[asyncio.AbstractEventLoop]()
     asyncio.run(lease())
+    gc.collect()
+    assert not loops
     with process.sync() as queue:
         assert ids(queue.get("train", 4)) == [0, 1, 2, 3]
 
