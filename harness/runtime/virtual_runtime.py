@@ -227,11 +227,15 @@ class VirtualRuntime:
 
     async def start_again(self, handle: Handle[Any]) -> None:
         """Make its roles anew; a worker's start takes no time here."""
-        ((handles, roles, build),) = [one for one in self._workers if handle.name in {role.name for role in one[0]}]
+        handles, roles, build = self._worker_of(handle)
         made = build(roles)
         assert isinstance(made, Mapping), "nothing here waits for a device"
         for role, name in zip(handles, roles, strict=True):
             role.role = made[name]
+
+    def _worker_of(self, handle: Handle[Any]) -> tuple[list[LocalRole[Any]], list[RoleName], Build]:
+        """Handles on all roles of the worker that has this one, their names, and what makes them."""
+        return next(one for one in self._workers if handle.name in {role.name for role in one[0]})
 
     async def stop_clocks(self) -> float:
         """Do nothing: nothing stops the clock of the loop, and nothing asks for it."""

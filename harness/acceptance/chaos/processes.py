@@ -262,7 +262,6 @@ class FaultyRuntime(VirtualRuntime):
         self._random = random
         self.processes = {DRIVER: Process(DRIVER, random)}
         self._queue: FaultyQueue | None = None
-        self._made: dict[str, tuple[list[FaultyRole], list[RoleName], Build]] = {}
 
     def start_queue(self, spec: QueueSpec, saves: Path | None = None, storage: Storage | None = None) -> TransferQueue:
         process = self.processes["queue"] = Process("queue", self._random)
@@ -275,16 +274,18 @@ class FaultyRuntime(VirtualRuntime):
         process, made = self._begun(name, list(roles), build)
         names = [role_name(role) for role in roles]
         handles = [FaultyRole(role_name(role), made[role], process, names) for role in roles]
-        self._made[name] = handles, list(roles), build
+        self._workers.append((list(handles), list(roles), build))
         return list(handles)
 
     async def start_again(self, handle: Handle[Any]) -> None:
         """Start a role again in another process, which takes some time."""
-        ((name, (handles, roles, build)),) = [one for one in self._made.items() if handle in one[1][0]]
-        self.processes[name].die("it was ended")
+        assert isinstance(handle, FaultyRole)
+        handles, roles, build = self._worker_of(handle)
+        handle.process.die("it was ended")
         await asyncio.sleep(self._random.uniform(0.0, _START_S))
-        process, made = self._begun(name, roles, build)
+        process, made = self._begun(handle.process.name, roles, build)
         for role, one in zip(roles, handles, strict=True):
+            assert isinstance(one, FaultyRole)
             one.begin(made[role], process)
 
     def _begun(self, name: str, roles: list[RoleName], build: Build) -> tuple[Process, Mapping[RoleName, Any]]:
