@@ -6,8 +6,9 @@ from __future__ import annotations
 import asyncio
 import multiprocessing
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from math import prod
 from multiprocessing.connection import Connection
 from typing import Any
@@ -21,7 +22,7 @@ from harness.calibration.profile.timing import wait_for
 from harness.config import ModelConfig
 from harness.config.placement import sending_ranks
 from harness.config.transports import connected_transports, transport_of
-from harness.weight_sync.endpoints import GatherOnlySender, HostReceiver, HostSender
+from harness.weight_sync.endpoints import GatherOnlySender, HostReceiver, HostSender, WeightReceiver, WeightSender
 from harness.weight_sync.plan import TransferPlan, plan_transfer
 from harness.weight_sync.process_group import open_rendezvous
 
@@ -33,6 +34,7 @@ _PARTS = (0.125, 0.35, 1.0)  # of the weights
 _MOST_RANKS = {"cpu": 2, "cuda": 4}
 
 Shapes = Mapping[str, tuple[int, ...]]
+Moments = tuple[float, float, float]
 
 
 @dataclass(frozen=True)
@@ -196,7 +198,7 @@ def _train(case: TransferCase, rank: int, device: torch.device, together: Any, p
         plan = plan_transfer(weights.items(), case.bucket_bytes)
         sender = _sender(case, transport, rank, plan, device, pipe)
         together.wait(_TIMEOUT_S)
-        pipe.send([asyncio.run(_send(sender, version, weights, device, together)) for version in _versions()][_WARMUP:])
+        pipe.send(_moments(partial(timed_sending, sender, weights, device), device, together))
         together.wait(_TIMEOUT_S)
     destroy_process_group()
 
@@ -218,35 +220,51 @@ def _sender(
     return sender
 
 
-async def _send(
-    sender: Any, version: int, weights: Mapping[str, torch.Tensor], device: torch.device, together: Any
-) -> tuple[float, float, float]:
-    wait_for(device)
-    together.wait(_TIMEOUT_S)
-    began_at = time.perf_counter()
-    await sender.send(version, weights)
-    wait_for(device)
-    sent_at = time.perf_counter()
-    if isinstance(sender, HostSender):
-        await sender.wait_arrived(version)
-    return began_at, sent_at, time.perf_counter()
-
-
 def _receive(case: TransferCase, device: torch.device, together: Any, pipe: Connection) -> None:
     for _, shapes in case:
         receiver = pipe.recv().receiver(0, device)
         dtype = getattr(torch, case.dtype)
         own = {name: torch.empty(shape, dtype=dtype, device=device) for name, shape in shapes.items()}
         together.wait(_TIMEOUT_S)
-        pipe.send([_arrived(receiver, version, own, device, together) for version in _versions()][_WARMUP:])
+        pipe.send(_moments(partial(timed_arrival, receiver, own, device), device, together))
         together.wait(_TIMEOUT_S)
 
 
-def _arrived(
-    receiver: Any, version: int, own: Mapping[str, torch.Tensor], device: torch.device, together: Any
-) -> tuple[float, float, float]:
-    wait_for(device)
-    together.wait(_TIMEOUT_S)
+def _moments(transfer: Callable[[int], Moments], device: torch.device, together: Any) -> list[Moments]:
+    """Moments of each version that is timed; all processes begin with it together."""
+    moments = []
+    for version in range(_WARMUP + _ROUNDS):
+        wait_for(device)
+        together.wait(_TIMEOUT_S)
+        moments.append(transfer(1 + version))
+    return moments[_WARMUP:]
+
+
+# -- one transfer
+
+
+def timed_sending(
+    sender: WeightSender, weights: Mapping[str, torch.Tensor], device: torch.device, version: int
+) -> Moments:
+    """Send weights; seconds of time.perf_counter when that began, when they were sent, when all had arrived."""
+
+    async def send() -> Moments:
+        began_at = time.perf_counter()
+        await sender.send(version, weights)
+        wait_for(device)
+        sent_at = time.perf_counter()
+        if isinstance(sender, HostSender):
+            await sender.wait_arrived(version)
+        return began_at, sent_at, time.perf_counter()
+
+    return asyncio.run(send())
+
+
+def timed_arrival(
+    receiver: WeightReceiver | HostReceiver, own: Mapping[str, torch.Tensor], device: torch.device, version: int
+) -> Moments:
+    """Copy weights into tensors of one's own, as an engine does; seconds of time.perf_counter when that began, when all
+    were staged (where they are), when all were copied."""
     began_at = staged_at = time.perf_counter()
     if isinstance(receiver, HostReceiver):
         asyncio.run(receiver.stage(version))
@@ -258,7 +276,3 @@ def _arrived(
         own[name].copy_(tensor)
     wait_for(device)
     return began_at, staged_at, time.perf_counter()
-
-
-def _versions() -> range:
-    return range(1, 1 + _WARMUP + _ROUNDS)

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import asyncio
 import multiprocessing
-import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
 import torch
@@ -14,9 +12,10 @@ from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.parts.common import QWEN_HALF_B, SMALL, per_second, seconds_of
 from harness.acceptance.gpu_gate.results import Check, Figure
 from harness.calibration.profile.timing import wait_for
+from harness.calibration.profile.transfers import timed_arrival, timed_sending
 from harness.config import ModelConfig
 from harness.config.transports import connected_transports, transport_of
-from harness.weight_sync.endpoints import HostReceiver, HostSender, WeightOffer, WeightSender
+from harness.weight_sync.endpoints import WeightOffer
 from harness.weight_sync.plan import plan_transfer
 from harness.weight_sync.process_group import open_rendezvous
 
@@ -98,8 +97,7 @@ def _travelled(
     for version in _VERSIONS:
         sent = weights(model, version, here)
         wait_for(here)
-        start = time.perf_counter()
-        asyncio.run(_send(sender, version, sent))
+        start, _, _ = timed_sending(sender, sent, here, version)
         seconds, named = _answer(answers, start, name)
         taken.append(seconds)
         wrong += named
@@ -118,12 +116,6 @@ def _answer(answers: Connection, start: float, name: str) -> tuple[float, list[s
     return arrived_at - start, wrong
 
 
-async def _send(sender: WeightSender, version: int, sent: Mapping[str, torch.Tensor]) -> None:
-    await sender.send(version, sent)
-    if isinstance(sender, HostSender):
-        await sender.wait_arrived(version)
-
-
 def _receive(offer: WeightOffer, model: ModelConfig, device: torch.device, answers: Connection) -> None:
     """Receive weights into memory of its own, as an engine does."""
     torch.set_num_threads(1)
@@ -132,14 +124,6 @@ def _receive(offer: WeightOffer, model: ModelConfig, device: torch.device, answe
     receiver = offer.receiver(0, device)
     own = weights(model, 0, device)
     for version in _VERSIONS:
-        if isinstance(receiver, HostReceiver):
-            asyncio.run(receiver.stage(version))
-            arriving = receiver.staged(version)
-        else:
-            arriving = receiver.receive(version)
-        for name, tensor in arriving:
-            own[name].copy_(tensor)
-        wait_for(device)
-        arrived_at = time.perf_counter()
+        _, _, arrived_at = timed_arrival(receiver, own, device, version)
         expected = weights(model, version, device)
         answers.send((arrived_at, [name for name, tensor in expected.items() if not torch.equal(own[name], tensor)]))
