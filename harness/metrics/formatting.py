@@ -108,9 +108,12 @@ def redacted(text: str) -> str:
 def visible(text: str) -> str:
     """Text in which a control character, one that turns the direction of writing round, or one that nobody sees, is
     written as an escape, such as `\\u202e`; lines stay lines."""
+    return "\n".join(line if line.isprintable() else _visible(line) for line in text.split("\n"))
+
+
+def _visible(line: str) -> str:
     return "".join(
-        one if one == "\n" or unicodedata.category(one) not in _HIDDEN else one.encode("unicode_escape").decode()
-        for one in text
+        one.encode("unicode_escape").decode() if unicodedata.category(one) in _HIDDEN else one for one in line
     )
 
 
