@@ -23,6 +23,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+os.fsync = os.fstat  # type: ignore[assignment]  # what a test writes need not outlive the machine: no waiting for a disk
 
 settings.register_profile(
     "default",
@@ -46,11 +47,13 @@ def pytest_addoption(parser: pytest.Parser) -> None:
     )
 
 
-@pytest.hookimpl(tryfirst=True)
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Fast files first, for there may be no time for slow ones; of those real runs, which take longest."""
+    """Of what is left to run, fast files first, for there may be no time for slow ones; of those whole runs, which take
+    longest, so that no process waits for another one's at the end."""
     slow = {item.path for item in items if item.get_closest_marker("slow")}
-    items.sort(key=lambda item: (item.path in slow, "tests/integration/" not in item.nodeid))
+    longest = ("tests/integration/", "tests/schedules/")
+    items.sort(key=lambda item: (item.path in slow, not item.nodeid.startswith(longest)))
 
 
 @pytest.hookimpl(tryfirst=True)
