@@ -37,7 +37,7 @@ from tests.support.invariants import (
 from tests.support.random_jobs import jobs, options_of, play
 
 checked = settings(suppress_health_check=list(HealthCheck))
-few = settings(max_examples=examples(15, least=10), suppress_health_check=list(HealthCheck))
+few = settings(max_examples=examples(100), suppress_health_check=list(HealthCheck))
 
 
 def made(schedule: str) -> Schedule:
@@ -98,14 +98,15 @@ async def test_the_first_failure_ends_every_schedule(schedule: str) -> None:
 # -- whole runs
 
 
-def check(job: JobConfig, seed: int) -> FinishedRun:
-    """It ends, its queue stayed within its bound, and everything of tests/support/invariants.py holds."""
+def check(job: JobConfig, seed: int) -> float:
+    """It ends, its queue stayed within its bound, and everything of tests/support/invariants.py holds. When the last
+    sample was trained."""
     run = play(job, seed)
     assert run.most_rows <= capacity_rows(job, make_schedule(job))
     check_run(run.finished)
     check_devices(run.finished)
     check_critic(job, run.metrics)
-    return run.finished
+    return max(sample.trained_at or 0 for sample in run.finished.samples)
 
 
 def check_critic(job: JobConfig, metrics: Sequence[Mapping[str, float]]) -> None:
@@ -113,18 +114,6 @@ def check_critic(job: JobConfig, metrics: Sequence[Mapping[str, float]]) -> None
     for iteration, found in enumerate(metrics if job.algorithm.has_critic else ()):
         assert 0 <= found["critic/lag"] <= found["critic/lag_max"] <= make_schedule(job).lag_bounds(iteration)[1]
         assert found["time/update_critic_s"] > 0 and found["time/values_s"] > 0
-
-
-def test_what_is_promised_of_the_schedule_holds_over_random_jobs(schedule: str) -> None:
-    @checked
-    @given(job=jobs(schedule), seed=st.integers(0, 3))
-    def holds(job: JobConfig, seed: int) -> None:
-        check(job, seed)
-
-    holds()
-
-
-# -- engines that die, leave and come back
 
 
 def engines_of(job: JobConfig) -> int:
@@ -146,7 +135,9 @@ def check_with_lost_engines(job: JobConfig, recorder: Recorder) -> None:
     check_lags(run, newer=transport_of(make_schedule(job).transport).staged)
 
 
-def test_a_run_goes_on_without_engines_that_die_at_any_moment(schedule: str) -> None:
+def test_what_is_promised_of_the_schedule_holds_over_random_jobs_and_where_engines_die_at_any_moment(
+    schedule: str,
+) -> None:
     died = 0
 
     @few
@@ -158,20 +149,19 @@ def test_a_run_goes_on_without_engines_that_die_at_any_moment(schedule: str) -> 
     )
     def holds(job: JobConfig, seed: int, moments: list[float], first: int) -> None:
         nonlocal died
-        engines = engines_of(job)
-        assume(engines > 1)
-        ends_at = max(sample.trained_at or 0 for sample in play(job, seed).finished.samples)
+        ends_at, engines = check(job, seed), engines_of(job)
         events = [
             Event(moment * ends_at, (first + number) % engines, "dies")
             for number, moment in enumerate(sorted(moments[: engines - 1]))
         ]
-        recorder = simulate_with(go_on(job), seed, events, lambda session: None)
-        check_with_lost_engines(go_on(job), recorder)
-        assert {told["what"] for told in recorder.engines} <= {"lost"}
-        died += len(recorder.engines)
+        if events:
+            recorder = simulate_with(go_on(job), seed, events, lambda session: None)
+            check_with_lost_engines(go_on(job), recorder)
+            assert {told["what"] for told in recorder.engines} <= {"lost"}
+            died += len(recorder.engines)
 
     holds()
-    assert died > 5, "the test shows little"
+    assert died > 3, "the test shows little"
 
 
 @pytest.mark.slow
@@ -191,7 +181,7 @@ def test_engines_leave_and_come_back(schedule: str) -> None:
         engines = engines_of(job)
         assume(engines > 1 and leaves < joins)
         job = replace(job, iterations=job.iterations + 4)
-        ends_at = max(sample.trained_at or 0 for sample in play(job, seed).finished.samples)
+        ends_at = check(job, seed)
         whose = engine % engines
         events = [Event(leaves * ends_at, whose, "leave")]
         events.append(Event(joins * ends_at, whose, "dies" if dies else "join"))
