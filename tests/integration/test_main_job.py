@@ -3,19 +3,33 @@
 from __future__ import annotations
 
 import json
+from functools import partial
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
 
+from harness.config.compose import compose_job
+from harness.driver.initial_weights import initial_model
 from harness.metrics.manifest import identity_of
 from harness.metrics.run_files import load_ledger, load_manifest, load_metrics, load_samples, load_timeline
 from harness.metrics.samples import FATES
+from harness.rl import warm_start as recipe
+from harness.tasks import make_task
 from tests.support.forked_drivers import Drivers
 from tests.support.real_runs import bench
 
 ITERATIONS = 20  # after a dozen it has learnt most of what it learns in 120
 ROWS = 16 * 8
 SETTINGS = ("algorithm.reference=true", f"iterations={ITERATIONS}")
+
+
+@pytest.fixture(scope="module", autouse=True)
+def warm_start(results: Path) -> None:
+    """Half as long as the real one, which would take a third of all that these tests take."""
+    config = compose_job([])
+    with patch.object(recipe, "warm_start", partial(recipe.warm_start, steps=200)):
+        initial_model(config.model, make_task(config), results)
 
 
 @pytest.fixture(scope="module")
@@ -41,8 +55,8 @@ def exact_match(folder: Path, of: slice) -> float:
 
 
 def test_the_policy_learns(run: Path) -> None:
-    assert exact_match(run, slice(0, 3)) < 0.5
-    assert exact_match(run, slice(-6, None)) > 0.65
+    assert exact_match(run, slice(0, 3)) < 0.45
+    assert exact_match(run, slice(-8, None)) > 0.5
 
 
 def test_every_admitted_sample_is_trained_once(run: Path) -> None:
