@@ -46,11 +46,11 @@ def test_noise_alone_is_no_change_and_faster_is_not_worse(tmp_path: Path) -> Non
 
 
 def test_the_more_cells_the_more_it_takes_to_call_one_of_them(tmp_path: Path) -> None:
-    """One that is alone called worse; beside 40 that are the same it is not."""
+    """One that is alone called worse; beside 12 that are the same it is not."""
     draws = (("a", BEFORE, 2), ("b", replace(BEFORE, step_s=1.03, draw=1), 50))
     alone = [make_cell(tmp_path / side, "slower", made, range(4)) for side, made, _ in draws]
     same = [make_cell(tmp_path / side, "same", replace(BEFORE, draw=draw), range(4)) for side, _, draw in draws]
-    beside = [[replace(one, label=f"c{n}") for n in range(40)] for one in same]
+    beside = [[replace(one, label=f"c{n}") for n in range(12)] for one in same]
     assert changes_between(alone[:1], alone[1:]).worse
     assert not changes_between([alone[0], *beside[0]], [alone[1], *beside[1]]).worse
 

@@ -27,6 +27,7 @@ from harness.cli.main import answered
 from harness.comparison.experiment import Campaign, ListedCell, read_campaign, write_campaign
 from harness.config import ConfigError
 from harness.metrics.run_files import RunDirectory, load_summary
+from harness.report.page import document
 from tests.support.fabricated_cells import Made, make_run
 
 FILES = ("config.yaml", "ledger.json", "manifest.json", "metrics.jsonl", "samples.parquet", "trace.json")
@@ -57,6 +58,12 @@ def earlier(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     for done in root.rglob("DONE"):
         done.write_text("2026-01-01T00:00:40+00:00\n")
     return root
+
+
+@pytest.fixture(autouse=True)
+def undrawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Pictures beside a page take three quarters of its time, and nothing here looks at them."""
+    monkeypatch.setattr(document, "draw_comparison", lambda comparison, folder: [])
 
 
 def reported(results: Path) -> tuple[int, str]:

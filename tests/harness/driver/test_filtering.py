@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 from typing import Any
 
 import pytest
@@ -11,6 +13,7 @@ from hypothesis import strategies as st
 
 from harness.acceptance.chaos.jobs import base
 from harness.cli.main import main
+from harness.comparison.promises import FinishedRun
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import compose_job
 from harness.driver import places
@@ -23,7 +26,8 @@ from harness.runtime.runtime import parts_of
 from tests.support.invariants import check_run
 from tests.support.random_jobs import play
 
-SCHEDULES = ("colocate_sync", "separated_sync", "one_step_off", "k_step_off", "delayed_update", "half_step")
+IN_ORDER = ("colocate_sync", "separated_sync", "one_step_off", "k_step_off", "delayed_update", "half_step")
+SCHEDULES = (*IN_ORDER, "fully_async")
 
 
 def filtered(
@@ -42,11 +46,21 @@ def filtered(
     )
 
 
-@pytest.mark.parametrize("schedule", [*SCHEDULES, "fully_async"])
+@cache
+def played(schedule: str, share: float, over_sampling: float = 1.0) -> FinishedRun:
+    return play(filtered(schedule, share, over_sampling=over_sampling)).finished
+
+
+def all_keep_the_same(runs: Sequence[FinishedRun]) -> bool:
+    kept = [{sample.sample_id for sample in run.trained} for run in runs]
+    return all(one == kept[0] for one in kept)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
 def test_every_schedule_trains_full_batches_of_kept_groups_and_pays_for_the_others(schedule: str) -> None:
     seconds = {}
     for share in (0.0, 0.5):
-        run = play(filtered(schedule, share)).finished
+        run = played(schedule, share)
         check_run(run)
         assert (run.counts["dropped_filtered"] > 0) == (share > 0)
         seconds[share] = max(span.end for span in run.timeline.spans)
@@ -55,19 +69,18 @@ def test_every_schedule_trains_full_batches_of_kept_groups_and_pays_for_the_othe
 
 def test_which_groups_are_kept_depends_neither_on_the_schedule_nor_on_the_order_of_training() -> None:
     completion = filtered("fully_async", 0.5, {"order": "completion", "max_staleness": 1})
-    runs = [play(filtered(schedule, 0.5)).finished for schedule in SCHEDULES] + [play(completion).finished]
-    kept = [{sample.sample_id for sample in run.trained} for run in runs]
-    assert all(one == kept[0] for one in kept)
+    assert all_keep_the_same([*(played(schedule, 0.5) for schedule in IN_ORDER), play(completion).finished])
 
 
-@pytest.mark.parametrize("over_sampling", [1.3, 2.0])
-@pytest.mark.parametrize("schedule", [*SCHEDULES, "fully_async"])
+@pytest.mark.parametrize(
+    ("schedule", "over_sampling"), [*((name, 1.3) for name in SCHEDULES), ("half_step", 2.0), ("fully_async", 2.0)]
+)
 def test_spares_replace_what_is_refused_and_leave_where_they_are_not_needed(
     schedule: str, over_sampling: float
 ) -> None:
     """Of a batch of 8, which admits 11 or 16: with none refused all that are too many leave."""
     for share in (0.0, 0.5):
-        run = play(filtered(schedule, share, over_sampling=over_sampling)).finished
+        run = played(schedule, share, over_sampling)
         check_run(run)
         spares = run.config.algorithm.spare_groups
         assert spares == {1.3: 3, 2.0: 8}[over_sampling]
@@ -77,10 +90,8 @@ def test_spares_replace_what_is_refused_and_leave_where_they_are_not_needed(
 
 
 def test_what_is_kept_of_more_than_a_batch_does_not_depend_on_the_schedule_either() -> None:
-    runs = [play(filtered(schedule, 0.4, over_sampling=1.5)).finished for schedule in (*SCHEDULES, "fully_async")]
-    kept = [{sample.sample_id for sample in run.trained} for run in runs]
-    assert all(one == kept[0] for one in kept)
-    assert all(run.counts == runs[0].counts for run in runs)
+    runs = [played(schedule, 0.5, 1.3) for schedule in SCHEDULES]
+    assert all_keep_the_same(runs) and all(run.counts == runs[0].counts for run in runs)
 
 
 @given(st.data(), st.integers(1, 6), st.integers(0, 6))

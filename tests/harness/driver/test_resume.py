@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
-from itertools import cycle
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -118,13 +117,13 @@ def filtered(config: JobConfig, share: float = 0.4, over_sampling: float = 1.0) 
     return replace(config, algorithm=algorithm, cost=replace(config.cost, filtered_share=share))
 
 
-OVER_SAMPLING = dict(zip(SCHEDULES, cycle([1.0, 1.5, 2.0]), strict=False))
-"""Refused groups are dealt again, or spares replace them; every pair of both is drawn in the last test."""
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_so_it_is_where_groups_are_refused(schedule: str) -> None:
-    check_resumed(filtered(job(schedule), over_sampling=OVER_SAMPLING[schedule]), [0.6, 0.4])
+@pytest.mark.parametrize(
+    ("schedule", "over_sampling"),
+    [("colocate_sync", 1.0), ("k_step_off", 1.5), ("half_step", 2.0), ("fully_async", 1.0)],
+)
+def test_so_it_is_where_groups_are_refused(schedule: str, over_sampling: float) -> None:
+    """They are dealt again, or spares replace them; every pair of schedule and spares is drawn in the last test."""
+    check_resumed(filtered(job(schedule), over_sampling=over_sampling), [0.6, 0.4])
 
 
 @pytest.mark.parametrize("on_stale", ["wait", "drop"])
@@ -146,8 +145,9 @@ def test_the_coefficient_that_follows_a_kl_is_that_of_the_unbroken_run(schedule:
     check_resumed(replace(config, algorithm=followed), [0.55, 0.4])
 
 
-@pytest.mark.parametrize(("devices", "others"), [(2, 4), (4, 2)])
-@pytest.mark.parametrize("schedule", ["colocate_sync", "one_step_off", "fully_async"])
+@pytest.mark.parametrize(
+    ("schedule", "devices", "others"), [("colocate_sync", 2, 4), ("one_step_off", 4, 2), ("fully_async", 2, 4)]
+)
 def test_a_run_on_other_devices_begins_with_a_checkpoint_and_goes_on_from_its_own(
     schedule: str, devices: int, others: int, tmp_path: Path
 ) -> None:
@@ -200,7 +200,7 @@ def test_the_same_versions_are_evaluated_wherever_a_run_is_cut_off(schedule: str
     assert whole is not None
     expected, began = evaluated(whole), list[int]()
     length = load_metrics(whole.path)[-1]["seconds"]
-    for share in (0.4, 0.5, 0.7, 0.8, 0.9):
+    for share in (0.4, 0.7, 0.9):
         assert attempt(config, tmp_path / f"{share}", share * length, []) is None
         assert evaluated(attempt(config, tmp_path / f"{share}", None, began)) == expected
     assert len(set(began)) > 1

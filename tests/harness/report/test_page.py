@@ -97,24 +97,34 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 
 @pytest.fixture(scope="module")
+def written(comparison: Comparison, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """The report's files by their names."""
+    return {path.name: path for path in write_report(comparison, tmp_path_factory.mktemp("report") / "made_up")}
+
+
+@pytest.fixture(scope="module")
+def whole(written: dict[str, Path]) -> str:
+    return written["report.html"].read_text(encoding="utf-8")
+
+
+@pytest.fixture(scope="module")
 def simulated(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     root = tmp_path_factory.mktemp("simulated")
     made = Made(schedule="colocate_sync", exact_match=None, backend="virtual", iterations=8)
     return compare([make_cell(root, "one", made, range(2))])
 
 
-def test_the_page_is_well_formed_and_refers_to_nothing_outside_itself(comparison: Comparison) -> None:
-    text = document(comparison)
-    page = Page(text)
+def test_the_page_is_well_formed_and_refers_to_nothing_outside_itself(whole: str) -> None:
+    page = Page(whole)
     assert len(page.ids) == len(set(page.ids))
     assert all(target == "data:," or target.removeprefix("#") in page.ids for target in page.targets)
-    assert set(re.findall(r"https?://[^\s\"'<)]+", text)) <= {"http://www.w3.org/2000/svg"}  # a name, never fetched
-    assert not re.search(r"@import|url\((?!#)|\bfetch\(|XMLHttpRequest|\bimport\(", text)
+    assert set(re.findall(r"https?://[^\s\"'<)]+", whole)) <= {"http://www.w3.org/2000/svg"}  # a name, never fetched
+    assert not re.search(r"@import|url\((?!#)|\bfetch\(|XMLHttpRequest|\bimport\(", whole)
     assert "$" not in page.text
 
 
-def test_every_seed_interval_and_what_differs_stands_on_the_page(comparison: Comparison) -> None:
-    text = Page(document(comparison)).text
+def test_every_seed_interval_and_what_differs_stands_on_the_page(comparison: Comparison, whole: str) -> None:
+    text = Page(whole).text
     for measure in comparison.measures:
         scale = scale_of(measure)
         assert measure.title in text
@@ -131,12 +141,12 @@ def test_every_seed_interval_and_what_differs_stands_on_the_page(comparison: Com
 
 def test_what_is_left_out_stands_with_the_facts_and_is_no_warning(comparison: Comparison) -> None:
     without = replace(comparison, left_out={"half_step": "it needs <3> devices"}, warnings=())
-    told = "left out half_step (it needs <3> devices)"
-    assert told in Page(document(without)).text and "Warnings" not in Page(document(without)).text
+    shown = Page(document(without)).text
+    assert "left out half_step (it needs <3> devices)" in shown and "Warnings" not in shown
     assert "left out: half_step (it needs " in (text := markdown(without, [])) and "Warnings" not in text
-    shown = io.StringIO()
-    print_comparison(without, Console(file=shown, width=200))
-    assert "half_step is left out: it needs <3> devices" in shown.getvalue() and "Warning" not in shown.getvalue()
+    printed = io.StringIO()
+    print_comparison(without, Console(file=printed, width=200))
+    assert "half_step is left out: it needs <3> devices" in printed.getvalue() and "Warning" not in printed.getvalue()
 
 
 def test_names_are_escaped_wherever_they_stand(comparison: Comparison) -> None:
@@ -145,12 +155,13 @@ def test_names_are_escaped_wherever_they_stand(comparison: Comparison) -> None:
     manifest = runs[0].manifest | {"python": HOSTILE, "command": ["\x1b[2J`<script>`", "\u202egpj"]}
     cells = (replace(cells[0], runs=(replace(runs[0], manifest=manifest), *runs[1:])), *cells[1:])
     hostile = replace(comparison, cells=cells, claim=HOSTILE, warnings=(HOSTILE, "</style></script>"))
-    page = Page(document(hostile))
+    shown = document(hostile)
+    page = Page(shown)
     assert HOSTILE in page.text
     assert json.loads(page.scripts["curves-data"])["cells"][0]["label"] == f"{HOSTILE}0"
     assert json.loads(page.scripts["timeline-data"])["runs"][1]["label"].startswith(f"{HOSTILE}1")
     text = markdown(hostile, [])
-    for written in (text, document(hostile)):
+    for written in (text, shown):
         assert "\\u202egpj" in written and not {"\x1b", "\u202e"} & set(written)
     assert "<script" not in re.sub(r"(`+).*?\1|\\<", "", text), "beside code"
     table = [line for line in text.splitlines() if line.startswith("| ")]
@@ -178,8 +189,8 @@ def test_a_simulated_comparison_says_so_in_title_headings_tables_and_markdown(si
     assert "2 x h100" in page.text and "2 prompts x 4 responses" in page.text, "which devices, and how large a batch"
 
 
-def test_curves_on_the_page_are_those_of_the_comparison(comparison: Comparison) -> None:
-    data = json.loads(Page(document(comparison)).scripts["curves-data"])
+def test_curves_on_the_page_are_those_of_the_comparison(comparison: Comparison, whole: str) -> None:
+    data = json.loads(Page(whole).scripts["curves-data"])
     assert [axis for axis, _ in data["axes"]] == ["samples", "tokens", "seconds"]
     assert data["keys"][0] == ["eval/sampled", "held-out accuracy, sampled"]
     on_page = {(c["cell"], c["key"], c["axis"]): c for c in data["curves"]}
@@ -199,10 +210,11 @@ def test_the_headlines_are_the_questions_that_people_have(comparison: Comparison
     assert against(speed, 0) is None
 
 
-def test_profiles_show_where_the_seeds_of_every_cell_end(comparison: Comparison, simulated: Comparison) -> None:
-    text = document(comparison)
+def test_profiles_show_where_the_seeds_of_every_cell_end(
+    comparison: Comparison, simulated: Comparison, whole: str
+) -> None:
     for cell, profile in zip(comparison.cells, comparison.profiles, strict=True):
-        assert f"{cell.label}: {profile_text(profile)}" in text
+        assert f"{cell.label}: {profile_text(profile)}" in whole
     measure = comparison.outcome
     assert measure is not None
     first, *_, last = ends = sorted(measure.cells[1].per_seed.values())
@@ -215,7 +227,7 @@ def test_profiles_show_where_the_seeds_of_every_cell_end(comparison: Comparison,
     assert "Performance profiles" not in document(simulated), "nothing was rewarded"
 
 
-def test_schedules_crossed_with_corrections_stand_as_a_heat_map(comparison: Comparison, tmp_path: Path) -> None:
+def test_schedules_crossed_with_corrections_stand_as_a_heat_map(whole: str, tmp_path: Path) -> None:
     def crossed(staleness: int, correction: str, exact_match: float) -> Cell:
         settings = (f"schedule.max_staleness={staleness}", f"algorithm.correction={correction}")
         made = Made(exact_match=exact_match, lag=staleness, settings=settings, noise=(0.0, 0.01))
@@ -230,15 +242,14 @@ def test_schedules_crossed_with_corrections_stand_as_a_heat_map(comparison: Comp
     by_value = {float(text.split()[0]): (ground, ink) for ground, ink, text in shades}
     assert by_value[min(by_value)] == ("#440154", "#fff") and by_value[max(by_value)] == ("#fde725", "#000")
     assert "<td>not run</td>" in page
-    assert 'class="heat"' not in document(comparison), "which compares schedules alone"
+    assert 'class="heat"' not in whole, "which compares schedules alone"
 
 
-def test_the_markdown_has_the_same_numbers_and_its_pictures(comparison: Comparison, tmp_path: Path) -> None:
-    written = write_report(comparison, tmp_path / "made_up")
+def test_the_markdown_has_the_same_numbers_and_its_pictures(comparison: Comparison, written: dict[str, Path]) -> None:
     pictures = [f"{name}.{end}" for name in PICTURES for end in ("png", "svg", "pdf")]
-    assert [path.name for path in written] == ["report.html", "report.md", "measures.csv", "table.tex", *pictures]
-    assert all(path.stat().st_size > 500 for path in written)
-    text = written[1].read_text(encoding="utf-8")
+    assert list(written) == ["report.html", "report.md", "measures.csv", "table.tex", *pictures]
+    assert all(path.stat().st_size > 500 for path in written.values())
+    text = written["report.md"].read_text(encoding="utf-8")
     assert comparison.verdict.replace("[", r"\[").replace("*", r"\*") in text
     for measure in comparison.measures:
         scale = scale_of(measure)
@@ -248,9 +259,8 @@ def test_the_markdown_has_the_same_numbers_and_its_pictures(comparison: Comparis
         assert len(widths) == 1
 
 
-def test_the_csv_has_every_measure_of_every_cell_as_numbers(comparison: Comparison, tmp_path: Path) -> None:
-    write_report(comparison, tmp_path / "made_up")
-    table = pd.read_csv(tmp_path / "made_up" / "measures.csv")
+def test_the_csv_has_every_measure_of_every_cell_as_numbers(comparison: Comparison, written: dict[str, Path]) -> None:
+    table = pd.read_csv(written["measures.csv"])
     assert len(table) == len(comparison.measures) * len(comparison.cells)
     for measure in comparison.measures:
         for index, cell in enumerate(comparison.cells):
@@ -267,10 +277,9 @@ def test_the_csv_has_every_measure_of_every_cell_as_numbers(comparison: Comparis
 
 
 def test_the_latex_table_has_a_row_per_cell_and_escapes_what_latex_would_read(
-    comparison: Comparison, tmp_path: Path
+    comparison: Comparison, written: dict[str, Path]
 ) -> None:
-    write_report(comparison, tmp_path / "made_up")
-    text = (tmp_path / "made_up" / "table.tex").read_text(encoding="utf-8")
+    text = written["table.tex"].read_text(encoding="utf-8")
     rows = [line for line in text.splitlines() if line.endswith(r"\\")]
     assert [row.split(" & ")[0] for row in rows] == ["cell", *(cell.label for cell in comparison.cells)]
     assert len({row.count(" & ") for row in rows}) == 1 and not re.search(r"(?<!\\)[%_]", text)

@@ -15,6 +15,7 @@ from matplotlib.lines import Line2D
 from harness.comparison.comparison import Comparison, compare
 from harness.comparison.measures import SPEED
 from harness.comparison.runs import Cell
+from harness.report.page import pictures
 from harness.report.page.document import document, write_report
 from harness.report.page.verdict_chart import NARROW, WIDE, Box, chart_of, places
 from tests.support.fabricated_cells import Made, make_cell
@@ -121,7 +122,14 @@ def test_without_rewards_lag_stands_against_speed(tmp_path: Path) -> None:
     assert axes.get_ylabel() == "mean lag of a sample (iterations):\nhow stale samples are"
 
 
-def test_there_is_none_where_nothing_may_be_claimed_and_none_is_left(comparison: Comparison, tmp_path: Path) -> None:
+def test_there_is_none_where_nothing_may_be_claimed_and_none_is_left(
+    comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def left_blank(folder: Path, name: str, title: str, draw: object) -> list[Path]:
+        (path := folder / f"{name}.png").touch()
+        return [path]
+
+    monkeypatch.setattr(pictures, "save_in_every_format", left_blank)
     write_report(comparison, tmp_path)
     assert (tmp_path / "verdict.png").exists() and "(verdict.png)" in (tmp_path / "report.md").read_text()
     refused = replace(comparison, missing=("a run is not there",))
