@@ -9,13 +9,19 @@ import sys
 import threading
 import time
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from types import SimpleNamespace
 from typing import Any
 
 from harness.protocols import Span
 from harness.runtime import worker_server
 from harness.runtime.runtime import RealClock, RoleName, open_ended
-from harness.workers.training import TrainReport
+
+
+@dataclass
+class Report:
+    sums: dict[str, float]
+    spans: list[Span] = field(default_factory=list)
 
 
 class Unheard(Exception):
@@ -43,7 +49,7 @@ class EchoRole:
     async def echo(self, value: int, *, times: int = 1) -> list[int]:
         return [value] * times
 
-    async def report(self, report: TrainReport, spans: list[Span]) -> TrainReport:
+    async def report(self, report: Report, spans: list[Span]) -> Report:
         report.spans += spans
         return report
 

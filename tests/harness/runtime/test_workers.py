@@ -30,9 +30,8 @@ from harness.runtime.local_runtime import LocalRuntime, launch_server
 from harness.runtime.runtime import WorkerDied
 from harness.runtime.worker_client import RemoteRole, WorkerConnection
 from harness.runtime.worker_server import WorkerServer
-from harness.workers.training import TrainReport
 from tests.support.project import ROOT
-from tests.support.worker_roles import EchoRole, Unheard, Unpicklable, build_echoes, fail_to_build
+from tests.support.worker_roles import EchoRole, Report, Unheard, Unpicklable, build_echoes, fail_to_build
 
 TWO = {("echo", 0): EchoRole, ("echo", 1): EchoRole}
 Start = Callable[..., list[RemoteRole[EchoRole]]]
@@ -68,7 +67,7 @@ async def test_roles_of_one_worker_answer_from_one_process_that_has_imported_bef
     assert await first.role.echo(7, times=2) == [7, 7] == await second.role.echo(value=7, times=2)
     assert await first.role.environment("OMP_NUM_THREADS") == "1"
     span = Span("a", "0", "b", 0.0, 1.0, 2, 3)
-    assert await first.role.report(TrainReport(sums={"x": 1.0}), [span]) == TrainReport(sums={"x": 1.0}, spans=[span])
+    assert await first.role.report(Report(sums={"x": 1.0}), [span]) == Report(sums={"x": 1.0}, spans=[span])
 
 
 async def test_many_calls_run_at_a_time(start: Start) -> None:
