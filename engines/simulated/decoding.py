@@ -228,6 +228,7 @@ class Stepping(ABC):
         self._cold = False  # the cache is lost
         self._join_at: int | None = None  # the count at which it looks at what waits, and at its cache
         self._stop_at: int | None = None
+        self._prefill = Prefill()
 
     @property
     @abstractmethod
@@ -247,8 +248,26 @@ class Stepping(ABC):
         """Take out what has all its tokens."""
 
     @abstractmethod
-    def _refill(self) -> None:
-        """Preempt, or admit what waits."""
+    def _preempt(self) -> None:
+        """Let the latest samples wait again until the next step fits. One sample alone always does, and none of the
+        preempted fits again at once."""
+
+    @abstractmethod
+    def _all_wait_again(self) -> None:
+        """Let all that runs wait before all others, in its order, and without a cache."""
+
+    @abstractmethod
+    def _may_admit(self) -> bool:
+        """Whether the first that waits may join: those behind it wait for it. While draining, only what has begun
+        may."""
+
+    @abstractmethod
+    def _first_waiting(self) -> tuple[int, int]:
+        """Tokens of the first that waits, and those of them that are in the cache."""
+
+    @abstractmethod
+    def _prefilled(self, tokens: int, *, whole: bool) -> None:
+        """Have so many tokens of the first that waits in the cache; where that is the whole of it, it gets a slot."""
 
     def steps(self, now: float) -> int:
         """Decode steps so far, that which is under way included."""
@@ -315,10 +334,35 @@ class Stepping(ABC):
         else:
             self._refill()
 
+    def _refill(self) -> None:
+        """Preempt, or admit what waits."""
+        self._preempt()
+        if self._cold:
+            self._cold, self._decoding_from, self._prefill = False, self._since, Prefill()
+            self._all_wait_again()
+        self._admit()
+
+    def _admit(self) -> None:
+        """Admit what waits, in order, while there are slots, room, and tokens of the next step. Who comes when nothing
+        runs keeps nobody waiting, and is prefilled at once."""
+        cost, step = self._cost, self._prefill
+        if step.count != self._count:
+            left = math.inf if cost.step_tokens is None else cost.step_tokens - self.running
+            step = self._prefill = Prefill(self._count, left)
+        while step.left > 0 and self._may_admit():
+            tokens, kept = self._first_waiting()
+            some = int(min(tokens - kept, step.left)) if self.running else tokens - kept
+            step.add(some, cost.prefill(kept + some) - cost.prefill(kept))
+            self._prefilled(kept + some, whole=kept + some == tokens)
+        before_s, step.joined_s = step.joined_s, cost.joined_s(step.seconds, step.tokens, self.running)
+        self._decoding_from += step.joined_s - before_s
+        if step.left <= 0 and self._may_admit():
+            self._join_at = self._count + 1
+
 
 class Decoding(Stepping):
     """The decoding of one engine. Every call first moves on to its time. Its attributes are those of `Stepping`, and
-    seven more."""
+    six more."""
 
     def __init__(self, cost: DecodeCost, *, slots: int, version: int = 0) -> None:
         super().__init__(cost, slots)
@@ -328,7 +372,6 @@ class Decoding(Stepping):
         self.preemptions = 0
         self.recomputed_tokens = 0  # lost by preemptions
         self._running = RunningSamples(cost.kv_tokens, sharing=cost.prefix_caching)
-        self._prefill = Prefill()
         self._versions = Versions(version)
 
     @property
@@ -413,8 +456,6 @@ class Decoding(Stepping):
                 )
 
     def _may_admit(self) -> bool:
-        """Whether the first that waits may join: those behind it wait for it. While draining, only what has begun
-        may."""
         if self.stopped or not self.waiting or len(self._running) >= self.slots:
             return False
         first = self.waiting[0]
@@ -436,19 +477,13 @@ class Decoding(Stepping):
             self._add_runs(sample)
             self.finished.append((sample, self._since))
 
-    def _refill(self) -> None:
-        self._preempt()
-        if self._cold:
-            self._cold, self._decoding_from, self._prefill = False, self._since, Prefill()
-            running = list(self._running)
-            self._running.clear()
-            for sample in reversed(running):
-                self._wait_again(sample)
-        self._admit()
+    def _all_wait_again(self) -> None:
+        running = list(self._running)
+        self._running.clear()
+        for sample in reversed(running):
+            self._wait_again(sample)
 
     def _preempt(self) -> None:
-        """Preempt the latest samples until the next step fits. One sample alone always does, and none of the preempted
-        fits again at once."""
         while self._running.overflows(self._count):
             sample = self._running.take_latest()
             self._wait_again(sample)
@@ -464,27 +499,16 @@ class Decoding(Stepping):
         sample.begun, sample.kept = True, 0
         self.waiting.appendleft(sample)
 
-    def _admit(self) -> None:
-        """Admit what waits, in order, while there are slots, room, and tokens of the next step. Who comes when nothing
-        runs keeps nobody waiting, and is prefilled at once."""
-        cost, running, step = self._cost, self._running, self._prefill
-        if step.count != self._count:
-            left = math.inf if cost.step_tokens is None else cost.step_tokens - len(running)
-            step = self._prefill = Prefill(self._count, left)
-        while step.left > 0 and self._may_admit():
-            sample = self.waiting[0]
-            sample.started_at = self._since if sample.started_at is None else sample.started_at
-            kept = max(sample.kept, min(running.prefix(sample), sample.cached - 1))
-            some = int(min(sample.cached - kept, step.left)) if running else sample.cached - kept
-            step.add(some, cost.prefill(kept + some) - cost.prefill(kept))
-            sample.kept, sample.begun = kept + some, True
-            if sample.kept == sample.cached:
-                sample.begun = False
-                running.add(self.waiting.popleft(), self._count)
-        before_s, step.joined_s = step.joined_s, cost.joined_s(step.seconds, step.tokens, len(running))
-        self._decoding_from += step.joined_s - before_s
-        if step.left <= 0 and self._may_admit():
-            self._join_at = self._count + 1
+    def _first_waiting(self) -> tuple[int, int]:
+        first = self.waiting[0]
+        return first.cached, max(first.kept, min(self._running.prefix(first), first.cached - 1))
+
+    def _prefilled(self, tokens: int, *, whole: bool) -> None:
+        first = self.waiting[0]
+        first.started_at = self._since if first.started_at is None else first.started_at
+        first.kept, first.begun = tokens, not whole
+        if whole:
+            self._running.add(self.waiting.popleft(), self._count)
 
     def _add_runs(self, sample: SimulatedSample) -> None:
         """Add what the sample decoded since it got its slot, a run for each version in that time."""

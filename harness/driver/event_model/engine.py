@@ -9,7 +9,7 @@ from collections.abc import Callable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
-from engines.simulated.decoding import Stepping, Versions
+from engines.simulated.decoding import Prefill, Stepping, Versions
 from harness.runtime.virtual_runtime import VirtualLoop
 from schedules.protocol import PauseMode
 
@@ -41,11 +41,13 @@ class Engine(Stepping):
         self._step_s = [  # of a decode step of so many samples, their contexts aside
             decode.step_s + max(decode.weights(n), n * decode.per_sample_s) for n in range(self.slots + 1)
         ]
-        self._prefill_s = decode.prefill(job.queue.prompt)
         self._heap: list[int] = []
         self._running = self._offset = 0
-        self._waiting: deque[int] = deque()  # those that were preempted come first
-        self._preempted: set[int] = set()
+        self._waiting: deque[int] = deque()  # those that have begun come first
+        self._begun: set[int] = set()  # of these: they wait again, or for the rest of their prefill
+        self._kept: dict[int, int] = {}  # tokens in the cache of those that wait for the rest
+        self._sharing: dict[int, int] | None = {} if decode.prefix_caching else None  # samples of each group that run
+        self._saved = 0  # tokens of prompts that are held once, and counted for more than one sample
         self._order: list[int] = []  # of admission
         self._draining = False
         self._ahead: list[tuple[float, int, int]] = []  # finishes that are due no later than the planned moment
@@ -148,17 +150,19 @@ class Engine(Stepping):
 
     def give_up(self) -> None:
         """Let all that it has begin again when it goes on."""
-        again = sorted([*(entry & _MASK for entry in self._heap), *self._waiting])
-        queue = self._queue
+        queue, again = self._queue, sorted([*(entry & _MASK for entry in self._heap), *self._waiting])
         for sample in again:
             queue.context[sample], queue.left[sample] = queue.prompt, queue.lengths[sample]
             queue.older.pop(sample, None)
         self._waiting = deque(again)
         self._heap.clear()
         self._order.clear()
-        self._preempted.clear()
-        self._running = self._offset = 0
-        self._owed_s = 0.0
+        self._begun.clear()
+        self._kept.clear()
+        if self._sharing:
+            self._sharing.clear()
+        self._running = self._offset = self._saved = 0
+        self._owed_s, self._prefill = 0.0, Prefill()
 
     def go_on(self) -> None:
         """Generate again."""
@@ -174,32 +178,57 @@ class Engine(Stepping):
         self.advance(self.job.now)
         self._close_span()
         self._versions.change(version, self._count)
-        self._cold = self._cold or (not keep_cache and self._running > 0)
+        if not keep_cache:
+            self._cold = True
+            self._kept.clear()
 
     # -- decoding
 
     @property
     def _drained(self) -> bool:
-        return not self._running and not (self._waiting and self._waiting[0] in self._preempted)
+        return not self._running and not (self._waiting and self._waiting[0] in self._begun)
 
     def _cached(self) -> int:
         return self._offset + self._running * self._count
+
+    def _enter(self, sample: int) -> None:
+        """Count a sample among those that run."""
+        self._running += 1
+        self._offset += self._queue.context[sample] - self._queue.start[sample]
+        if self._sharing is not None:
+            group = sample // self._n
+            others = self._sharing.get(group, 0)
+            self._sharing[group] = others + 1
+            self._saved += self._queue.prompt if others else 0
+
+    def _leave(self, sample: int) -> None:
+        self._running -= 1
+        self._offset -= self._queue.context[sample] - self._queue.start[sample]
+        if self._sharing is not None:
+            group = sample // self._n
+            self._sharing[group] = others = self._sharing[group] - 1
+            self._saved -= self._queue.prompt if others else 0
+
+    def _prefix(self, sample: int) -> int:
+        """Tokens of a sample's context that are in the cache for another one."""
+        return self._queue.prompt if self._sharing and self._sharing.get(sample // self._n) else 0
 
     def _may_admit(self) -> bool:
         if self.stopped or not self._waiting or self._running >= self.slots:
             return False
         first = self._waiting[0]
-        if not (self.admitting or first in self._preempted):
+        if not (self.admitting or first in self._begun):
             return False
-        room, running = self._room, self._running
-        return room is None or self._offset + running * self._count + self._queue.context[first] + running + 1 <= room
+        if self._room is None:
+            return True
+        held = self._cached() - self._saved + self._queue.context[first] - self._prefix(first)
+        return held + self._running + 1 <= self._room
 
     def _take_first(self) -> int:
         """Take out the sample that ends first, whose end that is."""
         entry, queue = heappop(self._heap), self._queue
         sample = entry & _MASK
-        self._running -= 1
-        self._offset -= queue.context[sample] - queue.start[sample]
+        self._leave(sample)
         queue.end[sample] = entry >> _BITS
         group = sample // self._n
         queue.unfinished[group] -= 1
@@ -211,43 +240,54 @@ class Engine(Stepping):
         while self._heap and self._heap[0] >> _BITS == self._count:
             self._take_first()
 
-    def _refill(self) -> None:
-        queue, count = self._queue, self._count
-        while self._room is not None and self._cached() + self._running > self._room:
+    def _preempt(self) -> None:
+        while self._room is not None and self._cached() - self._saved + self._running > self._room:
             sample = self._order.pop()
-            entry = (queue.start[sample] + queue.left[sample]) << _BITS | sample
+            entry = (self._queue.start[sample] + self._queue.left[sample]) << _BITS | sample
             if entry in self._heap:  # else it has ended
                 self._heap.remove(entry)
                 heapify(self._heap)
-                self._preempt(sample)
-        if self._cold:
-            self._cold = False
-            contexts = (queue.context[s] + count - queue.start[s] for s in (entry & _MASK for entry in self._heap))
-            self._decoding_from = self._since + sum(map(self._cost.prefill, contexts))
-        while self._may_admit():
-            sample = self._waiting.popleft()
-            tokens = queue.context[sample]
-            queue.start[sample] = count
-            self._running += 1
-            self._offset += tokens - count
-            heappush(self._heap, (count + queue.left[sample]) << _BITS | sample)
-            self._decoding_from += self._prefill_s if tokens == queue.prompt else self._cost.prefill(tokens)
-            self._order.append(sample)
-            if self._preempted:
-                self._preempted.discard(sample)
+                self._wait_again(sample)
 
-    def _preempt(self, sample: int) -> None:
+    def _all_wait_again(self) -> None:
+        running = {entry & _MASK for entry in self._heap}
+        for sample in reversed(self._order):
+            if sample in running:
+                self._wait_again(sample)
+        self._heap.clear()
+        self._order.clear()
+
+    def _wait_again(self, sample: int) -> None:
         queue, count = self._queue, self._count
         begun = queue.start[sample]
-        self._running -= 1
-        self._offset -= queue.context[sample] - begun
-        tokens, versions, oldest = queue.older.get(sample, (0, 0.0, self.version))
-        more, eldest = self._versions_between(begun, count)
-        queue.older[sample] = (tokens + count - begun, versions + more, min(oldest, eldest))
+        self._leave(sample)
+        if count > begun:
+            tokens, versions, oldest = queue.older.get(sample, (0, 0.0, self.version))
+            more, eldest = self._versions_between(begun, count)
+            queue.older[sample] = (tokens + count - begun, versions + more, min(oldest, eldest))
         queue.context[sample] += count - begun
         queue.left[sample] -= count - begun
-        self._preempted.add(sample)
+        self._begun.add(sample)
         self._waiting.appendleft(sample)
+
+    def _first_waiting(self) -> tuple[int, int]:
+        first = self._waiting[0]
+        tokens = self._queue.context[first]
+        return tokens, max(self._kept.get(first, 0), min(self._prefix(first), tokens - 1))
+
+    def _prefilled(self, tokens: int, *, whole: bool) -> None:
+        sample = self._waiting[0]
+        if not whole:
+            self._begun.add(sample)
+            self._kept[sample] = tokens
+            return
+        self._waiting.popleft()
+        self._begun.discard(sample)
+        self._kept.pop(sample, None)
+        self._queue.start[sample] = self._count
+        self._enter(sample)
+        heappush(self._heap, (self._count + self._queue.left[sample]) << _BITS | sample)
+        self._order.append(sample)
 
     # -- going ahead
 
@@ -264,10 +304,10 @@ class Engine(Stepping):
         heap, ahead, room, step_s, cached_s = self._heap, self._ahead, self._room, self._step_s, self._cost.per_cached_s
         count, at, begins = self._base
         due = min((of for of in (self._join_at, self._stop_at) if of is not None), default=_MASK)
-        admissible = bool(self._waiting) and (self.admitting or self._waiting[0] in self._preempted)
+        admissible = bool(self._waiting) and (self.admitting or self._waiting[0] in self._begun)
         while True:
             running, finish = self._running, heap[0] >> _BITS
-            special = due if room is None else min(due, (room - self._offset) // running)
+            special = due if room is None else min(due, (room + self._saved - self._offset) // running)
             until = min(special, finish)
             if steps := until - count:
                 cached = self._offset + running * count + running * (steps - 1) / 2
@@ -294,8 +334,7 @@ class Engine(Stepping):
             while ahead and ahead[-1][0] > now:
                 _, count, sample = ahead.pop()
                 heappush(self._heap, count << _BITS | sample)
-                self._running += 1
-                self._offset += queue.context[sample] - queue.start[sample]
+                self._enter(sample)
                 group = sample // self._n
                 if not queue.unfinished[group]:
                     self._completed.remove(group)

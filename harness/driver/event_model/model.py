@@ -30,8 +30,6 @@ def not_covered(config: JobConfig, schedule: Schedule, placement: Placement) -> 
         "a critic": config.algorithm.has_critic,
         "groups that are refused and dealt again": config.refills,
         "turns with an environment": config.cost.turns is not None,
-        "prompts that groups share, or prefill beside decoding": config.cost.prefix_caching
-        or config.cost.step_tokens is not None,
         "a limit on how long samples take": config.engine.sample_limit_s is not None,
         "engines on devices of others": rollout_shares and not schedule.colocated,
     }
