@@ -347,12 +347,14 @@ class Stepping(ABC):
         runs keeps nobody waiting, and is prefilled at once."""
         cost, step = self._cost, self._prefill
         if step.count != self._count:
+            if not self._may_admit():
+                return
             left = math.inf if cost.step_tokens is None else cost.step_tokens - self.running
             step = self._prefill = Prefill(self._count, left)
         while step.left > 0 and self._may_admit():
             tokens, kept = self._first_waiting()
             some = int(min(tokens - kept, step.left)) if self.running else tokens - kept
-            step.add(some, cost.prefill(kept + some) - cost.prefill(kept))
+            step.add(some, cost.prefill(kept + some) - (cost.prefill(kept) if kept else 0.0))
             self._prefilled(kept + some, whole=kept + some == tokens)
         before_s, step.joined_s = step.joined_s, cost.joined_s(step.seconds, step.tokens, self.running)
         self._decoding_from += step.joined_s - before_s

@@ -450,11 +450,12 @@ class DrawnJudge:
 
     def __call__(self, batch: Batch) -> np.ndarray:
         groups = batch.dense("sample")[:: self._group_size] // self._group_size
-        return np.array([self._draw(group) >= self._share for group in groups.tolist()], np.bool_)
+        return np.array([self.keeps(group) for group in groups.tolist()], np.bool_)
 
-    def _draw(self, group: int) -> float:
+    def keeps(self, group: int) -> bool:
+        """Whether the group of this number is kept."""
         key = np.array([self._seed ^ _FILTER, group], dtype=np.uint64)
-        return float(np.random.Generator(np.random.Philox(key=key)).random())
+        return float(np.random.Generator(np.random.Philox(key=key)).random()) >= self._share
 
 
 _FILTER = 0x66696C746572  # keys the generator

@@ -15,6 +15,7 @@ from schedules.protocol import PauseMode
 
 if TYPE_CHECKING:
     from harness.driver.event_model.job import Job
+    from harness.driver.event_model.queue import Wanted
 
 _BITS = 32  # of a heap's entry: the sample; above them the step at which it ends
 _MASK = (1 << _BITS) - 1
@@ -56,7 +57,7 @@ class Engine(Stepping):
         self._special: int | None = None  # step at which the planned moment is, where nothing ends there
         self._completed: list[int] = []
         self._versions = Versions(0)
-        self._parts: deque[int | None] = deque()
+        self._parts: deque[Wanted] = deque()
         self._share = self._most = 0
         self._wants = self._feeding = False
         self._ended: Callable[[], None] | None = None
@@ -80,13 +81,13 @@ class Engine(Stepping):
     # -- the feed
 
     @property
-    def wanted_of(self) -> int | None:
-        """The batch whose groups it waits for; None: of any."""
+    def wanted_of(self) -> Wanted:
+        """The batches whose groups it waits for."""
         return self._parts[0]
 
-    def begin(self, parts: Sequence[int | None], share: int, most: int, ended: Callable[[], None]) -> None:
-        """Take groups of these batches (None: of any), at most `share` samples at once and `most` at a time; ended: is
-        called when all is taken and done."""
+    def begin(self, parts: Sequence[Wanted], share: int, most: int, ended: Callable[[], None]) -> None:
+        """Take groups of these batches, one after the other, at most `share` samples at once and `most` at a time;
+        ended: is called when all is taken and done."""
         self._parts, self._share, self._most, self._ended = deque(parts), share, most, ended
         self._feeding = True
         self.ask()
@@ -121,12 +122,13 @@ class Engine(Stepping):
             assert self._ended is not None
             self._ended()
 
-    def submit(self, groups: range) -> None:
+    def submit(self, groups: Sequence[int]) -> None:
         """Take these groups in; `ask` follows."""
         now = self.job.now
         self.advance(now)
         self.job.began(groups, self.bound)
-        self._waiting.extend(range(groups.start * self._n, groups.stop * self._n))
+        for group in groups:
+            self._waiting.extend(range(group * self._n, (group + 1) * self._n))
         if not self.paused and self.busy_since is None:
             self.busy_since = now
         if self._may_admit():
@@ -253,6 +255,7 @@ class Engine(Stepping):
         running = {entry & _MASK for entry in self._heap}
         for sample in reversed(self._order):
             if sample in running:
+                running.discard(sample)  # a refused group's samples were admitted before
                 self._wait_again(sample)
         self._heap.clear()
         self._order.clear()

@@ -11,6 +11,7 @@ from harness.config.transports import transport_of
 from harness.cost_model.cost import offload_s, reload_s
 from harness.driver.build import fair_share
 from harness.driver.event_model.engine import Engine
+from harness.driver.event_model.queue import Wanted
 from harness.driver.event_model.readers import Arrivals, Frontier
 from harness.rl.advantages import needs_whole_batch
 from harness.workers.turns import Turns
@@ -59,16 +60,19 @@ class Rollout:
 
     async def generate(self, iteration: int, batches: int = 1) -> None:
         job = self._job
-        parts, algorithm = range(iteration, iteration + batches), job.config.algorithm
+        algorithm, together = job.config.algorithm, range(iteration, iteration + batches)
         if job.cost.generate_s:
             await asyncio.sleep(job.cost.generate_s)
         share = fair_share(algorithm, len(job.engines))
+        parts: list[Wanted] = [range(part, part + 1) for part in together]
+        if job.refills and batches > 1:  # one does not wait until all of another is kept
+            parts = [together]
         if job.schedule.colocated:
             await gather(*(self._in_turn(engine, parts, share) for engine in self.engines))
         else:
-            await self._feed(self.engines, parts, share, share * batches)
+            await self._feed(self.engines, parts, share if len(parts) == batches else job.group_size, share * batches)
 
-    async def _in_turn(self, engine: Engine, parts: Sequence[int | None], share: int) -> None:
+    async def _in_turn(self, engine: Engine, parts: Sequence[Wanted], share: int) -> None:
         """A batch as one, from waking to sleeping."""
         job = self._job
         async with job.turns_of("rollout", engine.number).turn(f"rollout[{engine.number}].generate"):
@@ -84,7 +88,7 @@ class Rollout:
         most = fair_share(algorithm, engines, batches=1 + job.schedule.eta)
         await self._feed(self.engines, [None], fair_share(algorithm, engines), most)
 
-    async def _feed(self, engines: Sequence[Engine], parts: Sequence[int | None], share: int, most: int) -> None:
+    async def _feed(self, engines: Sequence[Engine], parts: Sequence[Wanted], share: int, most: int) -> None:
         await _all_called(engines, lambda engine, ended: engine.begin(parts, share, most, ended))
 
     async def set_dispatch_limit(self, below: int) -> None:
@@ -118,7 +122,8 @@ async def _all_called(engines: Sequence[Engine], begin: Callable[[Engine, Callab
 
 
 class Rewards:
-    """Rewards, and advantages, which take no time: groups one after the other, the oldest that is there first."""
+    """Rewards, and advantages, which take no time: groups one after the other, the oldest that is there first. Where
+    groups may be refused, they are rewarded whatever a schedule asks, and judged then."""
 
     name = "reward"
 
@@ -126,12 +131,17 @@ class Rewards:
         self._job, self._sample_s = job, job.cost.reward_s_per_sample
         self._whole = needs_whole_batch(job.config.algorithm)
         self._ready: list[list[int]] = [[] for _ in range(job.iterations)]
+        self._unjudged, self._over = list[int](), False
         self._news = asyncio.Event()
         self.arrivals = Arrivals(job.queue.part_of)
 
     def add(self, groups: Sequence[int]) -> None:
         """Note groups that are generated."""
-        if not self._sample_s:
+        if self._job.refills:
+            for group in groups:
+                heappush(self._unjudged, group)
+            self._news.set()
+        elif not self._sample_s:
             self._job.came(groups)
         elif not self._job.in_order:
             self.arrivals.add(groups)
@@ -146,16 +156,36 @@ class Rewards:
         return -(-end // batch) * batch if self._whole else end
 
     async def process(self, iteration: int) -> None:
-        if self._sample_s:
+        if self._sample_s and not self._job.refills:
             await self._work([iteration])
         await self._job.rewarded.reached((iteration + 1) * self._job.batch)
 
     async def stream(self) -> None:
-        if self._sample_s and not self._job.in_order:
+        if not self._sample_s or self._job.refills:
+            return
+        if self._job.in_order:
+            await self._work(range(self._job.iterations))
+        else:
             while groups := await self.arrivals.ask(1):
                 await self._pass(groups)
-        elif self._sample_s:
-            await self._work(range(self._job.iterations))
+
+    async def judge(self) -> None:
+        """Reward groups and let the filter judge them, until the job is over. Raises ConfigError where it refuses too
+        many."""
+        while not self._over:
+            if self._unjudged:
+                group = heappop(self._unjudged)
+                if self._sample_s:
+                    await asyncio.sleep(self._sample_s * self._job.group_size)
+                self._job.judge(group)
+            else:
+                self._news.clear()
+                await self._news.wait()
+
+    def end(self) -> None:
+        """Nothing is to be judged any more."""
+        self._over = True
+        self._news.set()
 
     async def _work(self, batches: Sequence[int]) -> None:
         for _ in range(len(batches) * self._job.batch):

@@ -20,9 +20,12 @@ from harness.driver.event_model.engine import Engine, Moments
 from harness.driver.event_model.fronts import Prompts, Rewards, Rollout, Scoring, Trainer, Weights
 from harness.driver.event_model.queue import Queue
 from harness.driver.event_model.readers import Arrivals, Frontier
+from harness.driver.filtering import places_of
 from harness.runtime.virtual_runtime import VirtualLoop
+from harness.workers.stages import DrawnJudge
 from harness.workers.turns import PlacedTurns
 from schedules import Schedule
+from schedules.base import gather
 
 
 @dataclass(frozen=True)
@@ -65,7 +68,9 @@ class Job:
         self.in_order = schedule.order == "fifo"
         self.decode = DecodeCost.of(cost)
         lengths, groups = ResponseLengths.of_job(config, seed), self.iterations * self.batch
-        self.queue = Queue(lengths, groups, self.batch, self.group_size, cost.prompt_tokens)
+        self.refills, places = config.refills, places_of(config) if config.refills else None
+        self._keeps = None if cost.filtered_share is None else DrawnJudge(cost.filtered_share, seed, self.group_size)
+        self.queue = Queue(lengths, groups, self.batch, self.group_size, cost.prompt_tokens, places)
         self._loop, self.moments = loop, Moments(loop)
         self._stale, self._ready_at, self._lacking = set[int](), 0, dict[int, int]()
         engines = len(devices["rollout"]) // config.engine.tensor_parallel
@@ -103,9 +108,13 @@ class Job:
         return self._loop.time()
 
     async def run(self) -> None:
-        """Run the schedule's file to its end."""
+        """Run the schedule's file to its end. Raises ConfigError where a filter refuses too many groups."""
+        await gather(self._run(), *([self.rewards.judge()] if self.refills else []))
+
+    async def _run(self) -> None:
         await self.schedule.run(self)  # type: ignore[arg-type]  # a Job by shape
         await self.weights.finish()
+        self.rewards.end()
 
     def steps(self) -> FastSteps:
         """The iterations as they came out."""
@@ -119,8 +128,13 @@ class Job:
             np.array(queue.took)[trained].max(axis=1),
             self._exposed(),
             {role: self._busy(devices) for role, devices in self.placement.devices.items()},
-            len(self._stale) * self.group_size,
+            (len(self._stale) + self._refused) * self.group_size,
         )
+
+    @property
+    def _refused(self) -> int:
+        places = self.queue.places
+        return 0 if places is None else sum(places.dealt.values())
 
     def _worked(self, *kinds: str) -> NDArray[np.float64]:
         """Seconds of this work in each iteration."""
@@ -156,9 +170,10 @@ class Job:
 
     # -- groups
 
-    def began(self, groups: range, bound: int) -> None:
+    def began(self, groups: Sequence[int], bound: int) -> None:
         """Note that an engine took these groups, under this bound."""
-        self.queue.took[groups.start : groups.stop] = [-self.now] * len(groups)
+        for group in groups:
+            self.queue.took[group] = -self.now
         if not self.in_order:
             self.arrivals.begun(groups, bound)
 
@@ -167,14 +182,35 @@ class Job:
         for group in groups:
             self.queue.took[group] += self.now
         if self.in_order:
-            self.generated.add(groups)
+            self._can_be_scored(groups)
             self.rewards.add(groups)
             return
         for _, of_one in groupby(groups, key=self.queue.part_of.__getitem__):
             its = sorted(of_one)
             self.rewards.add(its)
+            self._can_be_scored(its)
+
+    def _can_be_scored(self, groups: Sequence[int], *, kept: bool = False) -> None:
+        if self.refills and not kept:
+            return
+        if self.in_order:
+            self.generated.add(groups)
+        else:
             for stage in self.device_stages:
-                stage.arrivals.add(its)
+                stage.arrivals.add(groups)
+
+    def judge(self, group: int) -> None:
+        """Keep a group that has its rewards, or give its place another; what is stale is not trained anyway."""
+        assert self._keeps is not None
+        if group in self._stale:
+            self.queue.keep(group)
+        elif self._keeps.keeps(self.queue.number(group)):
+            self._can_be_scored([group], kept=True)
+            self.came([group])
+            self.queue.keep(group)
+        else:
+            self.arrivals.give_back([group])
+            self.queue.refuse(group)
 
     def came(self, groups: Sequence[int]) -> None:
         """Note that one of the roles that training waits for is done with these, of one partition."""

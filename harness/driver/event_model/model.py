@@ -28,7 +28,9 @@ def not_covered(config: JobConfig, schedule: Schedule, placement: Placement) -> 
     reasons = {
         f"order={schedule.order}": schedule.order not in ("fifo", "completion"),
         "a critic": config.algorithm.has_critic,
-        "groups that are refused and dealt again": config.refills,
+        "groups that are refused for another reason than a filter": config.refills and not config.algorithm.filters,
+        "spare groups in the place of those that a filter refuses": config.refills
+        and config.algorithm.spare_groups > 0,
         "turns with an environment": config.cost.turns is not None,
         "a limit on how long samples take": config.engine.sample_limit_s is not None,
         "engines on devices of others": rollout_shares and not schedule.colocated,

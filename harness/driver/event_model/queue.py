@@ -4,26 +4,41 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
+from heapq import heappop, heappush
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from harness.cost_model.lengths import ResponseLengths
+from harness.driver.places import Places, Verdict
+from harness.metrics.samples import DEALT_AGAIN
 
 if TYPE_CHECKING:
     from harness.driver.event_model.engine import Engine
 
-Served = list[tuple["Engine", range | None]]
+Wanted = range | None
+"""Partitions whose groups an engine takes; None: any, the oldest first."""
+
+Served = list[tuple["Engine", Sequence[int] | None]]
 
 
 class Queue:
-    """A partition for each batch, and behind them for groups in the place of those that are dropped.
+    """A partition for each batch, and behind them for groups in the place of those that are dropped. places: where
+    groups may be refused; then there may be more of a partition until all of it is kept.
 
     Its attributes are many: lists by sample and by group take the place of columns.
     """
 
-    def __init__(self, drawn: ResponseLengths, groups: int, batch: int, group_size: int, prompt: int) -> None:
-        self._drawn, self.group_size, self.prompt = drawn, group_size, prompt
+    def __init__(
+        self,
+        drawn: ResponseLengths,
+        groups: int,
+        batch: int,
+        group_size: int,
+        prompt: int,
+        places: Places | None = None,
+    ) -> None:
+        self._drawn, self.group_size, self.prompt, self.places = drawn, group_size, prompt, places
         self.tokens = np.empty((0, group_size), np.int64)
         self.lengths, self.context, self.left = list[int](), list[int](), list[int]()  # by sample, as are those below
         self.start, self.end = list[int](), list[int]()
@@ -33,6 +48,7 @@ class Queue:
         self.older: dict[int, tuple[int, float, int]] = {}  # of preempted samples: tokens, their versions, the oldest
         self.groups, self.admitted, self.closed = groups, 0, False
         self._next, self._ends = list[int](), list[int]()  # of each part: the group to hand out, the end
+        self._again, self._open = list[list[int]](), list[int]()  # groups to hand out once more; those still to come
         self._first = 0  # partition that has some
         self._waiting: dict[Engine, int] = {}  # and when each asked
         self._asked = 0
@@ -54,6 +70,11 @@ class Queue:
         self.oldest += [0] * groups
         self.took += [0.0] * groups
         self.part_of += [len(self._next) + group // size for group in range(groups)]
+        self._again += [[] for _ in range(0, groups, size)]
+        self._open += [size for _ in range(0, groups, size)]
+        if self.places is not None:
+            for place in range(0, groups, size):
+                self.places.made(len(self._next) + place // size, first + place, size)
         self._next += range(first, first + groups, size)
         self._ends += range(first + size, first + groups + size, size)
 
@@ -64,23 +85,66 @@ class Queue:
         self.admitted = min(below, self._ends[self.part_of[self.admitted]])
         self.serve()
 
-    def take(self, part: int | None, wanted: int, bound: int) -> range | None:
-        """Groups of a partition, or of the oldest that has some, at most so many and below a bound; an empty range
-        where none is there yet, None where none will come."""
-        if part is None:
-            while self._first < len(self._next) and self._next[self._first] == self._ends[self._first]:
+    def take(self, parts: Wanted, wanted: int, bound: int) -> Sequence[int] | None:
+        """Groups of a partition, at most so many and below a bound; of several partitions, of that which has given
+        fewest. None of them where there is none yet, None where none will come."""
+        if parts is None:
+            while self._first < len(self._next) and self._all_out(self._first):
                 self._first += 1
-            if self._first == len(self._next) or self._next[self._first] >= self.admitted:
-                return None if self.closed else range(0)
             part = self._first
-        elif self._next[part] == self._ends[part]:
+            over = part == len(self._next) or (not self._again[part] and self._next[part] >= self.admitted)
+            if over:
+                return None if self.closed and (self.places is None or not any(self._open[:part])) else ()
+        elif not any(self._open[part] for part in parts):
             return None
+        elif len(parts) == 1:
+            part = parts[0]
+        else:
+            there = [part for part in parts if self._is_there(part, bound)]
+            part = min(there or parts, key=lambda part: self._next[part] - self._ends[part])
+        again, taken = self._again[part], list[int]()
+        while again and len(taken) < wanted and again[0] < bound:
+            taken.append(heappop(again))
         first = self._next[part]
-        end = min(first + wanted, self._ends[part], self.admitted, bound)
-        if end <= first:
-            return range(0)
+        end = max(first, min(first + wanted - len(taken), self._ends[part], self.admitted, bound))
         self._next[part] = end
-        return range(first, end)
+        if self.places is None:
+            self._open[part] -= end - first
+        return [*taken, *range(first, end)]
+
+    def _all_out(self, part: int) -> bool:
+        return not self._again[part] and self._next[part] == self._ends[part]
+
+    def _is_there(self, part: int, bound: int) -> bool:
+        again = self._again[part]
+        return bool(again) and again[0] < bound or self._next[part] < min(self._ends[part], self.admitted, bound)
+
+    def number(self, group: int) -> int:
+        """The group that is in a place, by its number."""
+        assert self.places is not None
+        return group + self.places.dealt.get(group, 0) * DEALT_AGAIN
+
+    def keep(self, group: int) -> None:
+        """Note that a group is not refused."""
+        self._open[self.part_of[group]] -= 1
+        self.serve()
+
+    def refuse(self, group: int) -> None:
+        """Hand a place out once more, with another group in it. Raises ConfigError where that is done too often."""
+        assert self.places is not None
+        part, n = self.part_of[group], self.group_size
+        self.places.judge(part, {group: Verdict("filtered", [])})
+        self.places.deal_again(group)
+        drawn = self._drawn.of(self.number(group) * n + np.arange(n))
+        samples = range(group * n, (group + 1) * n)
+        self.tokens[group], self.unfinished[group] = drawn + self.prompt, n
+        for sample, length in zip(samples, drawn.tolist(), strict=True):
+            self.lengths[sample] = self.left[sample] = length
+            self.context[sample] = self.prompt
+            self.older.pop(sample, None)
+        heappush(self._again[part], group)
+        self._first = min(self._first, part)
+        self.serve()
 
     def wait(self, engine: Engine) -> None:
         """Have an engine wait for groups."""
@@ -104,7 +168,7 @@ class Queue:
     def _hand_out(self, waiting: Iterable[Engine]) -> Served:
         """Hand groups out: of the lines in which engines that want the same stand
         (harness/transfer_queue/service/waiting.py), the head that asked first is next."""
-        lines: dict[tuple[int | None, int, int], deque[Engine]] = {}
+        lines: dict[tuple[Wanted, int, int], deque[Engine]] = {}
         for engine in waiting:
             lines.setdefault((engine.wanted_of, engine.wanted, engine.bound), deque()).append(engine)
         served: Served = []

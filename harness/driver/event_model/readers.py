@@ -57,6 +57,10 @@ class Arrivals:
         """Note under which bound an engine took groups."""
         self._started.setdefault(bound, set()).update(groups)
 
+    def give_back(self, groups: Iterable[int]) -> None:
+        """Note that these are to begin again, under whatever bound."""
+        self._forget(groups)
+
     def drop(self, below: int) -> set[int]:
         """Take out what was begun under this bound or a lower one."""
         dropped = self._begun_under(below)
