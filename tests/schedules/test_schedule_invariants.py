@@ -48,7 +48,8 @@ def test_without_staleness_the_schedules_train_the_same_samples_in_the_same_batc
 @pytest.mark.parametrize("schedule", ["fully_async", "half_step"])
 def test_samples_of_several_turns_live_through_an_update_only_where_a_pause_keeps_them(schedule: str) -> None:
     config = base(schedule)
-    config = replace(config, iterations=3, cluster=replace(config.cluster, devices=4))
+    small = replace(config.algorithm, batch_groups=4, micro_batch_groups=1)
+    config = replace(config, iterations=3, algorithm=small, cluster=replace(config.cluster, devices=4))
     turns = LengthsConfig(kind="constant", mean=4.0, cap=8)
     cost = replace(config.cost, turns=turns, observation_tokens=OBSERVATIONS, tool_latency=LatencyConfig(mean=0.5))
     spans = {}

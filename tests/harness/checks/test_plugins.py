@@ -20,6 +20,7 @@ from harness.config import ConfigError, job_config
 from harness.config.compose import cell_name, compose_job, make_schedule, plain
 from harness.config.machine import Machine
 from harness.metrics.run_files import load_manifest, load_metrics
+from harness.report import plots
 from harness.rl.advantages import advantages_of, needs_whole_batch
 from harness.rl.losses import policy_loss
 from harness.rl.rejection import rejection_of
@@ -228,6 +229,7 @@ def test_what_cannot_be_used_is_one_line_before_anything_starts(lab: Path, argum
 @pytest.mark.parametrize("settings", [(SCHEDULE, "schedule.k=3"), (ORDER,)])
 def test_it_runs_on_the_virtual_clock(lab: Path, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "RESULTS", lab / "results")
+    monkeypatch.setattr(plots, "draw_run", lambda run: [])
     assert cli.main(["bench", *settings, *SMALL, "backend=virtual", "cluster.devices=4", "cost=tiny_cpu"]) == 0
     (done,) = (lab / "results").glob("bench/*/seed=0/DONE")
     plugins = load_manifest(done.parent)["plugins"]

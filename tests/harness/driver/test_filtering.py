@@ -39,7 +39,12 @@ def filtered(
         iterations=5,
         schedule=replace(config.schedule, options=config.schedule.options | (options or {})),
         algorithm=replace(
-            config.algorithm, batch_groups=8, micro_batch_groups=2, filter="zero_variance", over_sampling=over_sampling
+            config.algorithm,
+            batch_groups=8,
+            group_size=2,
+            micro_batch_groups=2,
+            filter="zero_variance",
+            over_sampling=over_sampling,
         ),
         cost=replace(config.cost, filtered_share=share),
         cluster=replace(config.cluster, devices=4),
