@@ -23,7 +23,7 @@ import pytest
 from hypothesis import HealthCheck, settings
 
 os.environ.setdefault("OMP_NUM_THREADS", "1")
-os.fsync = os.fstat  # type: ignore[assignment]  # what a test writes need not outlive the machine: no waiting for a disk
+os.fsync = os.fdatasync = os.fstat  # what a test writes need not outlive the machine: no waiting for a disk
 
 settings.register_profile(
     "default",

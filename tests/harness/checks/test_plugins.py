@@ -226,17 +226,18 @@ def test_what_cannot_be_used_is_one_line_before_anything_starts(lab: Path, argum
 
 @pytest.mark.filterwarnings("ignore:::sqlalchemy", "ignore:::mlflow", "ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
-@pytest.mark.parametrize("settings", [(SCHEDULE, "schedule.k=3"), (ORDER,)])
-def test_it_runs_on_the_virtual_clock(lab: Path, settings: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_it_runs_on_the_virtual_clock(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "RESULTS", lab / "results")
     monkeypatch.setattr(plots, "draw_run", lambda run: [])
-    assert cli.main(["bench", *settings, *SMALL, "backend=virtual", "cluster.devices=4", "cost=tiny_cpu"]) == 0
-    (done,) = (lab / "results").glob("bench/*/seed=0/DONE")
-    plugins = load_manifest(done.parent)["plugins"]
-    assert [plugin["path"] for plugin in plugins] == [s.partition("=")[2] for s in settings if ":" in s]
-    for plugin in plugins:
-        assert plugin["sha256"] == hashlib.sha256(Path(plugin["file"]).read_bytes()).hexdigest()
-    check_run(read_finished(done.parent))
+    for name, settings in {"a_schedule": (SCHEDULE, "schedule.k=3"), "an_order": (ORDER,)}.items():
+        simulated = (f"experiment={name}", "backend=virtual", "cluster.devices=4", "cost=tiny_cpu")
+        assert cli.main(["bench", *settings, *SMALL, *simulated]) == 0
+        (done,) = (lab / "results").glob(f"{name}/*/seed=0/DONE")
+        plugins = load_manifest(done.parent)["plugins"]
+        assert [plugin["path"] for plugin in plugins] == [s.partition("=")[2] for s in settings if ":" in s]
+        for plugin in plugins:
+            assert plugin["sha256"] == hashlib.sha256(Path(plugin["file"]).read_bytes()).hexdigest()
+        check_run(read_finished(done.parent))
 
 
 @pytest.mark.slow
