@@ -90,8 +90,9 @@ def refuse_unfair(cells: Mapping[str, Sequence[Run]], axes: Iterable[str] = ()) 
         smoke = next((run for run in runs if run.identity.smoke), None)
         if smoke is not None:
             raise ConfigError(f"{label}: {smoke.path} is a smoke run, which is no result; run it without smoke=true")
-        for run in runs[1:]:
-            refuse_unequal({str(each.path): run_key(each, ()) for each in (runs[0], run)})
+        keys = [(str(run.path), run_key(run, ())) for run in runs]
+        for other in keys[1:]:
+            refuse_unequal(dict((keys[0], other)))
     seeds = {label: [run.identity.seed for run in runs] for label, runs in cells.items()}
     refuse_unequal({label: run_key(runs[0], seeds[label], axes) for label, runs in cells.items() if runs})
 
