@@ -37,7 +37,7 @@ from tests.support.invariants import (
 from tests.support.random_jobs import jobs, options_of, play
 
 checked = settings(suppress_health_check=list(HealthCheck))
-few = settings(max_examples=examples(100), suppress_health_check=list(HealthCheck))
+few = settings(max_examples=examples(80), suppress_health_check=list(HealthCheck))
 
 
 def made(schedule: str) -> Schedule:

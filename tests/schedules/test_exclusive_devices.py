@@ -22,8 +22,12 @@ checked = settings(max_examples=examples(60), suppress_health_check=list(HealthC
 
 
 @checked
-@given(job=jobs(STREAM), seed=st.integers(0, 3))
-def test_roles_that_stream_on_one_pool_take_turns_and_no_less_than_their_work(job: JobConfig, seed: int) -> None:
+@given(job=jobs(STREAM), moment=st.floats(0, 1), seed=st.integers(0, 3))
+def test_roles_that_stream_on_one_pool_take_turns_and_an_engine_that_dies_leaves_its_device_to_the_others(
+    job: JobConfig, moment: float, seed: int
+) -> None:
+    """They take no less than their work."""
+    job = replace(job, cluster=replace(job.cluster, on_lost_engine="go_on"))
     run = play(job, seed).finished
     check_run(run)
     check_devices(run)
@@ -33,6 +37,12 @@ def test_roles_that_stream_on_one_pool_take_turns_and_no_less_than_their_work(jo
         if device.startswith("device"):
             assert {span.role for span in spans} >= {"rollout", "actor", "actor_fwd", "reference"}
             assert work <= end * (1 + 1e-9)
+    if int(job.schedule.split["actor"]) > 1:
+        event = Event(moment * max(sample.trained_at or 0 for sample in run.samples), 0, "dies")
+        recorder = simulate_with(job, seed, [event], lambda session: None)
+        run = FinishedRun(job, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
+        check_every_sample_once(run)
+        check_devices(run)
 
 
 def test_streaming_on_one_pool_is_not_faster_than_one_role_after_the_other() -> None:
@@ -56,16 +66,3 @@ def test_streaming_on_one_pool_is_not_faster_than_one_role_after_the_other() -> 
     runs = {schedule: play(job).finished for schedule, job in made.items()}
     last = {schedule: run.timeline.elapsed_window()[1] for schedule, run in runs.items()}
     assert last[STREAM] >= 0.99 * last["colocate_sync"]
-
-
-@checked
-@given(job=jobs(STREAM), moment=st.floats(0, 1), seed=st.integers(0, 3))
-def test_an_engine_that_dies_leaves_its_device_to_the_others(job: JobConfig, moment: float, seed: int) -> None:
-    engines = int(job.schedule.split["actor"])
-    job = replace(job, cluster=replace(job.cluster, on_lost_engine="go_on"))
-    ends_at = max(sample.trained_at or 0 for sample in play(job, seed).finished.samples)
-    events = [Event(moment * ends_at, 0, "dies")] if engines > 1 else []
-    recorder = simulate_with(job, seed, events, lambda session: None)
-    run = FinishedRun(job, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
-    check_every_sample_once(run)
-    check_devices(run)

@@ -35,8 +35,9 @@ def limited(schedule: str, what: str, limit_s: float, tools: LatencyConfig | Non
     )
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
-@pytest.mark.parametrize("tools", [HANGS, None], ids=["tools that hang", "long responses"])
+@pytest.mark.parametrize(
+    ("schedule", "tools"), [*((name, HANGS) for name in SCHEDULES), ("colocate_sync", None), ("fully_async", None)]
+)
 def test_what_takes_too_long_ends_at_its_limit_and_is_trained(schedule: str, tools: LatencyConfig | None) -> None:
     run = play(limited(schedule, "cut", 2.0, tools))
     check_run(run.finished)

@@ -163,8 +163,8 @@ def test_held_out_prompts_that_are_trained_are_refused_taken_out_or_allowed(tmp_
 
 
 def test_a_giant_row_is_left_out_in_little_memory(tmp_path: Path, chatty: Tokenizer) -> None:
-    rows = [{"prompt": "a", "answer": "b"}, {"prompt": "sun " * 1_000_000, "answer": "b"}]
-    rows.append({"prompt": "c", "answer": "sun " * 1_000_000})
+    rows = [{"prompt": "a", "answer": "b"}, {"prompt": "sun " * 100_000, "answer": "b"}]
+    rows.append({"prompt": "c", "answer": "sun " * 100_000})
     data = lines(tmp_path / "a.jsonl", *rows)
     longest, encode = 0, type(chatty._text).encode
 
