@@ -44,13 +44,15 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     jobs, settings = plan_jobs(arguments)
     fixed = fixed_by(settings) - DEFAULTS.keys()
     with StepsBar("planning", console) as steps:
-        plan = make_plan(jobs, fixed, EFFORT, progress=steps.done)
+        plan = make_plan(jobs, fixed, EFFORT, processes=1, progress=steps.done)
     with console.status(f"judging in {DRAWS} systems"):
         judged = judge(plan, fixed, evidence)
     seconds = time.monotonic() - started
     print_plan(plan, settings, console, judged)
     off = f"{own_difference(plan.best):.2g} of an iteration"
-    console.print(f"\nChecked: the virtual clock itself differs by {off} over two iterations of it", highlight=False)
+    console.print(
+        f"\nChecked: the virtual clock itself differs by {off} over two iterations of a part of it", highlight=False
+    )
     console.print(f"Predictions are scored: {how_often()} (docs/predictions.md)", highlight=False, soft_wrap=True)
     folder = _folder(jobs, settings, results)
     write_plan(plan, settings, seconds, folder, judged)

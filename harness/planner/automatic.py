@@ -13,7 +13,7 @@ DEVICES = 16
 """Devices of a simulated job that names none: two nodes of eight, the fewest on which models of 32 billion parameters
 train beside their rollout on devices of 80 GB."""
 
-SAMPLES, TRIALS = 200_000, 12
+SAMPLES, TRIALS, PARTS = 200_000, 2, 12
 """The effort of a plan that nobody asked for by itself."""
 
 LARGE = 100_000_000
@@ -46,7 +46,7 @@ def plan_split(draft: Draft, why: str) -> Draft:
             config = replace(config, iterations=ITERATIONS)
     if not draft.given & {"cluster", "cluster.devices"}:
         config = replace(config, cluster=replace(config.cluster, devices=DEVICES))
-    plan = make_plan([config], draft.given | {_MAX_STALENESS}, Effort(samples=SAMPLES, trials=TRIALS), processes=1)
+    plan = make_plan([config], draft.given | {_MAX_STALENESS}, Effort(SAMPLES, TRIALS, PARTS), processes=1)
     command = bench_command(plan.best, arguments, config.iterations)
     split, layout = plan.best.candidate.describe()
     devices, batch = devices_and_batch(config)

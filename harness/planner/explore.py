@@ -1,5 +1,5 @@
 """All ways to use the devices under one schedule: enumerate, drop what does not fit, bound, and try the likeliest: the
-fast event model, for a few iterations."""
+fast event model, for a few iterations, on a part of each, then on the whole of the best."""
 
 from __future__ import annotations
 
@@ -36,13 +36,19 @@ _LEAST_SAMPLES = 1024  # measured over as many iterations as have so many
 
 _LEAST_ITERATIONS = 2
 
+_PART = 1024
+"""Samples of a batch, at least, of a part that a candidate is looked at by. Of 7B on 64 devices the fastest whole, or
+one within 1 % of it, was among the two fastest parts of every schedule."""
+
 
 @dataclass(frozen=True)
 class Effort:
-    """The limits of a search: simulated samples (of all trials together), and trials."""
+    """The limits of a search: simulated samples (of all trials together, and as many of all parts), and trials; parts:
+    candidates whose parts decide which are tried first, 0 where what seems likely does."""
 
     samples: int
     trials: int
+    parts: int = 0
 
 
 @dataclass(frozen=True)
@@ -77,14 +83,16 @@ class Window:
 
 @dataclass(frozen=True)
 class Exploration:
-    """The result of searching one schedule with its options. unfit: candidates that memory cannot hold. refused: those
-    that a real run would not begin, of all that it was asked for, and why the last of them. only_simulated: why it
-    would begin none of all, so that these are of a simulation only; "" where some would."""
+    """The result of searching one schedule with its options. unfit: candidates that memory cannot hold. parts: of which
+    a part was simulated. refused: those that a real run would not begin, of all that it was asked for, and why the last
+    of them. only_simulated: why it would begin none of all, so that these are of a simulation only; "" where some
+    would."""
 
     config: JobConfig
     candidates: int
     unfit: int
     found: SearchResult[Candidate, TrialResult] | None
+    parts: int = 0
     refused: int = 0
     refusal: str = ""
     only_simulated: str = ""
@@ -128,11 +136,25 @@ def _tried(
     def run(candidate: Candidate) -> TrialResult:
         return trial(candidate.apply(config, roles), trial_window, seed, bound=bounds[candidate])
 
+    def run_part(candidate: Candidate) -> TrialResult:
+        job = part_of(candidate.apply(config, roles), candidate, _PART)[1]
+        return trial(job, window(schedule, job.algorithm.batch_samples), seed, bound=bounds[candidate])
+
+    of_parts: dict[Candidate, float] = {}
+    if prospects and effort.parts:
+        likeliest = sorted(prospects, key=lambda prospect: prospect.likely)[: effort.parts]
+        times = min(parts_of(one.candidate.apply(config, roles), one.candidate, _PART) for one in likeliest)
+        its = batch_samples // times * window(schedule, batch_samples // times).iterations
+        looked_at = search(prospects, run_part, max(1, min(effort.parts, effort.samples // its)), opens)
+        of_parts = {candidate: outcome.seconds for candidate, outcome in looked_at.tried}
+        prospects = [
+            replace(one, first=one.candidate in of_parts, likely=of_parts.get(one.candidate, one.likely))
+            for one in prospects
+        ]
     budget = max(1, min(effort.trials, effort.samples // (batch_samples * trial_window.iterations)))
     found = search(prospects, run, budget, opens) if prospects else None
-    return Exploration(
-        config, len(candidates), len(candidates) - len(prospects), found if found is not None and found.tried else None
-    )
+    found = found if found is not None and found.tried else None
+    return Exploration(config, len(candidates), len(candidates) - len(prospects), found, len(of_parts))
 
 
 def usual_first(
@@ -247,6 +269,38 @@ def cost_of(config: JobConfig, schedule: Schedule, candidate: Candidate, roles: 
         return simulated_cost(job, placement)
     except ConfigError:
         return None
+
+
+def parts_of(job: JobConfig, candidate: Candidate, least: int) -> int:
+    """How many equal parts a candidate's job has at most, of `least` samples or more each: of whole engines and ranks,
+    as many as the schedule needs."""
+    algorithm, schedule = job.algorithm, make_schedule(job)
+    whole = [candidate.ranks, candidate.engines, algorithm.mini_batch_groups // candidate.micro_groups]
+    whole += [candidate.scoring // candidate.rank_devices] * bool(candidate.scoring)
+    most = max(1, min(algorithm.batch_samples // least, candidate.engines // schedule.least_engines))
+    both = math.gcd(*whole)
+    return max(n for n in range(1, both + 1) if both % n == 0 and n <= most)
+
+
+def part_of(
+    job: JobConfig, candidate: Candidate, least: int, cost: CostConfig | None = None
+) -> tuple[Candidate, JobConfig]:
+    """A candidate on a part of its devices, with as large a part of its batch, at the costs of the whole, or these."""
+    roles, times = device_roles(job), parts_of(job, candidate, least)
+    part = replace(
+        candidate,
+        rollout=candidate.rollout // times,
+        actor=candidate.actor // times,
+        scoring=candidate.scoring // times,
+    )
+    its = part.apply(job, roles)
+    groups = job.algorithm.batch_groups // times
+    return part, replace(
+        its,
+        cluster=replace(job.cluster, devices=part.devices),
+        algorithm=replace(its.algorithm, batch_groups=groups),
+        cost=cost or simulated_cost(job, resolve_split(job.schedule.split, job.cluster.devices, roles)),
+    )
 
 
 def window(schedule: Schedule, batch_samples: int) -> Window:

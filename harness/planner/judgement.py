@@ -8,7 +8,6 @@ both at the plan's costs.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
@@ -22,7 +21,7 @@ from harness.config.compose import make_schedule
 from harness.config.placement import resolve_split
 from harness.cost_model.job_cost import simulated_cost
 from harness.driver.event_model import fast_steps, not_covered
-from harness.planner.explore import pool_layout, scoring_roles, window
+from harness.planner.explore import part_of, parts_of, pool_layout, scoring_roles, window
 from harness.planner.period import period
 from harness.planner.plan import SEED, Choice, Plan
 from harness.planner.work import LengthSamples, least_work
@@ -63,8 +62,8 @@ class Judgement:
 
 @dataclass(frozen=True)
 class Judgements:
-    """Judgements of what a plan prints. stands_on: origin of the draws; why_none: why nothing was judged, "" where it
-    was."""
+    """Judgements of the best of every schedule. stands_on: origin of the draws; why_none: why nothing was judged, ""
+    where it was."""
 
     of: Sequence[Judgement] = ()
     stands_on: str = ""
@@ -89,13 +88,12 @@ def verdict_of(speedup: Draws) -> Verdict:
 
 
 def judge(plan: Plan, given: Collection[str], evidence: Evidence | None = None) -> Judgements:
-    """Judge what a plan prints. given: settings that the user chose, which are not drawn; evidence: a synchronous row
-    that narrows the draws."""
+    """Judge the best of every schedule, and the proposal. given: settings that the user chose, which are not drawn;
+    evidence: a synchronous row that narrows the draws."""
     baseline = next((one for one in plan.best_of_each if one.schedule == SHARED), None)
     if baseline is None:
         return Judgements(why_none=f"{SHARED}, which they would be beside, was not planned, or fits no devices")
-    printed = [baseline, *plan.best_of_each, *plan.front, plan.best]
-    choices = list({id(choice): choice for choice in printed}.values())
+    choices = list({id(choice): choice for choice in (baseline, *plan.best_of_each, plan.best)}.values())
     for choice in choices:
         if reason := _uncovered(choice):
             return Judgements(why_none=reason)
@@ -155,7 +153,7 @@ class _Part:
         self._roles = device_roles(choice.config)
         self._job = choice.candidate.apply(choice.config, self._roles)
         self._schedule = make_schedule(self._job)
-        self._times = self._parts()
+        self._times = parts_of(self._job, choice.candidate, PART)
         self._of_whole = choice.outcome.seconds / self._run(self._job, self._cost(self._job))[0]
 
     def in_turn(self, q: Mapping[str, float]) -> _InTurn:
@@ -189,15 +187,6 @@ class _Part:
             network_bytes_per_s=1e9 * q["sync_gb_per_s"],
         )
         return self._of_whole * self._run(job, cost)[0]
-
-    def _parts(self) -> int:
-        """How many parts there are at most: of whole engines and ranks, as many as the schedule needs."""
-        one, algorithm = self._candidate, self._job.algorithm
-        whole = [one.ranks, one.engines, algorithm.mini_batch_groups // one.micro_groups]
-        whole += [one.scoring // one.rank_devices] * bool(one.scoring)
-        most = min(algorithm.batch_samples // PART, one.engines // self._schedule.least_engines)
-        both = math.gcd(*whole)
-        return max(n for n in range(1, both + 1) if both % n == 0 and n <= max(1, most))
 
     def _drawn(self, q: Mapping[str, float], devices: int) -> tuple[JobConfig, CostConfig]:
         """The job in a system, and its costs; devices: on which the baseline trains, whose work is as much. What does
@@ -238,18 +227,9 @@ class _Part:
 
     def _run(self, job: JobConfig, cost: CostConfig) -> tuple[float, float]:
         """Seconds of an iteration of the part, in the long run as `explore.trial` has them, and of generating in it."""
-        one, times, algorithm = self._candidate, self._times, job.algorithm
-        part = replace(one, rollout=one.rollout // times, actor=one.actor // times, scoring=one.scoring // times)
-        groups = algorithm.batch_groups // times
-        its = window(self._schedule, groups * algorithm.group_size)
-        job = replace(
-            part.apply(job, self._roles),
-            cluster=replace(job.cluster, devices=part.devices),
-            algorithm=replace(algorithm, batch_groups=groups),
-            cost=cost,
-            iterations=its.iterations,
-            warmup_iterations=its.warmup,
-        )
+        part, job = part_of(job, self._candidate, PART, cost)
+        its = window(self._schedule, job.algorithm.batch_samples)
+        job = replace(job, iterations=its.iterations, warmup_iterations=its.warmup)
         pools = pool_layout(job, self._schedule, part, len(scoring_roles(self._roles)))
         bound = period(self._schedule, least_work(cost, pools, LengthSamples.of(job, SEED, its.iterations)))
         found, measured = fast_steps(job, SEED), slice(its.warmup, its.warmup + its.measured)

@@ -120,7 +120,8 @@ def searched(plan: Plan) -> list[str]:
         room = f"not proved: bounds leave room for {found.gap:.0%} less time"
         lines.append(
             f"{name}: {exploration.candidates:,} candidates, {exploration.unfit:,} do not fit memory, {refused}"
-            f"{found.pruned:,} cannot be better by their bound, {len(found.tried)} simulated: "
+            f"{found.pruned:,} cannot be better by their bound, {exploration.parts} simulated in part, "
+            f"{len(found.tried)} whole: "
             f"{'the best of the grid' if found.left is None else room}"
         )
     return lines
