@@ -104,17 +104,24 @@ class Exploration:
         return self.config.schedule.name + (f" ({options['max_staleness']:g})" if "max_staleness" in options else "")
 
 
-def explore(config: JobConfig, fixed: Collection[str], seed: int, effort: Effort) -> Exploration:
-    """The best of `config`'s schedule on its devices. fixed: settings that are not searched.
+Costs = dict[tuple[str, tuple[str, ...], Candidate], CostConfig | None]
+"""Costs of candidates, by transport and roles: of one job, under whatever schedule."""
+
+
+def explore(
+    config: JobConfig, fixed: Collection[str], seed: int, effort: Effort, known: Costs | None = None
+) -> Exploration:
+    """The best of `config`'s schedule on its devices. fixed: settings that are not searched; known: costs that another
+    schedule's exploration found, and to which this one adds.
 
     `found` is None where nothing fits. At least one candidate is tried, whatever the effort allows.
     """
-    door = _Door(config, fixed)
-    tried = _tried(config, _candidates(replace(config, backend="real"), fixed), seed, effort, door.opens)
+    door, known = _Door(config, fixed), {} if known is None else known
+    tried = _tried(config, _candidates(replace(config, backend="real"), fixed), seed, effort, door.opens, known)
     if config.backend == "real" or tried.found is not None:
         return replace(tried, refused=len(door.refused), refusal=door.refusal)
     # what nobody can run yet may still be asked for
-    simulated = _tried(config, _candidates(config, fixed), seed, effort, lambda candidate: True)
+    simulated = _tried(config, _candidates(config, fixed), seed, effort, lambda candidate: True, known)
     return replace(simulated, only_simulated=door.refusal)
 
 
@@ -123,14 +130,19 @@ def _candidates(config: JobConfig, fixed: Collection[str]) -> list[Candidate]:
 
 
 def _tried(
-    config: JobConfig, candidates: Sequence[Candidate], seed: int, effort: Effort, opens: Callable[[Candidate], bool]
+    config: JobConfig,
+    candidates: Sequence[Candidate],
+    seed: int,
+    effort: Effort,
+    opens: Callable[[Candidate], bool],
+    known: Costs,
 ) -> Exploration:
     """The exploration of these candidates. opens: whether one may be run."""
     schedule, roles = make_schedule(config), device_roles(config)
     batch_samples = config.algorithm.batch_samples
     trial_window = window(schedule, batch_samples)
     lengths = LengthSamples.of(config, seed, trial_window.iterations)
-    prospects = usual_first(list(prospects_of(config, schedule, candidates, lengths)), opens)
+    prospects = usual_first(list(prospects_of(config, schedule, candidates, lengths, known)), opens)
     bounds = {prospect.candidate: prospect.bound for prospect in prospects}
 
     def run(candidate: Candidate) -> TrialResult:
@@ -214,13 +226,15 @@ class _Door:
 
 
 def prospects_of(
-    config: JobConfig, schedule: Schedule, candidates: Sequence[Candidate], lengths: LengthSamples
+    config: JobConfig, schedule: Schedule, candidates: Sequence[Candidate], lengths: LengthSamples, known: Costs
 ) -> Iterator[Prospect[Candidate]]:
-    """Candidates that fit memory, with the time that they need at least, and probably."""
+    """Candidates that fit memory, with the time that they need at least, and probably. known: gets their costs."""
     roles, streaming = device_roles(config), isinstance(schedule, _STREAMING)
     for candidate in candidates:
-        cost = cost_of(config, schedule, candidate, roles)
-        if cost is not None:
+        key = schedule.transport, roles, candidate
+        if key not in known:
+            known[key] = cost_of(config, schedule, candidate, roles)
+        if (cost := known[key]) is not None:
             pools = pool_layout(config, schedule, candidate, len(scoring_roles(roles)))
             least = least_work(cost, pools, lengths)
             likely = likely_work(cost, pools, lengths, streaming=streaming)
@@ -272,34 +286,47 @@ def cost_of(config: JobConfig, schedule: Schedule, candidate: Candidate, roles: 
 
 
 def parts_of(job: JobConfig, candidate: Candidate, least: int) -> int:
-    """How many equal parts a candidate's job has at most, of `least` samples or more each: of whole engines and ranks,
-    as many as the schedule needs."""
-    algorithm, schedule = job.algorithm, make_schedule(job)
-    whole = [candidate.ranks, candidate.engines, algorithm.mini_batch_groups // candidate.micro_groups]
-    whole += [candidate.scoring // candidate.rank_devices] * bool(candidate.scoring)
-    most = max(1, min(algorithm.batch_samples // least, candidate.engines // schedule.least_engines))
-    both = math.gcd(*whole)
-    return max(n for n in range(1, both + 1) if both % n == 0 and n <= most)
+    """How many equal parts a candidate's job has at most, of `least` samples or more each: of whole engines, as many as
+    the schedule needs, and of whole micro-batches."""
+    algorithm, ranks, schedule = job.algorithm, candidate.ranks, make_schedule(job)
+    most = min(algorithm.batch_samples // least, candidate.engines // schedule.least_engines, 2 * ranks)
+    both = math.gcd(candidate.engines, ranks) if candidate.shared else candidate.engines
+    micro_batches = algorithm.mini_batch_groups // candidate.micro_groups
+    every = (n for n in range(1, max(1, most) + 1) if both % n == 0)
+    return max(n for n in every if micro_batches % (n * max(1, ranks // n)) == 0)
 
 
 def part_of(
     job: JobConfig, candidate: Candidate, least: int, cost: CostConfig | None = None
 ) -> tuple[Candidate, JobConfig]:
-    """A candidate on a part of its devices, with as large a part of its batch, at the costs of the whole, or these."""
+    """A candidate on a part of its engines, with as large a part of its batch, at the costs of the whole, or these.
+
+    Ranks are as many as come out, and one at least; together they are as fast as that part of all.
+    """
     roles, times = device_roles(job), parts_of(job, candidate, least)
+    cost = cost or simulated_cost(job, resolve_split(job.schedule.split, job.cluster.devices, roles))
+    ranks, scorers = candidate.ranks, candidate.scoring // candidate.rank_devices
+    its, its_scorers = max(1, ranks // times), max(1, scorers // times) if scorers else 0
+    train = its * times / ranks
+    score = its_scorers * times / scorers if scorers else train
     part = replace(
         candidate,
         rollout=candidate.rollout // times,
-        actor=candidate.actor // times,
-        scoring=candidate.scoring // times,
+        actor=its * candidate.rank_devices,
+        scoring=its_scorers * candidate.rank_devices,
     )
-    its = part.apply(job, roles)
-    groups = job.algorithm.batch_groups // times
+    config = part.apply(job, roles)
     return part, replace(
-        its,
+        config,
         cluster=replace(job.cluster, devices=part.devices),
-        algorithm=replace(its.algorithm, batch_groups=groups),
-        cost=cost or simulated_cost(job, resolve_split(job.schedule.split, job.cluster.devices, roles)),
+        algorithm=replace(config.algorithm, batch_groups=job.algorithm.batch_groups // times),
+        cost=replace(
+            cost,
+            train_s_per_token=train * cost.train_s_per_token,
+            train_s_per_pair=train * cost.train_s_per_pair,
+            log_prob_s_per_token=score * cost.log_prob_s_per_token,
+            log_prob_s_per_pair=score * cost.log_prob_s_per_pair,
+        ),
     )
 
 

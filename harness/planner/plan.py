@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import shlex
+from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -14,7 +15,7 @@ from harness.config.compose import EXPERIMENTS, compose_job, read_settings
 from harness.config.registries import SCHEDULES
 from harness.driver.event_model import difference
 from harness.planner.candidates import STALENESS, Candidate
-from harness.planner.explore import Effort, Exploration, TrialResult, explore, part_of
+from harness.planner.explore import Costs, Effort, Exploration, TrialResult, explore, part_of
 from harness.planner.search import front
 from harness.rpc.children import parallel_as_completed
 
@@ -49,7 +50,7 @@ _GIVEN = frozenset(
 )
 """Costs that are given are those of one layout: no other is searched."""
 
-_Task = tuple[JobConfig, frozenset[str], int, Effort]
+_Task = tuple[JobConfig, frozenset[str], int, Effort, Costs]
 
 Progress = Callable[[int, int, str], None]
 """Is told how many schedules, each staleness by itself, are explored, of how many, and the name of the last."""
@@ -192,7 +193,12 @@ def explore_all(
 ) -> list[Exploration]:
     """Explore every job, with every staleness that is searched, in their order."""
     fixed = fixed | (_GIVEN if isinstance(jobs[0].cost, CostConfig) else frozenset())
-    tasks = [(job, fixed, SEED, effort) for base in jobs for job in variants(base, fixed)]
+    known: defaultdict[str, Costs] = defaultdict(dict)  # of each job, whatever its schedule
+    tasks = [
+        (job, fixed, SEED, effort, known[repr(replace(job, schedule=jobs[0].schedule))])
+        for base in jobs
+        for job in variants(base, fixed)
+    ]
     found: dict[int, Exploration] = {}
     # the longest simulations are begun first
     order = sorted(range(len(tasks)), key=lambda n: -float(tasks[n][0].schedule.options.get(_STALENESS, 0)))

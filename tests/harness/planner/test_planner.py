@@ -97,7 +97,7 @@ def test_the_planners_best_is_the_best_of_all_candidates(name: str, monkeypatch:
     lengths = LengthSamples.of(config, 0, short.iterations)
     door = explore_module._Door(config, fixed)
     grid_of_real = grid(replace(config, backend="real"), schedule, True, fixed)
-    prospects = list(explore_module.prospects_of(config, schedule, grid_of_real, lengths))
+    prospects = list(explore_module.prospects_of(config, schedule, grid_of_real, lengths, {}))
     of_all = [prospect.candidate for prospect in prospects if door.opens(prospect.candidate)]
     times = [trial(one.apply(config, roles), short, 0, bound=bound(config, one, lengths)).seconds for one in of_all]
     assert len(prospects) == len(found.tried) + found.pruned + explored.refused
