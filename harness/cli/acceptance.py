@@ -9,7 +9,9 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.cli.arguments import own_arguments
+from harness.cli.steps import working
 from harness.config import ConfigError
+from harness.config.fields import whole_number
 from harness.metrics.formatting import say
 
 DEFAULTS = {"first": 0, "seeds": 800, "limit": 1800, "real": 0}
@@ -28,9 +30,9 @@ def _chosen(arguments: Sequence[str]) -> dict[str, int]:
     chosen = dict(DEFAULTS)
     for name, values in given.items():
         if values and values[-1]:
-            if not values[-1].isdigit():
+            if (number := whole_number(values[-1])) is None:
                 raise ConfigError(f"{name}={values[-1]} is no number; use a whole number from 0 on")
-            chosen[name] = int(values[-1])
+            chosen[name] = number
     return chosen
 
 
@@ -39,8 +41,8 @@ def _simulated(chosen: dict[str, int], folder: Path, console: Console) -> int:
 
     campaign, late = ChaosCampaign(chosen["first"], chosen["seeds"]), ""
     try:
-        with console.status("simulating") as status:
-            run_campaign(campaign, chosen["limit"], lambda said: status.update(f"simulating: {said}"))
+        with working("simulating", console) as show:
+            run_campaign(campaign, chosen["limit"], lambda said: show(f"simulating: {said}"))
     except TimeoutError as error:
         late = f"{error}: a run that had begun did not end; is the machine busy? What ended is below"
     finally:
@@ -64,7 +66,7 @@ def _real(chosen: dict[str, int], folder: Path, console: Console) -> int:
         if time.monotonic() - began > chosen["limit"]:
             console.print(f"no time was left for faults {fault.number} and beyond", style="yellow", highlight=False)
             break
-        with console.status(f"fault {fault.number}: {fault.what}, {fault.whom}, {fault.schedule}"):
+        with working(f"fault {fault.number}: {fault.what}, {fault.whom}, {fault.schedule}", console):
             felt.append(feel(fault, folder / "runs"))
         style = "red" if felt[-1].problems else ""
         say(console, line_of(felt[-1]), style)

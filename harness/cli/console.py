@@ -12,7 +12,8 @@ from rich.console import Console
 from rich.segment import Segment
 
 _BIDIRECTIONAL = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # what follows is shown in another order
-_CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0), *_BIDIRECTIONAL} - {ord("\t"), ord("\n")})
+_SURROGATES = range(0xD800, 0xE000)  # as a path that is no UTF-8 has them, and no output takes them
+_CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0), *_BIDIRECTIONAL, *_SURROGATES} - {ord("\t"), ord("\n")})
 
 
 OUTPUT_CLOSED = 128 + signal.SIGPIPE

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 from rich.console import Console
 
 from harness.cli.arguments import own_arguments
+from harness.cli.steps import working
 from harness.config import ConfigError
 from harness.config.fields import checked_name
 from harness.metrics.formatting import say
@@ -55,13 +56,13 @@ def profile(arguments: Sequence[str], results: Path, console: Console) -> int:
     if own["profile"]:
         found = read_profile(path)
     else:
-        with console.status("timing") as status:
+        with working("timing", console) as show:
             found = record(
                 job.model,
                 job.training,
                 device=this_device(job),
                 bucket_bytes=job.cluster.bucket_bytes,
-                progress=lambda row: status.update(f"timing {row}"),
+                progress=lambda row: show(f"timing {row}"),
             )
         write_profile(path, found)
         say(console, path)

@@ -18,7 +18,7 @@ from rich.text import Text
 
 from harness.cli.arguments import last_values, own_arguments
 from harness.config import ConfigError
-from harness.config.fields import checked_name
+from harness.config.fields import checked_name, whole_number
 from harness.metrics.formatting import redacted, say, visible
 
 if TYPE_CHECKING:
@@ -121,13 +121,14 @@ def _number(name: str, given: Mapping[str, str]) -> int | None:
     """The number that was given, None where none was. Raises ConfigError for what is none."""
     if (value := given.get(name)) is None:
         return None
-    if not value.isdecimal() or len(value) > 18 or (name != "sample" and not int(value)):
+    number = whole_number(value)
+    if number is None or (name != "sample" and not number):
         raise ConfigError(
             f"{name.upper()}={value} is no number of samples"
             if name != "sample"
             else f"SAMPLE={value} is no id of a sample; it is a number"
         )
-    return int(value)
+    return number
 
 
 def _version(given: Mapping[str, str], versions: Sequence[int]) -> int | None:
@@ -250,7 +251,7 @@ def ui(arguments: Sequence[str], results: Path, console: Console) -> int:
     if not database.exists():
         raise ConfigError(f"{database} is not there yet; run `make bench` first")
     port = arguments[0].removeprefix("port=") if arguments else "5000"
-    if not port.isdecimal() or not 0 < int(port) < 65536:
+    if not 0 < (whole_number(port) or 0) < 65536:
         raise ConfigError(f"port={port} is no port; use a number such as PORT=5001")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)

@@ -10,6 +10,7 @@ from rich.console import Console
 
 from harness.cli.arguments import own_arguments
 from harness.cli.forked_runs import ForkedRuns
+from harness.cli.steps import working
 from harness.config import ConfigError
 from harness.report.page.document import print_written
 from harness.studies.papers.experiment import Context, names
@@ -21,8 +22,8 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     own, _ = own_arguments(arguments, "paper")
     if not own["paper"]:
         raise ConfigError(f"which? PAPER=all, or one of {', '.join(names())}")
-    with console.status("reading") as status, ForkedRuns() as runs:
-        context = Context(results, console, runs.start, processes=os.cpu_count() or 1, progress=status.update)
+    with working("reading", console) as show, ForkedRuns() as runs:
+        context = Context(results, console, runs.start, processes=os.cpu_count() or 1, progress=show)
         paths = run_papers(own["paper"][-1], context)
     print_written(paths, console)
     return 0

@@ -9,6 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.cli.arguments import is_asked_for, last_values, own_arguments
+from harness.cli.steps import working
 from harness.config import ConfigError
 
 
@@ -28,9 +29,9 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     if not own["table"]:
         raise ConfigError("which table? TABLE=experiments/papers/verl_fully_async.csv")
     path, given = Path(own["table"][-1]), check_given(own["given"][-1] if own["given"] else "train")
-    with console.status("reading") as status:
+    with working("reading", console) as show:
         evidence = read_evidence(path, settings)
-        predicted = predict(evidence, given=given, processes=2, checks=CHECKS, progress=status.update)
+        predicted = predict(evidence, given=given, processes=2, checks=CHECKS, progress=show)
     print_predictions(predicted, console)
     console.print(f"Scored: {how_often()} (docs/predictions.md)", highlight=False, soft_wrap=True)
     folder = results / "predict"
@@ -47,8 +48,8 @@ def _of_log(logs: Sequence[Path], settings: Sequence[str], results: Path, consol
     from harness.prediction.logs.answer import answer, as_markdown, sentence
     from harness.prediction.logs.read import read_log
 
-    with console.status("reading") as status:
-        found = answer(read_log(logs, settings), processes=2, progress=status.update)
+    with working("reading", console) as show:
+        found = answer(read_log(logs, settings), processes=2, progress=show)
     page = as_markdown(found)
     path = results / "predict" / f"{logs[0].name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -76,9 +77,9 @@ def _scores(results: Path, console: Console) -> int:
 
     folder = results / "predict"
     folder.mkdir(parents=True, exist_ok=True)
-    with console.status("reading") as status:
-        tables = score_tables(2, status.update)
-        status.update(f"predicting {COUNT} simulated truths")
+    with working("reading", console) as show:
+        tables = score_tables(2, show)
+        show(f"predicting {COUNT} simulated truths")
         truths = score_truths(made_truths(COUNT), 2)
     write_scores(folder / SCORES.name, tables)
     write_summaries(folder / TRUTHS.name, truths)

@@ -8,6 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
+from harness.cli.steps import working
 from harness.config import ConfigError
 from harness.metrics.formatting import say
 
@@ -20,10 +21,8 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     if len(arguments) != 1 or len(named) != 1 or not named[0]:
         raise ConfigError("make sample takes one setting, the folder to write to; add FOLDER=my")
     folder = Path(named[0])
-    with console.status(f"making {folder}") as status:
-        census = make_sample(
-            folder, lambda step: status.update(f"making {folder}: the model sees demonstrations, {step}")
-        )
+    with working(f"making {folder}", console) as show:
+        census = make_sample(folder, lambda step: show(f"making {folder}: the model sees demonstrations, {step}"))
     for line in (f"{folder}/model, {folder}/train.jsonl, {folder}/test.jsonl", census):
         say(console, line)
     model, train, test = (shlex.quote(f"{folder}/{name}") for name in ("model", "train.jsonl", "test.jsonl"))

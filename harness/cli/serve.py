@@ -13,6 +13,7 @@ from rich.console import Console
 
 from harness.cli.arguments import own_arguments
 from harness.config import ConfigError
+from harness.config.fields import whole_number
 
 TOKEN = "CADENCE_TOKEN"
 _PORT = "8767"
@@ -23,9 +24,9 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Serve one job until interrupted, on loopback; on another address with a certificate only."""
     own, _ = own_arguments(arguments, "port", "host", "certificate", "key")
     given = {name: values[-1] for name, values in own.items() if values and values[-1]}
-    port = given.get("port", _PORT)
-    if not port.isdecimal() or not int(port) < 65536:
-        raise ConfigError(f"port={port} is no port; use a number such as port={_PORT}, or 0 for a free one")
+    port = whole_number(given.get("port", _PORT))
+    if port is None or not port < 65536:
+        raise ConfigError(f"port={given['port']} is no port; use a number such as port={_PORT}, or 0 for a free one")
     token = os.environ.get(TOKEN, "")
     if not token:
         raise ConfigError(
@@ -37,7 +38,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     if host != LOOPBACK and certificate is None:
         raise ConfigError(f"host={host} is not this machine alone: give certificate= and key=, PEM files, too")
     try:
-        number = asyncio.run(_serve(host, int(port), token, certificate, console))
+        number = asyncio.run(_serve(host, port, token, certificate, console))
     except OSError as error:
         raise ConfigError(f"host={host} port={port} cannot be had: {error.strerror or error}") from error
     console.print(f"{'interrupted' if number == signal.SIGINT else 'ended by SIGTERM'}; the job is over")

@@ -1,19 +1,29 @@
-"""How far a command is that takes many steps of unknown length."""
+"""How far a command is that works for long."""
 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.text import Text
 
 from harness.metrics.formatting import duration
 
 
+@contextmanager
+def working(what: str, console: Console) -> Iterator[Callable[[str], None]]:
+    """Show on a terminal what is done; yields what shows another text instead. In none of them is markup."""
+    with console.status(Text(what)) as status:
+        yield lambda said: status.update(Text(said))
+
+
 class StepsBar:
-    """A bar on a terminal, elsewhere a line for each step that is done, with the time that is left. clock: seconds."""
+    """Many steps of unknown length: a bar on a terminal, elsewhere a line for each that is done, with the time that is
+    left. clock: seconds."""
 
     def __init__(self, what: str, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock, self._began = console, clock, clock()

@@ -9,7 +9,7 @@ from pathlib import Path
 from rich.console import Console
 
 from harness.cli.arguments import last_values, own_arguments
-from harness.cli.steps import StepsBar
+from harness.cli.steps import StepsBar, working
 from harness.config import ConfigError
 
 STUDIES = {
@@ -31,8 +31,8 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         with StepsBar("planning", console) as steps:
             path = write_study(results, steps.done)
     elif of in STUDIES:
-        with console.status("working") as status:
-            path = import_module(STUDIES[of]).write_page(lambda said: status.update(f"working: {said}"))
+        with working("working", console) as show:
+            path = import_module(STUDIES[of]).write_page(lambda said: show(f"working: {said}"))
     else:
         raise ConfigError(f"of={of} is no table; choose one of {', '.join(STUDIES)}, scaling")
     console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)

@@ -78,6 +78,11 @@ class ConfigError(ValueError):
         super().__init__(line if len(line) <= 2 * _HALF else f"{line[:_HALF]} ... {line[-_HALF:]}")
 
 
+def whole_number(text: str) -> int | None:
+    """The number that a text is: of up to 18 ASCII digits; None where it is none."""
+    return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else None
+
+
 def checked_name(setting: str, name: str) -> str:
     """Raises ConfigError for a name that would not stay in the folder that it is for."""
     try:

@@ -14,7 +14,7 @@ from types import ModuleType
 from typing import Any
 
 from harness.config import DeviceConfig
-from harness.config.fields import ConfigError
+from harness.config.fields import ConfigError, whole_number
 
 
 @dataclass(frozen=True)
@@ -61,7 +61,7 @@ def host_bytes() -> int:
         allowed = _ALLOWED.read_text(encoding="ascii").strip()
     except OSError:  # not in a container, or with control groups of the first kind
         return there
-    return min(there, int(allowed)) if allowed.isdigit() else there
+    return there if (limit := whole_number(allowed)) is None else min(there, limit)
 
 
 _ALLOWED = Path("/sys/fs/cgroup/memory.max")
@@ -221,7 +221,7 @@ def _names(wanted: str) -> list[str]:
     """Entries of CUDA_VISIBLE_DEVICES. As for CUDA, the first that can be no device (-1) ends the list."""
     found: list[str] = []
     for entry in (part.strip() for part in wanted.split(",")):
-        if not (entry.isdigit() or entry.startswith(("GPU-", "MIG-"))):
+        if not (whole_number(entry) is not None or entry.startswith(("GPU-", "MIG-"))):
             break
         found.append(entry)
     return found
@@ -245,8 +245,8 @@ def _chosen(wanted: str | None, there: Sequence[Sequence[Gpu]]) -> list[Gpu]:
 
 def _named(entry: str, there: Sequence[Sequence[Gpu]]) -> list[Gpu]:
     """GPUs by index, or by the beginning of a UUID, which has to be that of one device only."""
-    if entry.isdigit():
-        return list(there[int(entry)]) if int(entry) < len(there) else []
+    if (index := whole_number(entry)) is not None:
+        return list(there[index]) if index < len(there) else []
     if entry.startswith("MIG-"):
         alike = [gpu for devices in there for gpu in devices if gpu.instance and gpu.uuid.startswith(entry)]
         return alike if len(alike) == 1 else []

@@ -8,6 +8,7 @@ from pathlib import Path
 import numpy as np
 
 from harness.config import JobConfig, LatencyConfig, LengthsConfig
+from harness.config.fields import whole_number
 
 _BLOCK = 4096  # samples drawn at a time
 _SAMPLES, _GROUPS = 0x6C656E67746873, 0x67726F757073  # key the generators
@@ -114,11 +115,11 @@ def read_trace(path: Path) -> np.ndarray:
     """Recorded lengths, a whole number of tokens per line: int64 [lines]."""
     lengths = []
     for number, line in enumerate(path.read_text(encoding="utf-8").split(), 1):
-        if not line.isdecimal() or len(line) > 18 or int(line) < 1:
+        if not (length := whole_number(line)):
             raise ValueError(
                 f"{path}:{number}: {line[:40]!r} is no number of tokens; write a whole number >= 1 per line"
             )
-        lengths.append(int(line))
+        lengths.append(length)
     if not lengths:
         raise ValueError(f"{path} holds no length; write a whole number of tokens per line")
     return np.array(lengths, np.int64)

@@ -26,7 +26,7 @@ from ray.exceptions import RayActorError, RayError, RayTaskError
 from ray.util.placement_group import PlacementGroup, placement_group
 from ray.util.scheduling_strategies import NodeAffinitySchedulingStrategy, PlacementGroupSchedulingStrategy
 
-from harness.config.fields import ConfigError
+from harness.config.fields import ConfigError, whole_number
 from harness.config.machine import VISIBLE, Machine, gpus, host_bytes
 from harness.config.placement import Placement
 from harness.logs import run_in
@@ -92,7 +92,7 @@ def _reach(address: str) -> None:
     if address == "auto":
         return
     host, _, port = address.rpartition(":")
-    if not port.isdigit() or "/" in host:
+    if whole_number(port) is None or "/" in host:
         raise ConfigError(
             f"RAY_ADDRESS={address} is no host:port; the driver runs on a node of the cluster, and names its head, as "
             "10.0.0.1:6379"

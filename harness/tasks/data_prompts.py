@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from string import Formatter
 from typing import Any
 
+from harness.config.fields import whole_number
 from harness.tasks.data_source import Row, text_of
 from harness.tasks.tokenizer import Tokenizer
 
@@ -129,8 +130,8 @@ def value_at(row: Row, column: str) -> Any:
     """The value of a column, or inside of it: `a.b`, `a.0`. Raises ValueError, which names what columns there are."""
     value: Any = row
     for name in [column] if column in row else column.split("."):
-        if isinstance(value, list) and name.isdecimal() and int(name) < len(value):
-            value = value[int(name)]
+        if isinstance(value, list) and (index := whole_number(name)) is not None and index < len(value):
+            value = value[index]
             continue
         if not isinstance(value, Mapping) or name not in value:
             raise ValueError(f"there is no column {column!r}; the row has {', '.join(row) or 'none'}")

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from harness.config import ConfigError
+from harness.config.fields import whole_number
 from harness.config.files import MIB, read_bytes, read_yaml
 from harness.prediction.logs.events import read_events
 
@@ -195,7 +196,7 @@ def _json(path: Path, text: str, log: Log) -> None:
         series = {
             name: values
             for name, values in tree.items()
-            if isinstance(values, dict) and all(map(str.isdecimal, values))
+            if isinstance(values, dict) and not {whole_number(value) for value in values} & {None}
         }
         for name, values in series.items():  # {name: {step: value}}
             for number, value in values.items():

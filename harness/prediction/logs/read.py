@@ -13,6 +13,7 @@ from typing import Any, cast
 
 from harness.config import ConfigError
 from harness.config.compose import EXPERIMENTS, choices, read_settings
+from harness.config.fields import whole_number
 from harness.config.placement import DEVICE_ROLES, devices_of
 from harness.metrics.formatting import plural
 from harness.prediction.evidence import SETTINGS, SHARED, Evidence, StepRow, Workload
@@ -383,7 +384,7 @@ def _devices(
     rollout = said.count("rollout_devices")
     if framework is CADENCE and whole and schedule != SHARED:
         split = {name.rsplit(".", 1)[-1]: value for name, value in said.log.settings.items() if ".split." in f".{name}"}
-        shares = {role: int(value) if value.isdecimal() else value for role, value in split.items()}
+        shares = {role: value if (number := whole_number(value)) is None else number for role, value in split.items()}
         rollout = devices_of("rollout", shares, whole, DEVICE_ROLES)
     elif rollout is None and (each := said.count("rollout_per_node")):
         rollout = (said.count("rollout_nodes") or 1) * each
