@@ -10,7 +10,6 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
 
 import numpy as np
 
@@ -26,19 +25,14 @@ from harness.planner.period import period
 from harness.planner.plan import SEED, Choice, Plan
 from harness.planner.work import LengthSamples, least_work
 from harness.prediction.evidence import SHARED, Evidence
-from harness.prediction.forecast import SURE, interval, p_faster
+from harness.prediction.forecast import Verdict, verdict_of
 from harness.prediction.generation import uncapped_mean
 from harness.prediction.posterior import slower
 from harness.prediction.prediction import posteriors
 from harness.prediction.priors import Draws, read_priors
 from harness.prediction.simulation import WHOLE
 
-Verdict = Literal["faster", "slower", "tie", "cannot be told"]
-
 DRAWS = 64
-
-TIE = 0.05
-"""Two choices tie where 80 % of the draws have them closer together than this share of throughput."""
 
 PART = 512
 """Samples of a batch, at least, that a draw simulates. Of 7B on 64 devices, in five draws and two schedules, speed-ups
@@ -63,11 +57,12 @@ class Judgement:
 @dataclass(frozen=True)
 class Judgements:
     """Judgements of the best of every schedule. stands_on: origin of the draws; why_none: why nothing was judged, ""
-    where it was."""
+    where it was; baseline_s: seconds of an iteration of the baseline in each draw."""
 
     of: Sequence[Judgement] = ()
     stands_on: str = ""
     why_none: str = ""
+    baseline_s: Draws | None = None
 
     def beside(self, choice: Choice, other: Choice) -> Draws | None:
         """How many times as fast as another a choice is, in each draw; None where one of them was not judged."""
@@ -75,16 +70,6 @@ class Judgements:
         if id(choice) not in found or id(other) not in found:
             return None
         return found[id(choice)] / found[id(other)]
-
-
-def verdict_of(speedup: Draws) -> Verdict:
-    """Tie where the interval lies within `TIE` of 1, however sure the sign; else the sign where `SURE` of the draws
-    have it."""
-    low, high = interval(speedup)
-    if 1 / (1 + TIE) <= low and high <= 1 + TIE:
-        return "tie"
-    sure = p_faster(speedup)
-    return "faster" if sure >= SURE else "slower" if sure <= 1 - SURE else "cannot be told"
 
 
 def judge(plan: Plan, given: Collection[str], evidence: Evidence | None = None) -> Judgements:
@@ -107,7 +92,7 @@ def judge(plan: Plan, given: Collection[str], evidence: Evidence | None = None) 
         its = [part.step_s(system, beside) for system, beside in zip(systems, own, strict=True)]
         found.append(Judgement(choice, step_s / np.array(its)))
     origin = f"narrowed by {evidence.source}" if evidence else "as of any system: nothing of yours was measured"
-    return Judgements(found, origin)
+    return Judgements(found, origin, baseline_s=step_s)
 
 
 def _uncovered(choice: Choice) -> str:

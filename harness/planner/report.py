@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +17,11 @@ from rich.table import Table
 from harness.checks.layout import device_roles
 from harness.config.compose import plain
 from harness.metrics.formatting import percent
-from harness.planner.judgement import DRAWS, TIE, Judgement, Judgements, Verdict, verdict_of
+from harness.planner.judgement import DRAWS, Judgement, Judgements
 from harness.planner.plan import WORTH, Choice, Plan, bench_command, devices_and_batch, layout, origin, rate, why_none
 from harness.prediction.evidence import SHARED
-from harness.prediction.forecast import SURE, interval, p_faster
+from harness.prediction.forecast import SURE, TIE, Verdict, interval, p_faster, verdict_of, words_of
+from harness.prediction.page import draw_speedups
 from harness.report.palette import of_schedules
 from harness.report.plots import save_figure
 
@@ -82,7 +83,7 @@ def verdict(plan: Plan, judged: Judgements) -> str:
         text += f". Proposed: {plan.best.name}, which lags least of those within {percent(WORTH)} of it"
     for one in judged.of:
         if one.choice is plan.best and plan.best.schedule != SHARED:
-            text += f". {plan.best.name} beside {SHARED}: {_words(one)}"
+            text += f". {plan.best.name} beside {SHARED}: {words_of(one.speedup)}"
     return text + "."
 
 
@@ -96,14 +97,6 @@ def close(plan: Plan, judged: Judgements, word: Verdict) -> list[str]:
         and (speedup := judged.beside(fastest, choice)) is not None
         and verdict_of(speedup) == word
     ]
-
-
-def _words(one: Judgement) -> str:
-    low, high = interval(one.speedup)
-    return (
-        f"{np.median(one.speedup):.2f} times as fast ({low:.2f} to {high:.2f}, P {p_faster(one.speedup):.0%}): "
-        f"{one.verdict}"
-    )
 
 
 def searched(plan: Plan) -> list[str]:
@@ -316,7 +309,8 @@ def _draw(figure: Figure, plan: Plan, judged: Judgements) -> None:
     _draw_front(points, plan, colors)
     _draw_bars(bars, plan, colors)
     for axes in sure:
-        _draw_speedups(axes, others, colors)
+        speedups = {one.choice.name: one.speedup for one in others}
+        draw_speedups(axes, speedups, [colors[one.choice.schedule] for one in others], SHARED)
 
 
 def _draw_front(axes: Axes, plan: Plan, colors: dict[str, str]) -> None:
@@ -344,25 +338,5 @@ def _draw_bars(axes: Axes, plan: Plan, colors: dict[str, str]) -> None:
         xlabel="samples/s (simulated)",
         title="the best of every schedule: samples/s, mean lag, devices",
         xlim=(0, 1.55 * max(rates)),
-    )
-    axes.grid(axis="y", visible=False)
-
-
-def _draw_speedups(axes: Axes, judged: Sequence[Judgement], colors: dict[str, str]) -> None:
-    """Medians and intervals beside the baseline at 1."""
-    ends = [interval(one.speedup) for one in judged]
-    for row, (one, (low, high)) in enumerate(zip(judged, ends, strict=True)):
-        color, median = colors[one.choice.schedule], float(np.median(one.speedup))
-        axes.barh(row, high - low, 0.5, left=low, color=color, alpha=0.4)
-        axes.plot([median], [row], "o", color=color)
-        axes.annotate(f"{median:.2f}  {one.verdict}", (high, row), (6, 0), textcoords="offset points", va="center")
-    axes.axvline(1.0, color="0.35", linewidth=1.2)
-    axes.set_yticks(range(len(judged)), [one.choice.name for one in judged])
-    axes.invert_yaxis()
-    least, most = min(low for low, _ in ends), max(high for _, high in ends)
-    axes.set(
-        xlabel=f"times as fast as {SHARED} (simulated)",
-        title=f"{SURE:.0%} of {DRAWS} systems drawn, and the median",
-        xlim=(min(0.9, 0.95 * least), most + 0.6 * (most - min(0.9, least))),
     )
     axes.grid(axis="y", visible=False)

@@ -10,10 +10,13 @@ from numpy.typing import NDArray
 
 from harness.prediction.evidence import StepRow
 
-Verdict = Literal["faster", "slower", "cannot tell"]
+Verdict = Literal["faster", "slower", "tie", "cannot be told"]
 
 SURE = 0.8
 """Probability at which a verdict is given, and share of the draws in an interval."""
+
+TIE = 0.05
+"""Two ways tie where `SURE` of the draws have them closer together than this share of throughput."""
 
 
 @dataclass(frozen=True)
@@ -58,12 +61,31 @@ class Forecast:
     @property
     def verdict(self) -> Verdict:
         """Answer at `SURE`."""
-        return "faster" if self.p_faster >= SURE else "slower" if self.p_faster <= 1 - SURE else "cannot tell"
+        return verdict_of(self.speedup)
 
 
 def p_faster(speedup: NDArray[np.float64]) -> float:
     """Share of the draws in which a speed-up is one; of equal ones half."""
     return float(np.mean(speedup > 1) + np.mean(speedup == 1) / 2)
+
+
+def verdict_of(speedup: NDArray[np.float64]) -> Verdict:
+    """Tie where the interval lies within `TIE` of 1, however sure the sign; else the sign where `SURE` of the draws
+    have it."""
+    low, high = interval(speedup)
+    if 1 / (1 + TIE) <= low and high <= 1 + TIE:
+        return "tie"
+    sure = p_faster(speedup)
+    return "faster" if sure >= SURE else "slower" if sure <= 1 - SURE else "cannot be told"
+
+
+def words_of(speedup: NDArray[np.float64]) -> str:
+    """A speed-up as its median, interval, probability and verdict."""
+    low, high = interval(speedup)
+    return (
+        f"{np.median(speedup):.2f} times as fast ({low:.2f} to {high:.2f}, P {p_faster(speedup):.0%}): "
+        f"{verdict_of(speedup)}"
+    )
 
 
 def interval(draws: NDArray[np.float64], share: float = SURE) -> tuple[float, float]:

@@ -1,4 +1,5 @@
-"""The scaling study: every schedule planned for 32 to 1,024 devices, the same job each time; its page and picture."""
+"""The scaling study: every schedule planned for 32 to 1,024 devices, the same job each time, and judged beside taking
+turns; its page and picture."""
 
 from __future__ import annotations
 
@@ -9,13 +10,18 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
+import numpy as np
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from harness.config.compose import DOCS
 from harness.metrics.atomic_files import write_text
-from harness.planner.explore import Effort
+from harness.planner.explore import Effort, Exploration
+from harness.planner.judgement import judge
 from harness.planner.plan import Plan, Progress, explore_all, origin, plan_jobs
+from harness.prediction.evidence import SHARED
+from harness.prediction.forecast import SURE, interval, verdict_of
+from harness.prediction.priors import Draws
 from harness.report.palette import of_schedules
 from harness.report.plots import save_figure
 
@@ -32,12 +38,13 @@ STALENESS = "schedule.max_staleness"
 """The staleness of fully_async, which is as in its file: the study compares schedules, and another staleness is another
 schedule."""
 
-EFFORT = Effort(samples=10**6, trials=2)  # two trials of each schedule, however many iterations they take
+EFFORT = Effort(samples=10**6, trials=2, parts=12)  # two whole trials, however many iterations they take
 
 
 @dataclass(frozen=True)
 class Point:
-    """The best plan of a schedule for so many devices. Idle: a share of the time."""
+    """The best plan of a schedule for so many devices. Idle: a share of the time. speedup: over the best way of taking
+    turns on as many devices, in each system drawn; None where that does not fit, or is this one."""
 
     model: str
     schedule: str
@@ -48,6 +55,7 @@ class Point:
     training_idle: float
     split: str
     layout: str
+    speedup: Draws | None = None
 
 
 @dataclass(frozen=True)
@@ -81,7 +89,7 @@ def write_study(results: Path, progress: Progress) -> Path:
     seconds = time.monotonic() - started
     results.mkdir(parents=True, exist_ok=True)
     found = {"simulated": True, "planning_s": seconds, **dataclasses.asdict(study)}
-    write_text(results / "scaling.json", json.dumps(found, indent=1) + "\n")
+    write_text(results / "scaling.json", json.dumps(found, indent=1, default=np.ndarray.tolist) + "\n")
     PAGE.parent.mkdir(parents=True, exist_ok=True)
     draw_scaling(study, PAGE.with_suffix(".png"))
     write_text(PAGE, page(study, seconds))
@@ -97,7 +105,11 @@ def run_study(progress: Progress) -> ScalingStudy:
         for job in plan_jobs([f"model={model}", f"cluster.devices={size}", *JOB])[0]
     ]
     explorations = explore_all(jobs, frozenset({STALENESS}), EFFORT, progress=progress)
-    choices = [choice for exploration in explorations for choice in Plan([exploration]).best_of_each]
+    of_size: dict[tuple[str, int], list[Exploration]] = {}
+    for one in explorations:
+        of_size.setdefault((one.config.model.name, one.config.cluster.devices), []).append(one)
+    plans = [Plan(its) for its in of_size.values()]
+    speedups = {id(one.choice): one.speedup for plan in plans for one in judge(plan, {STALENESS}).of[1:]}
     points = [
         Point(
             model=choice.config.model.name,
@@ -109,8 +121,10 @@ def run_study(progress: Progress) -> ScalingStudy:
             training_idle=choice.outcome.training_idle,
             split=choice.candidate.describe()[0],
             layout=choice.candidate.describe()[1],
+            speedup=speedups.get(id(choice)),
         )
-        for choice in choices
+        for plan in plans
+        for choice in plan.best_of_each
     ]
     algorithm = jobs[0].algorithm
     points.sort(key=lambda point: (point.devices, point.schedule))
@@ -134,15 +148,40 @@ def page(study: ScalingStudy, seconds: float) -> str:
         f"Strong scaling: the batch is {study.groups} prompts x {study.group_size} responses at every size, as a "
         "larger one learns something else. So the batch limits the curves: with more devices each has fewer responses, "
         "and an iteration never takes less than its longest response (divided by the iterations that rollout may be "
-        "ahead). Each schedule has its two likeliest trials at each size; ten, on 32 devices with 7B, make "
-        "`separated_sync` a fifth faster, `fully_async` 2 %.",
+        "ahead). At each size each schedule has twelve trials of a part, and the two best of these whole.",
         "`fully_async` has the staleness of its file (2). *Of ideal*: samples/s against linear scaling from the "
         "smallest size that fits. *Idle*: rollout and training devices. A dash: does not fit.",
         "![Scaling of all schedules](scaling.png)",
     ]
     for model in study.models:
-        parts += [f"## {model}", _rates(study, model, sizes), _plans(study, model, max(sizes))]
+        parts += [f"## {model}", _rates(study, model, sizes)]
+        if any(point.speedup is not None for point in study.points):
+            parts.append(_speedups(study, model, sizes))
+        parts.append(_plans(study, model, max(sizes)))
     return "\n\n".join(parts) + "\n"
+
+
+def _speedups(study: ScalingStudy, model: str, sizes: Sequence[int]) -> str:
+    """Medians, intervals and verdicts, as a plan of each size has them."""
+    lines = [
+        f"Times as fast as `{SHARED}` on as many devices, in systems drawn from "
+        f"[priors](../../../docs/predictions.md): median, {SURE:.0%} interval, verdict:",
+        "",
+        "| schedule | " + " | ".join(f"{size:,}" for size in sizes) + " |",
+        "|---|" + "---:|" * len(sizes),
+    ]
+    for schedule in study.schedules(model):
+        drawn = {p.devices: p.speedup for p in study.of(model, schedule) if p.speedup is not None}
+        if drawn:
+            lines.append(f"| {schedule} | {' | '.join(_cell(drawn.get(size)) for size in sizes)} |")
+    return "\n".join(lines)
+
+
+def _cell(speedup: Draws | None) -> str:
+    if speedup is None:
+        return "-"
+    low, high = interval(speedup)
+    return f"{np.median(speedup):.2f} ({low:.2f} to {high:.2f}) {verdict_of(speedup)}"
 
 
 def _rates(study: ScalingStudy, model: str, sizes: Sequence[int]) -> str:
@@ -169,30 +208,40 @@ def _plans(study: ScalingStudy, model: str, size: int) -> str:
 
 
 def draw_scaling(study: ScalingStudy, path: Path) -> Path:
-    """PNG at `path`: samples/s and share of ideal against devices, a column per model."""
+    """PNG at `path`: samples/s, share of ideal, and speed-ups with their intervals, against devices; a column per
+    model."""
     title = f"Strong scaling, {study.groups} x {study.group_size} · simulated · costs {study.costs}"
     return save_figure(path, title, lambda figure: _draw(figure, study))
 
 
 def _draw(figure: Figure, study: ScalingStudy) -> None:
-    figure.set_size_inches(6.2 * len(study.models), 8.2)
-    panels = figure.subplots(2, len(study.models), squeeze=False, sharex=True)
+    figure.set_size_inches(6.2 * len(study.models), 12.0)
+    panels = figure.subplots(3, len(study.models), squeeze=False, sharex=True)
     names = sorted({point.schedule for point in study.points})
     colors = of_schedules(names)
     sizes = sorted({point.devices for point in study.points})
     for column, model in enumerate(study.models):
-        rate, share = panels[0][column], panels[1][column]
-        for schedule in study.schedules(model):
+        rate, share, gain = panels[:, column]
+        shown = study.schedules(model)
+        for place, schedule in enumerate(shown):
             points = study.of(model, schedule)
             x = [point.devices for point in points]
             style = {"color": colors[schedule], "marker": "o", "markersize": 4, "linewidth": 1.6}
             rate.plot(x, [point.samples_per_s for point in points], label=schedule, **style)
             share.plot(x, efficiency(points), **style)
+            drawn = [(point.devices, point.speedup) for point in points if point.speedup is not None]
+            if drawn:
+                at = [devices * 1.07 ** (place - len(shown) / 2) for devices, _ in drawn]  # beside each other
+                medians = np.array([np.median(speedup) for _, speedup in drawn])
+                ends = np.array([interval(speedup) for _, speedup in drawn]).T
+                gain.errorbar(at, medians, np.abs(ends - medians), fmt="o", color=colors[schedule], markersize=4)
         rate.set(title=model, xscale="log", yscale="log", ylabel="samples/s (simulated)")
         rate.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         rate.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         rate.yaxis.set_minor_formatter(NullFormatter())
-        share.set(ylim=(0, 1.1), xlabel="devices", ylabel="of ideal linear scaling")
+        share.set(ylim=(0, 1.1), ylabel="of ideal linear scaling")
+        gain.set(xlabel="devices", ylabel=f"times as fast as {SHARED}: median, {SURE:.0%}")
+        gain.axhline(1.0, color="0.4", linewidth=1, linestyle="--")
         share.axhline(1.0, color="0.4", linewidth=1, linestyle="--")
         share.set_xticks(sizes, [f"{size:,}" for size in sizes])
         share.minorticks_off()

@@ -194,7 +194,7 @@ def as_markdown(found: Answer) -> str:
             f"{_figure(one.median)} ({_figure(one.interval()[0])} to {_figure(one.interval()[1])}) | "
             f"{float(np.median(one.speedup)):.2f} ({low:.2f} to {high:.2f}) | {one.p_faster:.0%} | {one.verdict} |"
         )
-    if best.settles and best.verdict == "cannot tell":
+    if best.settles and best.verdict == "cannot be told":
         lines += ["", f"Settled most by: {best.settles}."]
     if found.own is not None:
         lines += ["", f"Of the run itself {_figure(found.own.median)} s a step are predicted; draws weigh by that."]

@@ -28,6 +28,7 @@ from harness.rpc.children import parallel_map
 from harness.studies.papers.experiment import Context, PaperExperiment
 from harness.studies.papers.modes import Mode, batches_of, job_of, of_role, steps
 from harness.studies.papers.result import Result, ResultLine, Table
+from harness.studies.papers.simulated import drawn_lines
 
 WITHIN = 0.10
 """The error that is promised of a predicted speed-up."""
@@ -135,6 +136,7 @@ def run_calibrated(experiment: PaperExperiment, context: Context) -> Result:
         context.progress(f"simulating {len(form.sweep.words)} values of {form.sweep.setting}")
         lines += _sweep(form.sweep, form.modes, (*job, f"{form.unknown}={fits[0].value}"), context.processes)
     labels = ["as above", *(variation.label for variation in form.variations)]
+    lines += drawn_lines(experiment, "sync", None, context)
     return Result(experiment, lines, notes, [_workloads_table(form, labels, fits, published)])
 
 

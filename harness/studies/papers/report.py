@@ -31,7 +31,19 @@ from harness.studies.papers.result import (
     text,
 )
 
-_HEADER = ("quantity", "row", "role", "published", "simulated", "measured_on_tiny", "error", "within")
+_HEADER = (
+    "quantity",
+    "row",
+    "role",
+    "published",
+    "simulated",
+    "measured_on_tiny",
+    "error",
+    "within",
+    "low",
+    "high",
+    "verdict",
+)
 _SERIES = {"published": GRAY, "simulated": BLUE, "measured": GREEN}
 _HEIGHT = 0.8  # of all bars of a line
 
@@ -73,6 +85,7 @@ def write(result: Result, folder: Path) -> list[Path]:
     remarks = [f"source: {experiment.source}", f"scale: {experiment.scale}", *result.notes]
     rows = [
         [line.quantity, line.label, line.role, *figures(line), error(line), "" if line.within is None else line.within]
+        + [*map(text, line.interval or (None, None)), line.verdict]
         for line in lines
     ]
     paths = [_write_csv(folder / f"{name}.csv", remarks, [_HEADER, *rows])]
@@ -158,12 +171,18 @@ def _panel(axes: Axes, quantity: str, lines: Sequence[ResultLine]) -> None:
             left, width = (value[0], value[1] - value[0]) if isinstance(value, tuple) else (0.0, value)
             at = place - _HEIGHT / 2 + height * (number + 0.5)
             axes.barh(at, width, height * 0.92, left=left, color=_SERIES[name])
-            label = text(value) + (f" ({error(line)})" if name == "simulated" and error(line) else "")
-            axes.annotate(label, (left + width, at), (4, 0), textcoords="offset points", va="center", fontsize="small")
+            label, end = text(value), left + width
+            if name == "simulated":
+                label += f" ({error(line)})" if error(line) else ""
+                label += f"  {line.verdict}" if line.verdict else ""
+            if name == "simulated" and line.interval:
+                axes.plot(line.interval, [at, at], color="0.15", linewidth=1.6, solid_capstyle="butt")
+                end = max(end, line.interval[1])
+            axes.annotate(label, (end, at), (4, 0), textcoords="offset points", va="center", fontsize="small")
     axes.set_yticks(np.arange(len(lines)), [f"{line.label}\n{ROLES[line.role]}".strip() for line in lines])
     axes.invert_yaxis()
     axes.set_xlabel(quantity)
-    axes.margins(x=0.15)
+    axes.margins(x=0.35 if any(line.verdict for line in lines) else 0.15)  # room for words
     axes.grid(axis="y", visible=False)
 
 

@@ -19,14 +19,15 @@ Published = float | tuple[float, float] | str | None
 
 ROLES = {"base": "base", "fitted": "fitted to", "predicted": "", "measured": ""}
 
-_COLUMNS = ("", "role", "published", "simulated", "measured on tiny", "error", "promised")
+_COLUMNS = ("", "role", "published", "simulated", "80 %", "measured on tiny", "error", "promised", "verdict")
 
 
 @dataclass(frozen=True)
 class ResultLine:
     """A figure of a result. quantity: what it is, with its unit; figures of one quantity share a panel of the picture.
 
-    within: the relative error that is promised of a prediction, None where none is.
+    within: the relative error that is promised of a prediction, None where none is. interval: of 80 % of the draws,
+    where what is simulated is their median; verdict: of these, beside the synchronous row.
     """
 
     quantity: str
@@ -36,6 +37,8 @@ class ResultLine:
     simulated: float | None = None
     measured: float | None = None
     within: float | None = None
+    interval: tuple[float, float] | None = None
+    verdict: str = ""
 
     @property
     def error(self) -> float | None:
@@ -99,9 +102,14 @@ def overview(results: Iterable[Result]) -> Table:
 
 
 def _table(quantity: str, lines: Sequence[ResultLine]) -> Table:
-    rows = [[line.label, ROLES[line.role], *figures(line), error(line), promised(line)] for line in lines]
+    rows = [[line.label, ROLES[line.role], *_cells(line), error(line), promised(line), line.verdict] for line in lines]
     kept = [column for column in range(len(_COLUMNS)) if not column or any(row[column] for row in rows)]
     return Table(quantity, [_COLUMNS[column] for column in kept], [[row[column] for column in kept] for row in rows])
+
+
+def _cells(line: ResultLine) -> list[str]:
+    published, simulated, measured = figures(line)
+    return [published, simulated, text(line.interval), measured]
 
 
 def figures(line: ResultLine) -> list[str]:

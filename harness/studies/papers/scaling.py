@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import field
+from dataclasses import field, replace
 
+import numpy as np
 from pydantic.dataclasses import dataclass
 
 from harness.config import STRICT, ConfigError, JobConfig
@@ -12,9 +13,15 @@ from harness.config.compose import compose_job
 from harness.config.fields import Count, Positive, Switch
 from harness.planner.candidates import Candidate
 from harness.planner.explore import Effort, Exploration, TrialResult
-from harness.planner.plan import explore_all
+from harness.planner.judgement import Judgements, judge
+from harness.planner.plan import Plan, explore_all
+from harness.prediction.evidence import SHARED
+from harness.prediction.forecast import interval
+from harness.prediction.priors import Draws
 from harness.studies.papers.experiment import Context, PaperExperiment
 from harness.studies.papers.result import Result, ResultLine, Table
+
+_IN_TURN = f"schedule={SHARED}"
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -58,26 +65,43 @@ def run_scaling(experiment: PaperExperiment, context: Context) -> Result:
     experiment.check_published([span.label for span in form.spans], published)
     ways = [ScalingVariation("as above"), *form.variations]
     jobs = [job for way in ways for span in form.spans for job in jobs_of(experiment.overrides(), span, way)]
+    in_turn = [job for span in form.spans for job in jobs_of([*experiment.overrides(), _IN_TURN], span, ways[0])]
     context.progress(f"planning {len(jobs)} sizes")
     fixed = frozenset(name.partition("=")[0] for name in experiment.overrides())
     effort = Effort(samples=form.samples, trials=form.trials)
-    found = [best(exploration) for exploration in explore_all(jobs, fixed, effort, processes=context.processes)]
+    explorations = explore_all([*jobs, *in_turn], fixed, effort, processes=context.processes)
+    found = [best(exploration) for exploration in explorations[: len(jobs)]]
     pairs = [found[first : first + 2] for first in range(0, len(found), 2)]  # smaller, larger; span by span, way by way
     main = pairs[: len(form.spans)]
-    lines = [
-        ResultLine(
-            "linearity of throughput",
-            span.label,
-            "predicted",
-            published[span.label],
-            linearity(pair, span),
-            None,
-            form.within,
-        )
-        for span, pair in zip(form.spans, main, strict=True)
-    ]
+    context.progress("judging them beside taking turns")
+    judged = [judge(Plan(two), fixed) for two in zip(explorations, explorations[len(jobs) :], strict=False)]
+    name, lines = "linearity of throughput", []
+    for span, pair in zip(form.spans, main, strict=True):
+        line = ResultLine(name, span.label, "predicted", published[span.label], linearity(pair, span))
+        lines.append(replace(line, within=form.within))
+    for number, span in enumerate(form.spans):
+        small, large = (_rates(one) for one in judged[2 * number : 2 * number + 2])
+        if small is not None and large is not None:
+            drawn = large / small / (span.devices[1] / span.devices[0])
+            line = ResultLine(f"{name}, in systems drawn", span.label, "predicted", published[span.label])
+            lines.append(replace(line, simulated=float(np.median(drawn)), interval=interval(drawn)))
+    for number, devices in enumerate(devices for span in form.spans for devices in span.devices):
+        for one in judged[number].of[1:]:
+            speedup, label = one.speedup, f"{form.spans[number // 2].label}: {devices:,}"
+            line = ResultLine(f"{one.choice.name}, times as fast as {SHARED}", label, "predicted")
+            median = float(np.median(speedup))
+            lines.append(replace(line, simulated=median, interval=interval(speedup), verdict=one.verdict))
     tables = [_layouts(form.spans, main), _variations(form.spans, ways, pairs, published)]
     return Result(experiment, lines, tables=tables)
+
+
+def _rates(judged: Judgements) -> Draws | None:
+    """Samples per second in each draw, but for a factor; None where nothing was judged."""
+    if judged.baseline_s is None:
+        return None
+    one = judged.of[-1]
+    rates: Draws = one.choice.config.algorithm.trained_samples * one.speedup / judged.baseline_s
+    return rates
 
 
 def jobs_of(job: Sequence[str], span: ScalingStep, way: ScalingVariation) -> list[JobConfig]:

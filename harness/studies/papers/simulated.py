@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
 import numpy as np
 from matplotlib.figure import Figure
@@ -11,6 +12,7 @@ from pydantic.dataclasses import dataclass
 from harness.config import STRICT
 from harness.config.fields import Count, Positive
 from harness.metrics.timeline import Timeline
+from harness.prediction.forecast import interval
 from harness.prediction.posterior import check_given
 from harness.prediction.prediction import Predicted, predict
 from harness.prediction.table import read_evidence
@@ -34,27 +36,28 @@ def run_predicted_table(experiment: PaperExperiment, context: Context) -> Result
     form = experiment.read(PredictedTable)
     lines: list[ResultLine] = []
     for text in form.given:
-        given = check_given(text)
-        table = PAPERS / str(experiment.data)
-        evidence = read_evidence(table)
-        predicted = predict(evidence, given=given, processes=context.processes, progress=context.progress)
-        lines += table_lines(predicted, f", given {text}", form.within if text == "train" else None)
+        lines += drawn_lines(experiment, text, form.within if text == "train" else None, context)
     return Result(experiment, lines)
 
 
+def drawn_lines(experiment: PaperExperiment, given: str, within: float | None, context: Context) -> list[ResultLine]:
+    """The lines of an experiment's table as `make predict` has them. given: rows that are read."""
+    evidence = read_evidence(PAPERS / str(experiment.data))
+    predicted = predict(evidence, given=check_given(given), processes=context.processes, progress=context.progress)
+    return table_lines(predicted, f", given {given}", within)
+
+
 def table_lines(predicted: Predicted, given: str, within: float | None) -> list[ResultLine]:
-    """Steps, medians with the interval of 80 % in their labels, then waits of the trainer. A wait has no relative error
-    worth a promise: it may be near 0."""
+    """Steps, medians with the interval of 80 % and the verdict beside the synchronous row, then waits of the trainer. A
+    wait has no relative error worth a promise: it may be near 0."""
     lines = []
     for one in predicted.forecasts:
-        low, high = one.interval()
-        label = f"{one.row} ({low:,.0f} to {high:,.0f})"
-        lines.append(
-            ResultLine(f"seconds per step{given}", label, "predicted", one.row.step_s, one.median, within=within)
-        )
+        line = ResultLine(f"seconds per step{given}", str(one.row), "predicted", one.row.step_s, one.median)
+        lines.append(replace(line, within=within, interval=one.interval(), verdict=one.verdict))
     for one in predicted.forecasts:
         wait = float(np.median(one.wait_s))
-        lines.append(ResultLine(f"seconds of waiting{given}", str(one.row), "predicted", one.row.wait_s, wait))
+        line = ResultLine(f"seconds of waiting{given}", str(one.row), "predicted", one.row.wait_s, wait)
+        lines.append(replace(line, interval=interval(one.wait_s)))
     return lines
 
 

@@ -10,9 +10,10 @@ import pytest
 
 from harness.config.compose import compose_job
 from harness.planner.explore import Effort
-from harness.planner.judgement import _Part, _systems, judge, verdict_of
+from harness.planner.judgement import _Part, _systems, judge
 from harness.planner.plan import Choice, Plan, make_plan, plan_jobs
 from harness.prediction.evidence import SHARED, Evidence, StepRow, Workload
+from harness.prediction.forecast import verdict_of
 
 SETTINGS = ["model=qwen1.5b", "cluster.devices=16", "algorithm.batch_groups=32", "algorithm.group_size=4"]
 FIXED = {"engine.tensor_parallel", "training.tensor_parallel", "algorithm.micro_batch_groups"}

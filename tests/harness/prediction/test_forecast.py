@@ -25,14 +25,14 @@ def test_a_row_says_its_own_workload_over_that_of_the_table() -> None:
 
 @pytest.mark.parametrize(
     ("steps", "verdict"),
-    [([5.0] * 8 + [20.0] * 2, "faster"), ([20.0] * 9 + [5.0], "slower"), ([5.0] * 7 + [20.0] * 3, "cannot tell")],
+    [([5.0] * 8 + [20.0] * 2, "faster"), ([20.0] * 9 + [5.0], "slower"), ([5.0] * 7 + [20.0] * 3, "cannot be told")],
 )
 def test_a_verdict_needs_four_draws_of_five(steps: list[float], verdict: str) -> None:
     assert forecast(steps).verdict == verdict
 
 
 def test_a_step_as_long_as_the_reference_is_no_gain() -> None:
-    assert forecast([10.0] * 5).p_faster == 0.5 and forecast([10.0] * 5).verdict == "cannot tell"
+    assert forecast([10.0] * 5).p_faster == 0.5 and forecast([10.0] * 5).verdict == "tie"
 
 
 def test_an_interval_leaves_out_as_much_above_as_below() -> None:

@@ -73,8 +73,8 @@ def test_gains_losses_and_what_cannot_be_told_are_told_apart() -> None:
     for name in ("gains", "loses", "cannot_tell"):
         (one,) = predict(read_evidence(EXPERIMENTS / f"predictions/{name}.csv"), 64).forecasts
         verdicts[name] = one.verdict
-        assert (one.settles != "") or one.verdict != "cannot tell"
-    assert verdicts == {"gains": "faster", "loses": "slower", "cannot_tell": "cannot tell"}
+        assert (one.settles != "") or one.verdict != "cannot be told"
+    assert verdicts == {"gains": "faster", "loses": "slower", "cannot_tell": "cannot be told"}
 
 
 def test_the_fast_model_is_checked_against_the_schedules_own_file(tmp_path: Path) -> None:
