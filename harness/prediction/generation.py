@@ -40,6 +40,19 @@ def clipped_share(mean: Draws, sigma: Draws, cap: float) -> Draws:
     return share
 
 
+def clipped_tail(mean: Draws, share: float, cap: float) -> Draws:
+    """Sigma of the log-normals of which this share reaches the cap, and whose means *under* it are these: by bisection,
+    as that mean falls from the cap to its share of it as sigma grows; where it is less, the largest."""
+    z = float(ndtri(1 - share))
+    low, high = np.full_like(mean, 1e-3), np.full_like(mean, 10.0)
+    for _ in range(50):
+        sigma = (low + high) / 2
+        over = cap * (np.exp(sigma**2 / 2 - sigma * z) * ndtr(z - sigma) + share) > mean
+        low, high = np.where(over, sigma, low), np.where(over, high, sigma)
+    made: Draws = high
+    return made
+
+
 def longest(mean: Draws, sigma: Draws, cap: float, samples: int) -> Draws:
     """Median of the longest of so many samples."""
     most: Draws = np.exp(np.log(mean) - sigma**2 / 2 + sigma * ndtri(0.5 ** (1 / samples)))

@@ -22,7 +22,7 @@ from harness.cost_model.memory import JobLayout
 from harness.cost_model.roofline import roofline
 from harness.cost_model.shape import forward_flops_per_token
 from harness.prediction.evidence import StepRow, Workload
-from harness.prediction.generation import batch_seconds, clipped_share, longest, uncapped_mean
+from harness.prediction.generation import batch_seconds, clipped_share, clipped_tail, longest, uncapped_mean
 from harness.prediction.priors import Draws, Priors
 
 Given = Literal["sync", "train"]
@@ -73,7 +73,7 @@ class System:
     job: of the first row. quantities: by their names in experiments/priors.yaml, and `response_mean`. uncapped: mean of
     the log-normal before the cap. work: of each phase, seconds on as many devices as the first row trains on, as it
     shares them. around: by the label of the row. missing: phases that no row gives. effective: of
-    so many independent draws are these worth.
+    so many independent draws are these worth. longer: so many times as long as `batch_seconds` says a batch takes.
     """
 
     rows: tuple[StepRow, ...]
@@ -85,6 +85,7 @@ class System:
     around: Mapping[str, Around]
     missing: frozenset[str]
     effective: float
+    longer: float
 
     def nearest(self, row: StepRow) -> StepRow:
         """The given row that is nearest in devices."""
@@ -176,12 +177,13 @@ class Narrowing:
         priors: Priors,
         known: Mapping[str, float],
         wide: bool,
+        longer: float,
         seed: int,
     ) -> None:
         self.rows, self.workload, self.job, self.priors = tuple(rows), workload, job, priors
         shares = ("forward_share", "train_share", "engine_time")
         self.wider = dict.fromkeys(shares, priors.unsaid) if wide else {}
-        self.known = known
+        self.known, self.longer = known, longer
         self.q = priors.draw(FIRST, seed, known, self.wider)
         self.noise = priors.quantities["run_noise"].normal[1]  # of a phase's logarithm
         self.log_weight = np.zeros(FIRST)
@@ -221,7 +223,7 @@ class Narrowing:
         self.log_weight += one.log_density(solution, self.wider.get(name, 0.0))
         self.q[name] = solution
 
-    def near(self, difference: Draws, deviation: float) -> None:
+    def near(self, difference: Draws, deviation: float | Draws) -> None:
         """Weigh by a difference of logarithms: Student's t of four degrees of freedom, as rows have outliers."""
         self.log_weight += -2.5 * np.log1p((difference / deviation) ** 2 / 4)
 
@@ -250,8 +252,15 @@ class Narrowing:
                 "response_mean, tokens_per_s or cap"
             )
         self.q["response_mean"] = cap * self.q["response_share"] if mean is None else np.full(FIRST, float(mean))
+        if said.clipped_share and mean is not None and mean <= said.clipped_share * cap:
+            raise ConfigError(
+                f"{self.first.label}: responses of {mean:,.0f} tokens in the mean cannot be with "
+                f"clipped_share={said.clipped_share:g} of them at cap={cap:,}; correct one"
+            )
+        if solved := bool(said.clipped_share) and "tail" not in self.known:
+            self.weigh("tail", clipped_tail(self.q["response_mean"], said.clipped_share or 0.0, cap))
         self.uncapped = uncapped_mean(self.q["response_mean"], self.q["tail"], cap)
-        if said.clipped_share is not None:
+        if said.clipped_share is not None and not solved:
             share = clipped_share(self.uncapped, self.q["tail"], cap)
             least = 1 / self.samples
             self.near(np.log((share + least) / (said.clipped_share + least)), 0.2)
@@ -320,6 +329,7 @@ class Narrowing:
                 cost = engine_cost(self.job, self.q, draw, shared=row.shared)
                 engines, slots = engines_of(row, self.job), self.job.engine.slots
                 made[place, draw] = batch_seconds(cost, drawn, engines=engines, slots=slots)
+        made *= self.longer
         logs = [
             np.log(seconds / of)
             for row, of in zip(self.rows, made, strict=True)
@@ -332,21 +342,38 @@ class Narrowing:
         self.generated = made * self.q["engine_time"]
 
     def fill(self) -> None:
-        """Let phases that no row gives share what steps leave, in proportion to what the roofline says of them."""
+        """Let phases that no row gives share what steps leave, in proportion to what the roofline says of them; it
+        weighs how many times as long they all take then."""
         logs = []
         for place, row in enumerate(self.rows):
             known, unknown = self._parts(place, row)
             if row.step_s is not None and self.missing:
                 left = (1 - self.q["rest_share"]) * row.step_s - known
                 logs.append(np.log(np.maximum(left, 0.005 * row.step_s) / unknown))
-        if logs:
-            scale = np.exp(np.mean(logs, axis=0))
-            self.near(np.log(scale), 0.7)
-            for name in self.missing & self.work.keys():
-                self.work[name] = self.work[name] * scale
-            if "generate_s" in self.missing:
-                self.q["engine_time"] = self.q["engine_time"] * scale
-                self.generated = self.generated * scale
+        if not logs:
+            return
+        scale = self.in_common(logs)
+        expected, deviation = self._expected()
+        self.near(np.log(scale) - expected, deviation)
+        for name in self.missing & self.work.keys():
+            self.work[name] = self.work[name] * scale
+        if "generate_s" in self.missing:
+            self.q["engine_time"] = self.q["engine_time"] * scale
+            self.generated = self.generated * scale
+
+    def _expected(self) -> tuple[Draws, Draws]:
+        """Logarithm of the common factor of phases that no row gives, as priors have it in each draw, and its standard
+        deviation: of independent normal logarithms of seconds, given what these are to each other."""
+        of = {"generate_s": "engine_time", UPDATE: "train_share"}
+        weighted, precision = np.zeros((2, len(self.log_weight)))
+        for name in sorted({of.get(phase, "forward_share") for phase in self.missing}):
+            one, value = self.priors.quantities[name], self.q[name]
+            mean, spread = one.normal
+            longer = -(1 - value) if one.kind == "share" else np.ones_like(value)  # see `weigh`
+            deviation = longer * math.hypot(spread, self.wider.get(name, 0.0))
+            precision += deviation**-2
+            weighted -= longer * (one.scaled(value) - mean) * deviation**-2
+        return weighted / precision, precision**-0.5
 
     def _generate_s(self, row: StepRow) -> Draws | float | None:
         if row.generate_s is None and row.rollout_s is not None:
@@ -433,4 +460,5 @@ def narrow(narrowing: Narrowing, asked: Sequence[StepRow], given: Given, count: 
         around={row.label: narrowing.around(place, row) for place, row in enumerate(narrowing.rows)},
         missing=frozenset(narrowing.missing),
         effective=effective,
+        longer=narrowing.longer,
     )

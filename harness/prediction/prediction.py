@@ -16,9 +16,10 @@ from harness.config.compose import compose_job
 from harness.config.registries import find
 from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.shape import weight_bytes
+from harness.driver.event_model import fast_steps
 from harness.prediction.evidence import SETTINGS, Evidence, StepRow, Workload
 from harness.prediction.forecast import Forecast, interval
-from harness.prediction.generation import batch_seconds
+from harness.prediction.generation import batch_seconds, uncapped_mean
 from harness.prediction.posterior import (
     OLD,
     REFERENCE,
@@ -26,7 +27,10 @@ from harness.prediction.posterior import (
     Given,
     Narrowing,
     System,
+    engine_cost,
     engines_of,
+    factors_of,
+    lengths_of,
     narrow,
     phase_of,
     slower,
@@ -37,7 +41,9 @@ from harness.prediction.simulation import (
     PART,
     DrawnCosts,
     SimulatedStep,
+    by_token_alone,
     checked,
+    one_device_each,
     row_job,
     samples_drawn,
     simulated,
@@ -63,6 +69,8 @@ SYNC_S = 0.1
 
 GIVEN_NOISE = 0.02
 """Standard deviation of the logarithm of a training phase that the row gives itself: of means over steps."""
+
+_ENGINES, _SEEDS = 8, 16  # that `longer_by` simulates
 
 _TIMEOUT_S = 3600.0  # longest wait for all draws of a row
 
@@ -99,6 +107,8 @@ def predict(
     compared with the schedule's own file. Raises ConfigError where the evidence, or a job of it, cannot be."""
     priors = priors or read_priors()
     jobs = [job_of(row, full_workload(row, (), evidence, priors), evidence) for row in evidence.asked]  # or refused
+    if any(job.algorithm.has_critic for job in jobs):
+        raise ConfigError("rows have no phase of a critic, whose work would be counted twice; predict them without one")
     if draws is None:
         samples = sum(map(samples_drawn, evidence.asked, jobs))
         draws = max(_LEAST_DRAWS, min(DRAWS, _SAMPLES // samples))
@@ -130,18 +140,48 @@ def posteriors(
         alike = [row for row in evidence.rows if row.engine == engine]
         progress(f"reading {', '.join(map(str, alike))}")
         workload, said = full_workload(alike[0], alike, evidence, priors), evidence.of(alike[0])
+        job = job_of(alike[0], workload, evidence)
         narrowing = Narrowing(
             alike,
             workload,
-            job_of(alike[0], workload, evidence),
+            job,
             priors,
             evidence.quantities,
             wide=not (said.model and said.device),
+            longer=longer_by(alike[0], job, workload, priors),
             seed=seed,
         )
         others = [row for row in evidence.asked if (row.engine if row.engine in engines else engines[0]) == engine]
         found[engine] = narrow(narrowing, others, given, draws)
     return found
+
+
+def longer_by(row: StepRow, job: JobConfig, workload: Workload, priors: Priors) -> float:
+    """How many times as long as `batch_seconds` says a batch of a synchronous row takes, where engines share prompts or
+    prefill beside decoding, a filter refuses groups or an environment answers: of typical engines, `_ENGINES`
+    at most with their part of the batch, by the schedule's own file (or the fast model, where that covers it)."""
+    cost = factors_of(job)
+    if not (cost.prefix_caching or cost.step_tokens or cost.turns or job.refills):
+        return 1.0
+    assert workload.cap is not None, "workloads are filled"
+    typical = {name: np.array([one.typical]) for name, one in priors.quantities.items()}
+    mean = np.array([workload.response_mean or workload.cap * typical["response_share"][0]])
+    lengths = lengths_of(typical, uncapped_mean(mean, typical["tail"], workload.cap), workload.cap, 0)
+    engine = by_token_alone(engine_cost(job, typical, 0, shared=row.shared), 0.0, 0.0)
+    alone = replace(engine, lengths=lengths, offload_s=0.0, reload_s=0.0, sync_s=0.0, weight_bytes=0.0)
+    engines = min(_ENGINES, engines_of(row, job))
+    groups = max(1, job.algorithm.batch_groups * engines // engines_of(row, job))
+    algorithm = replace(job.algorithm, batch_groups=groups, mini_batches=1, micro_batch_groups=1)
+    split: dict[str, int | str] = {"rollout": engines, "actor": 1, "actor_fwd": "actor", "reference": "actor"}
+    if row.shared:
+        split |= {"rollout": "actor", "actor": engines}
+    one = replace(one_device_each(job, split), iterations=1, warmup_iterations=0, algorithm=algorithm, cost=alone)
+    logs = []
+    for seed in range(CHECKS if uncovered(one) else _SEEDS):
+        batch = ResponseLengths.of_job(one, seed).batches(0, 1, algorithm.batch_samples)[0]
+        without = batch_seconds(alone, batch, engines=engines, slots=job.engine.slots)
+        logs.append(np.log(fast_steps(one, seed).seconds[0] / without))
+    return float(np.exp(np.mean(logs)))
 
 
 def full_workload(row: StepRow, alike: Sequence[StepRow], evidence: Evidence, priors: Priors) -> Workload:
@@ -268,6 +308,8 @@ class RowDraws:
             texts.append(f"response_mean {low:,.0f} to {high:,.0f}")
         texts += [f"{name} by the roofline" for name in sorted(self.system.missing)]
         texts.append(f"quantities of {PRIORS.name}")
+        if self.system.longer != 1:
+            texts.append(f"synchronous batches take {self.system.longer:.2f} times as long as lengths alone say")
         if reason := self.only_own_file:
             texts.append(f"{simulated} draws, of a part of the devices: the fast model does not cover {reason}")
         elif not self.row.shared and streams(self.row):
@@ -331,6 +373,7 @@ class RowDraws:
             generation[draw] = batch_seconds(
                 costs.engine, batch, engines=engines_of(self.row, self.job), slots=self.job.engine.slots
             )
+        generation *= self.system.longer
         around = self.around
         step = generation + self.update + around.before + around.serial + around.hidden + around.sharing
         step = sum(self.scoring.values(), step)

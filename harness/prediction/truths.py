@@ -68,12 +68,13 @@ def _rows(row: StepRow, system: System, evidence: Evidence, priors: Priors, seed
 
 
 def score_truths(truths: Sequence[Evidence], processes: int = 1) -> list[Score]:
-    """Scores of truths, each given one of GIVEN in turn."""
-    cases = [(truth, GIVEN[number // len(ASKED) % len(GIVEN)]) for number, truth in enumerate(truths)]
+    """Scores of truths, each given one of GIVEN in turn, and predicted by draws of its own: by those that truths are
+    made of, each would find itself among them."""
+    cases = [(truth, GIVEN[number // len(ASKED) % len(GIVEN)], SECOND + number) for number, truth in enumerate(truths)]
     return parallel_map(_score_truth, cases, processes=processes, timeout_s=_TIMEOUT_S, what="simulated truths")
 
 
-def _score_truth(case: tuple[Evidence, Given]) -> Score:
-    evidence, given = case
-    (forecast,) = predict(evidence, DRAWS, given=given).forecasts
+def _score_truth(case: tuple[Evidence, Given, int]) -> Score:
+    evidence, given, seed = case
+    (forecast,) = predict(evidence, DRAWS, seed, given=given).forecasts
     return score_of("truth", forecast, given)

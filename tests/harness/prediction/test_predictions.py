@@ -16,7 +16,7 @@ from harness.cost_model.lengths import ResponseLengths
 from harness.prediction.generation import capped_mean, clipped_share, uncapped_mean
 from harness.prediction.page import COLUMNS, draw, print_predictions, write_csv
 from harness.prediction.posterior import FIRST, Given, Narrowing
-from harness.prediction.prediction import Predicted, full_workload, job_of, predict
+from harness.prediction.prediction import Predicted, full_workload, job_of, posteriors, predict
 from harness.prediction.priors import read_priors
 from harness.prediction.table import read_evidence
 
@@ -150,6 +150,24 @@ def test_lengths_have_the_mean_that_was_asked_for_under_their_cap() -> None:
     assert float(clipped_share(*one)[0]) == pytest.approx(float((drawn == 900).mean()), abs=0.005)
 
 
+def test_the_share_of_responses_at_the_cap_is_that_of_every_draw(tmp_path: Path) -> None:
+    path = table(tmp_path, f"{SYNC},.1", "one_step_off,32,16,16,,,,,,,", header=f"{HEADER},clipped_share")
+    (system,) = posteriors(read_evidence(path, SMALL), 16, given="sync").values()
+    assert clipped_share(system.uncapped, system.quantities["tail"], 2000) == pytest.approx(np.full(16, 0.1), rel=1e-3)
+    with pytest.raises(ConfigError, match=r"cannot be with clipped_share=0.1 of them at cap=2,000"):
+        posteriors(read_evidence(path, [*SMALL, "cost.lengths.mean=150"]), 16)
+
+
+def test_what_a_filter_adds_to_generation_is_in_the_given_rows_already(tmp_path: Path) -> None:
+    path = table(tmp_path, "colocate_sync,4,4,4,1000,900,880,20,20,60", "one_step_off,8,4,4,,,,,,")
+    filters = ["algorithm.filter=zero_variance", "cost.filtered_share=.4"]
+    without, refilled = (predicted(path, "sync", 32, *settings).forecasts[0] for settings in ([], filters))
+    assert refilled.median == pytest.approx(without.median, rel=0.4), "twice as long without"
+    assert any("times as long" in text for text in refilled.assumed)
+    with pytest.raises(ConfigError, match="no phase of a critic"):
+        predicted(path, "sync", 8, "algorithm=ppo")
+
+
 def test_a_quantity_narrows_with_the_systems_seen_and_widens_without_them() -> None:
     priors = read_priors()
     mean, deviation = priors.quantities["alone_over_shared"].normal
@@ -162,7 +180,7 @@ def test_a_quantity_narrows_with_the_systems_seen_and_widens_without_them() -> N
 def narrowing(folder: Path) -> Narrowing:
     evidence, priors = read_evidence(table(folder, SYNC, "one_step_off,32,16,16,,,,,,"), SMALL), read_priors()
     workload = full_workload(evidence.rows[0], evidence.rows, evidence, priors)
-    return Narrowing(evidence.rows, workload, job_of(evidence.rows[0], workload, evidence), priors, {}, False, 0)
+    return Narrowing(evidence.rows, workload, job_of(evidence.rows[0], workload, evidence), priors, {}, False, 1.0, 0)
 
 
 def test_a_share_that_seconds_say_weighs_as_a_density_of_their_logarithm(tmp_path: Path) -> None:
