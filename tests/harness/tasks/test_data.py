@@ -411,10 +411,10 @@ def _said(text: str) -> bool:
 
 
 @pytest.mark.parametrize("kind", list(BAD_LINES))
-def test_each_of_300_malformed_rows_is_named_with_file_and_line(kind: str, tmp_path: Path) -> None:
+def test_each_malformed_row_is_named_with_file_and_line(kind: str, tmp_path: Path) -> None:
     path = tmp_path / "bad.jsonl"
 
-    @settings(max_examples=50, deadline=None, suppress_health_check=list(HealthCheck), database=None)
+    @settings(suppress_health_check=list(HealthCheck))
     @given(BAD_LINES[kind], st.integers(0, 3))
     def check(line: str, before: int) -> None:
         told = refused(data=lines(path, *[GOOD] * before, line, GOOD))
