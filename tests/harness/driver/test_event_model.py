@@ -16,7 +16,7 @@ from harness.cost_model.job_cost import simulated_cost
 from harness.driver.event_model import fast_steps, simulated_steps
 from harness.runtime.runtime import parts_of
 
-EACH = 4
+EACH = 3
 """Jobs of each schedule."""
 
 NEAR = 0.05
