@@ -37,6 +37,8 @@ class Workload:
     """Response tokens of all engines in a second of generation."""
     tensor_parallel: int | None = None
     """Devices of an engine."""
+    slots: int | None = None
+    """Samples that an engine generates at a time, at most."""
     optimizer_steps: int | None = None
     """Mini-batches of a training step."""
     recompute_log_probs: bool | None = None
@@ -59,6 +61,7 @@ SETTINGS = {
     "cost.lengths.mean": "response_mean",
     "cost.lengths.cap": "cap",
     "engine.tensor_parallel": "tensor_parallel",
+    "engine.slots": "slots",
     "algorithm.mini_batches": "optimizer_steps",
     "algorithm.recompute_log_probs": "recompute_log_probs",
     "algorithm.reference": "reference",
@@ -154,7 +157,7 @@ class Evidence:
     quantities: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Quantities of experiments/priors.yaml that are known here, by name."""
     system: str = ""
-    """Name of the system in experiments/priors.yaml, which is scored without it."""
+    """Name of the system in experiments/priors.yaml, which is scored without it, and whose defaults are assumed."""
 
     def of(self, row: StepRow) -> Workload:
         """The workload of a row."""

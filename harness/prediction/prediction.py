@@ -192,7 +192,7 @@ def full_workload(row: StepRow, alike: Sequence[StepRow], evidence: Evidence, pr
         reference=any(other.ref_log_prob_s for other in alike) or None,
     )
     untimed = Workload(recompute_log_probs=True, reference=False)
-    return evidence.of(row).over(seen).over(untimed).over(priors.assumed)
+    return evidence.of(row).over(seen).over(untimed).over(priors.assumed(evidence.system))
 
 
 def job_of(row: StepRow, workload: Workload, evidence: Evidence) -> JobConfig:
@@ -216,7 +216,6 @@ def job_of(row: StepRow, workload: Workload, evidence: Evidence) -> JobConfig:
     return _composed(
         f"schedule={row.schedule}",
         "backend=virtual",
-        "engine.slots=256",
         *(f"{name}={str(v).lower() if isinstance(v, bool) else v}" for name, v in said.items() if v is not None),
         *own,
         *(f"schedule.{name}={value}" for name, value in row.options.items()),

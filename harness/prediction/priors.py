@@ -73,11 +73,13 @@ class Quantity:
 
 @dataclass(frozen=True, config=STRICT)
 class Priors:
-    """The file. workload: of whoever does not say; unsaid: how much wider shares of peaks are then."""
+    """The file. workload: of whoever does not say; defaults: what is documented of a system instead, by its name;
+    unsaid: how much wider shares of peaks are then."""
 
     quantities: dict[str, Quantity]
     unsaid: Positive
     workload: dict[str, int | str]
+    defaults: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 
     def without(self, systems: Collection[str]) -> Priors:
         """The priors as if these systems had not been seen."""
@@ -87,10 +89,9 @@ class Priors:
         }
         return dataclasses.replace(self, quantities=left)
 
-    @property
-    def assumed(self) -> Workload:
-        """The workload of whoever does not say."""
-        return Workload(**self.workload)  # type: ignore[arg-type]
+    def assumed(self, system: str) -> Workload:
+        """The workload of whoever does not say; system: its name, "" where nobody says that either."""
+        return Workload(**{**self.workload, **self.defaults.get(system, {})})  # type: ignore[arg-type]
 
     def draw(self, count: int, seed: int, known: Mapping[str, float], wider: Mapping[str, float]) -> dict[str, Draws]:
         """Draws of each quantity, spread evenly (a scrambled Sobol sequence); known: those that have one value. Raises

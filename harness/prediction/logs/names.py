@@ -62,6 +62,7 @@ VERL = Framework(
         "cap": ("data.max_response_length",),
         "mini_batch": ("actor_rollout_ref.actor.ppo_mini_batch_size",),  # prompts
         "tensor_parallel": ("actor_rollout_ref.rollout.tensor_model_parallel_size",),
+        "slots": ("actor_rollout_ref.rollout.max_num_seqs",),
         "nodes": ("trainer.nnodes",),
         "per_node": ("trainer.n_gpus_per_node",),
         "rollout_nodes": ("rollout.nnodes",),
@@ -252,6 +253,7 @@ CADENCE = Framework(
         "batch_groups": ("algorithm.batch_groups",),
         "group_size": ("algorithm.group_size",),
         "tensor_parallel": ("engine.tensor_parallel",),
+        "slots": ("engine.slots",),
         "optimizer_steps": ("algorithm.mini_batches",),
         "schedule": ("schedule.name",),
         "max_staleness": ("schedule.max_staleness",),

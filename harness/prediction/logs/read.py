@@ -89,7 +89,8 @@ def read_log(paths: Sequence[Path], arguments: Sequence[str] = ()) -> ReadLog:
     over = {field: _value(given[name]) for name, field in SETTINGS.items() if given.get(name)}
     own = {*SETTINGS, *(setting for setting, _ in ASKED.values())}
     others = tuple(one for one in arguments if one.partition("=")[0] not in own)
-    return ReadLog(framework, Evidence(source, replace(workload, **over), (row,), ()), others, tuple(notes))
+    evidence = Evidence(source, replace(workload, **over), (row,), (), system=framework.name)
+    return ReadLog(framework, evidence, others, tuple(notes))
 
 
 def _value(text: str) -> Any:
@@ -352,6 +353,7 @@ def _workload(
         cap=None if framework is CADENCE and said.log.settings.get("backend") != "virtual" else said.count("cap"),
         clipped_share=logged.get("clipped_share"),
         tensor_parallel=said.count("tensor_parallel"),
+        slots=said.count("slots"),
         optimizer_steps=said.count("optimizer_steps")
         or (max(1, round(batch / per_step)) if batch and per_step else None),
         recompute_log_probs=scores["old_log_prob_s"] if framework.scores_apart else None,

@@ -59,7 +59,8 @@ def test_what_is_said_of_the_job_is_given_and_the_rest_is_assumed(tmp_path: Path
     path = table(tmp_path, SYNC, "one_step_off,32,16,16,,,,,,")
     (one,) = predicted(path).forecasts
     assert {"model qwen1.5b", "device h100", "batch_groups 16", "response_mean 400"} <= set(one.given)
-    assert "tensor_parallel 1" in one.assumed and not any("qwen" in text for text in one.assumed)
+    assert {"tensor_parallel 1", "slots 256"} <= set(one.assumed) and not any("qwen" in text for text in one.assumed)
+    assert read_priors().assumed("verl").slots == 1024
 
 
 def test_training_phases_of_a_row_are_read_unless_they_are_kept_from_it(tmp_path: Path) -> None:
