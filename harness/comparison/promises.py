@@ -10,8 +10,9 @@ from pathlib import Path
 
 from harness.config import JobConfig, job_config
 from harness.config.compose import make_schedule
+from harness.config.job import DEALT_AGAIN
 from harness.metrics.run_files import load_config, load_ledger, load_restarts, load_samples, load_timeline
-from harness.metrics.samples import DEALT_AGAIN, FATES, SampleRecord, record_of
+from harness.metrics.samples import FATES, SampleRecord, record_of
 from harness.metrics.timeline import Timeline
 from harness.workers.dataflow import Numbering
 from schedules.capacity import Capacity

@@ -69,6 +69,10 @@ from harness.config.readers import (
 )
 from harness.config.registries import check_name
 
+DEALT_AGAIN = 1 << 26
+"""A place whose group was refused by a filter, or took too long, is dealt another: its number is as much higher each
+time."""
+
 
 @dataclass(frozen=True, config=STRICT)
 class ModelConfig:

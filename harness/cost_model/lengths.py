@@ -9,6 +9,7 @@ import numpy as np
 
 from harness.config import JobConfig, LatencyConfig, LengthsConfig
 from harness.config.fields import whole_number
+from harness.config.job import DEALT_AGAIN
 
 _BLOCK = 4096  # samples drawn at a time
 _SAMPLES, _GROUPS = 0x6C656E67746873, 0x67726F757073  # key the generators
@@ -47,7 +48,8 @@ class ResponseLengths:
         if self._drift != 1:
             assert self._batch_samples is not None, "lengths that drift are of a job"
             with np.errstate(over="ignore"):
-                tokens = np.minimum(tokens * self._drift ** (sample_ids // self._batch_samples), self.cap)
+                places = np.asarray(sample_ids, np.int64) % (DEALT_AGAIN * self._group_size)
+                tokens = np.minimum(tokens * self._drift ** (places // self._batch_samples), self.cap)
         return np.clip(np.rint(tokens), 1, self.cap).astype(np.int64)
 
     def batches(self, first: int, count: int, samples: int) -> np.ndarray:

@@ -9,9 +9,9 @@ from typing import NoReturn
 import numpy as np
 
 from harness.config import ConfigError
+from harness.config.job import DEALT_AGAIN
 from harness.driver.checkpoint_files import Decision, RefilledPartition, RefilledState, Refusal
 from harness.metrics.ledger import DropReason
-from harness.metrics.samples import DEALT_AGAIN
 
 _MOST_DEALS = 1 << 8  # of one place, that ids have room for
 

@@ -12,10 +12,10 @@ from pathlib import Path
 
 import numpy as np
 
+from harness.config.job import DEALT_AGAIN
 from harness.driver.checkpoint_files import PartitionRange, PromptState, Refusal
 from harness.driver.observer import Observer
 from harness.driver.places import Places, place_of
-from harness.metrics.samples import DEALT_AGAIN
 from harness.protocols import Clock
 from harness.tasks import Dealer, Problem
 from harness.transfer_queue import Column, Ragged, TransferQueue

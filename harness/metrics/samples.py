@@ -14,6 +14,7 @@ import pyarrow.compute as pc
 import pyarrow.parquet as pq
 
 from harness.config.files import refuse_special
+from harness.config.job import DEALT_AGAIN
 from harness.metrics.atomic_files import replacing
 from harness.protocols import FINISH_REASONS
 
@@ -28,9 +29,6 @@ Fate = Literal[
     "in_flight",
 ]
 FATES: tuple[str, ...] = get_args(Fate)
-DEALT_AGAIN = 1 << 26
-"""A place whose group was refused by a filter, or took too long, is dealt another: its number is as much higher each
-time."""
 CUSTOM = "custom/"
 """Beginning of the columns, and the metrics, of extra values of scores."""
 

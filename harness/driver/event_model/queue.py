@@ -9,9 +9,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from harness.config.job import DEALT_AGAIN
 from harness.cost_model.lengths import ResponseLengths
 from harness.driver.places import Places, Verdict
-from harness.metrics.samples import DEALT_AGAIN
 
 if TYPE_CHECKING:
     from harness.driver.event_model.engine import Engine

@@ -12,6 +12,7 @@ from hypothesis import strategies as st
 
 from harness.config import CostConfig, LengthsConfig
 from harness.config.compose import compose_job
+from harness.config.job import DEALT_AGAIN
 from harness.config.transports import TransferTimes
 from harness.cost_model.cost import offload_s, rank_shares, reload_s, sample_tokens, slowest_share_s, transfer_times
 from harness.cost_model.lengths import ResponseLengths, read_trace
@@ -115,6 +116,9 @@ def test_lengths_drift_by_a_factor_from_batch_to_batch_up_to_the_cap(drift: floa
     for batch in (0, 1, 5):
         assert np.abs(drifting[batch] - np.clip(still[batch] * drift**batch, 1, LOGNORMAL.cap)).max() <= 16
     assert set(drifting[-1].tolist()) == {1 if drift < 1 else LOGNORMAL.cap}
+    again = np.arange(8, 16) + 4 * DEALT_AGAIN  # in the places of batch 1
+    drifted, as_drawn = (ResponseLengths(its, 0, 4, 8).of(again) for its in (config, replace(config, drift=1.0)))
+    assert np.abs(drifted - np.clip(as_drawn * drift, 1, LOGNORMAL.cap)).max() <= 1
 
 
 @pytest.mark.parametrize("config", KINDS, ids=lambda config: config.kind)

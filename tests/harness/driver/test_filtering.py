@@ -16,12 +16,12 @@ from harness.cli.main import main
 from harness.comparison.promises import FinishedRun
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import compose_job
+from harness.config.job import DEALT_AGAIN
 from harness.driver import places
 from harness.driver.checkpoint_files import Decision, Refusal
 from harness.driver.observer import IterationListener
 from harness.driver.places import Candidates, Places, Verdict
 from harness.driver.session import simulate
-from harness.metrics.samples import DEALT_AGAIN
 from harness.runtime.runtime import parts_of
 from tests.support.invariants import check_run
 from tests.support.random_jobs import play
