@@ -7,8 +7,9 @@ Every line is {"crc32": of the bytes of what it tells, "told": ...}; the first o
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -16,6 +17,8 @@ from zlib import crc32
 import msgspec
 import numpy as np
 from msgspec import structs
+
+from harness.transfer_queue import Ragged
 
 ARRIVALS = "arrivals.jsonl"
 FORMAT = 1
@@ -96,13 +99,23 @@ def line_of(told: RunOf | Arrivals) -> bytes:
     return msgspec.json.encode(_Line(crc32(data), msgspec.Raw(data))) + b"\n"
 
 
-def runs_of(versions: np.ndarray, tokens: np.ndarray | None = None) -> list[tuple[int, int]]:
-    """Runs of equal versions. versions: int [L], of each token, or of each run of `tokens` [L] tokens."""
-    if not len(versions):
-        return []
-    starts = np.flatnonzero(np.diff(versions, prepend=versions[0] - 1))
-    counts = np.add.reduceat(np.ones(len(versions), np.int64) if tokens is None else tokens, starts)
-    return list(zip(versions[starts].tolist(), counts.tolist(), strict=True))
+def run_starts(versions: Ragged) -> tuple[np.ndarray, np.ndarray]:
+    """Places at which runs of equal versions begin, int64 [runs], and number of the first run of each row, int64
+    [rows + 1]: none is in two rows."""
+    values, offsets = versions.values, versions.offsets
+    begins = np.diff(values, prepend=values[:1]) != 0
+    begins[offsets[:-1][np.diff(offsets) > 0]] = True
+    starts = np.flatnonzero(begins)
+    return starts, np.searchsorted(starts, offsets)
+
+
+def runs_of(versions: Ragged, tokens: Ragged | None = None) -> Iterator[list[tuple[int, int]]]:
+    """Versions and tokens of the runs of each row. versions: int, of each token, or of so many `tokens`."""
+    starts, firsts = run_starts(versions)
+    ends = np.arange(versions.values.size + 1) if tokens is None else np.cumsum([0, *tokens.values])
+    counts = np.diff(ends[np.append(starts, versions.values.size)])
+    runs = list(zip(versions.values[starts].tolist(), counts.tolist(), strict=True))
+    return (runs[first:end] for first, end in pairwise(firsts.tolist()))
 
 
 def digest_of(arrays: Iterable[np.ndarray]) -> str:

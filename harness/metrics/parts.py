@@ -20,7 +20,7 @@ import pyarrow as pa
 import pyarrow.compute
 
 from harness.config.files import refuse_special
-from harness.metrics.arrivals import ARRIVALS, Arrivals, RunOf, line_of
+from harness.metrics.arrivals import ARRIVALS, Arrivals, RunOf, line_of, run_starts
 from harness.metrics.atomic_files import GrowingFile
 from harness.metrics.samples import (
     CUSTOM,
@@ -206,13 +206,10 @@ def _column(kind: pa.DataType, column: Any) -> pa.Array:
 
 def _runs(versions: Ragged) -> pa.ListArray:
     """Runs of tokens that one version sampled, a list for each response. versions: of each token, one at least."""
-    values, offsets = versions.values, versions.offsets
-    begins = np.diff(values, prepend=values[:1]) != 0
-    begins[offsets[:-1]] = True
-    starts = np.flatnonzero(begins)
+    values, (starts, firsts) = versions.values, run_starts(versions)
     of_runs = [_column(pa.int32(), part) for part in (values[starts], np.diff(starts, append=values.size))]
     runs = pa.StructArray.from_arrays(of_runs, fields=list(VERSION_RUN))
-    return pa.ListArray.from_arrays(_column(pa.int32(), np.searchsorted(starts, offsets)), runs)
+    return pa.ListArray.from_arrays(_column(pa.int32(), firsts), runs)
 
 
 class DriverParts:

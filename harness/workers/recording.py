@@ -109,7 +109,7 @@ class TokenDecoder:
         return lengths | rewards | policy_metrics(dict(sums)) | custom_metrics(records)
 
     def runs(self, batch: Batch) -> Iterator[list[tuple[int, int]]]:
-        return map(runs_of, batch.ragged("versions").rows())
+        return runs_of(batch.ragged("versions"))
 
 
 @dataclass(frozen=True)
@@ -135,7 +135,7 @@ class RunLengthDecoder:
         return length_metrics(records)
 
     def runs(self, batch: Batch) -> Iterator[list[tuple[int, int]]]:
-        return map(runs_of, batch.ragged("versions").rows(), batch.ragged("response").rows())
+        return runs_of(batch.ragged("versions"), batch.ragged("response"))
 
 
 def _samples(
