@@ -39,6 +39,8 @@ class Workload:
     """Devices of an engine."""
     slots: int | None = None
     """Samples that an engine generates at a time, at most."""
+    streamed_groups: int | None = None
+    """Groups that it generates at a time, at most, where they are streamed to the trainer (fully_async)."""
     optimizer_steps: int | None = None
     """Mini-batches of a training step."""
     recompute_log_probs: bool | None = None

@@ -200,6 +200,9 @@ def job_of(row: StepRow, workload: Workload, evidence: Evidence) -> JobConfig:
     in. Raises ConfigError, naming the setting."""
     names = {field: name for name, field in SETTINGS.items() if field not in ("prompt_mean", "response_mean")}
     said = {names[name]: value for name, value in dataclasses.asdict(workload).items() if name in names}
+    if row.schedule == "fully_async" and workload.streamed_groups and workload.group_size:
+        most = workload.streamed_groups * workload.group_size
+        said["engine.slots"] = min(most, workload.slots or most)
     of_rows = {name for other in (*evidence.rows, *evidence.asked) for name in _options(other)}
     settings = [
         *evidence.settings,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -60,7 +61,10 @@ def test_what_is_said_of_the_job_is_given_and_the_rest_is_assumed(tmp_path: Path
     (one,) = predicted(path).forecasts
     assert {"model qwen1.5b", "device h100", "batch_groups 16", "response_mean 400"} <= set(one.given)
     assert {"tensor_parallel 1", "slots 256"} <= set(one.assumed) and not any("qwen" in text for text in one.assumed)
-    assert read_priors().assumed("verl").slots == 1024
+    verl, evidence = read_priors().assumed("verl"), read_evidence(path, SMALL)
+    slots = [job_of(replace(evidence.asked[0], schedule=name), verl, evidence).engine.slots
+             for name in ("one_step_off", "fully_async")]  # fmt: skip
+    assert slots == [1024, 16 * 16]
 
 
 def test_training_phases_of_a_row_are_read_unless_they_are_kept_from_it(tmp_path: Path) -> None:
