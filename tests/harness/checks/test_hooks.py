@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from harness.metrics.run_files import load_evaluations, load_ledger, load_metric
 from harness.tasks import environment_of, make_buffer, make_task
 from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_run
+from tests.support.project import ROOT
 from tests.support.real_runs import SMALL
 
 PLAYED = ("task.generate=my_lab.agents:two_tries", "task.generate_options.second=0.25")
@@ -125,7 +127,7 @@ def test_a_cell_changes_with_the_code_of_every_hook(lab: Path) -> None:
 def test_all_hooks_together_run_for_real_and_the_run_keeps_what_is_promised(
     lab: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("PYTHONPATH", f"{lab}")
+    monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(lab), str(ROOT)]))
     settings = " ".join((SMALL, "iterations=4", *PLAYED, *BUFFER, *EVALUATED, "algorithm.filter=my_lab.any:even"))
     (lab / "my_lab/any.py").write_text("def even(rewards, *, lengths):\n    return lengths.sum(dim=1) % 2 == 0\n")
     names = {"colocate_sync": "schedule=colocate_sync cluster.devices=1", "fully_async": "schedule=fully_async"}
