@@ -309,7 +309,8 @@ def _draw(figure: Figure, plan: Plan, judged: Judgements) -> None:
     _draw_front(points, plan, colors)
     _draw_bars(bars, plan, colors)
     for axes in sure:
-        speedups = {one.choice.name: one.speedup for one in others}
+        proposed = {id(plan.best): ", proposed"}  # of which there may be another one by its name, the best by speed
+        speedups = {one.choice.name + proposed.get(id(one.choice), ""): one.speedup for one in others}
         draw_speedups(axes, speedups, [colors[one.choice.schedule] for one in others], SHARED)
 
 

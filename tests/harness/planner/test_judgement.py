@@ -4,6 +4,7 @@ drawn."""
 from __future__ import annotations
 
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from harness.config.compose import compose_job
 from harness.planner.explore import Effort
 from harness.planner.judgement import _Part, _systems, judge
 from harness.planner.plan import Choice, Plan, make_plan, plan_jobs
+from harness.planner.report import draw_plan
 from harness.prediction.evidence import SHARED, Evidence, StepRow, Workload
 from harness.prediction.forecast import verdict_of
 
@@ -52,6 +54,15 @@ def test_all_choices_are_judged_in_the_same_systems(plan: Plan) -> None:
     assert speedup is not None and len(set(speedup.tolist())) > 4
     again = judge(plan, FIXED).beside(other, baseline)
     assert again is not None and np.array_equal(speedup, again)
+
+
+def test_a_proposal_that_is_not_the_fastest_of_its_schedule_is_drawn_beside_that(plan: Plan, tmp_path: Path) -> None:
+    proposed = replace(of(plan, "half_step"))
+    plan = replace(plan)
+    plan.__dict__["best"] = proposed
+    judged = judge(plan, FIXED)
+    assert [one.choice.name for one in judged.of].count(proposed.name) == 2
+    assert draw_plan(plan, tmp_path / "plan.png", judged).exists()
 
 
 def test_a_part_of_the_batch_takes_as_long_as_all_of_it(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
