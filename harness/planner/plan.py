@@ -117,6 +117,11 @@ class Plan:
         good = [choice for choice in self.choices if rate(choice) >= enough]
         return min(good, key=lambda choice: choice.outcome.lag_mean)
 
+    def title(self, choice: Choice) -> str:
+        """Its name; and that it is proposed, where the best of its schedule is another one."""
+        apart = choice is self.best and all(choice is not one for one in self.best_of_each)
+        return f"{choice.name}, proposed" if apart else choice.name
+
     @cached_property
     def runner_up(self) -> Choice | None:
         """The fastest of another schedule, or the next of the same where only one was planned."""

@@ -48,7 +48,7 @@ def print_plan(plan: Plan, settings: list[str], console: Console, judged: Judgem
     if judged.why_none:
         console.print(f"Not judged, how sure that is: {judged.why_none}", highlight=False, soft_wrap=True)
     else:
-        console.print(_judgements(judged))
+        console.print(_judgements(plan, judged))
         console.print(
             f"{DRAWS} systems drawn from experiments/priors.yaml, {judged.stands_on}. In each the same choices run, "
             "those that are best at the plan's own costs: another system may have a better split",
@@ -193,14 +193,14 @@ def _schedules(plan: Plan) -> Table:
     return table
 
 
-def _judgements(judged: Judgements) -> Table:
+def _judgements(plan: Plan, judged: Judgements) -> Table:
     columns = ("plan", "median", f"{SURE:.0%}\ninterval", "P(faster)", "verdict")
     table = _table(f"Times as fast as {SHARED} (simulated)", columns)
     baseline, *others = judged.of
     for one in others:
         low, high = interval(one.speedup)
         table.add_row(
-            one.choice.name,
+            plan.title(one.choice),
             f"{rate(one.choice) / rate(baseline.choice):.2f}",
             f"{np.median(one.speedup):.2f}",
             f"{low:.2f} to {high:.2f}",
@@ -309,8 +309,7 @@ def _draw(figure: Figure, plan: Plan, judged: Judgements) -> None:
     _draw_front(points, plan, colors)
     _draw_bars(bars, plan, colors)
     for axes in sure:
-        proposed = {id(plan.best): ", proposed"}  # of which there may be another one by its name, the best by speed
-        speedups = {one.choice.name + proposed.get(id(one.choice), ""): one.speedup for one in others}
+        speedups = {plan.title(one.choice): one.speedup for one in others}
         draw_speedups(axes, speedups, [colors[one.choice.schedule] for one in others], SHARED)
 
 
