@@ -118,7 +118,7 @@ class Plan:
         return min(good, key=lambda choice: choice.outcome.lag_mean)
 
     def title(self, choice: Choice) -> str:
-        """Its name; and that it is proposed, where the best of its schedule is another one."""
+        """Name a choice, and say that it is proposed where the best of its schedule is another one."""
         apart = choice is self.best and all(choice is not one for one in self.best_of_each)
         return f"{choice.name}, proposed" if apart else choice.name
 
