@@ -178,7 +178,7 @@ def process() -> Iterator[QueueProcess]:
     before = descriptors()
     with QueueProcess.start(SPEC) as process:
         yield process
-    assert descriptors() == before
+    assert descriptors() <= before  # fewer where garbage of others had some
 
 
 def in_a_fork(work: Callable[[], Any]) -> int:
