@@ -182,17 +182,17 @@ class Job:
         for group in groups:
             self.queue.took[group] += self.now
         if self.in_order:
-            self._can_be_scored(groups)
+            if not self.refills:  # else once they are judged
+                self._can_be_scored(groups)
             self.rewards.add(groups)
             return
         for _, of_one in groupby(groups, key=self.queue.part_of.__getitem__):
             its = sorted(of_one)
             self.rewards.add(its)
-            self._can_be_scored(its)
+            if not self.refills:
+                self._can_be_scored(its)
 
-    def _can_be_scored(self, groups: Sequence[int], *, kept: bool = False) -> None:
-        if self.refills and not kept:
-            return
+    def _can_be_scored(self, groups: Sequence[int]) -> None:
         if self.in_order:
             self.generated.add(groups)
         else:
@@ -205,7 +205,7 @@ class Job:
         if group in self._stale:
             self.queue.keep(group)
         elif self._keeps.keeps(self.queue.number(group)):
-            self._can_be_scored([group], kept=True)
+            self._can_be_scored([group])
             self.came([group])
             self.queue.keep(group)
         else:
