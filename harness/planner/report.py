@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,6 @@ from harness.planner.judgement import DRAWS, Judgement, Judgements
 from harness.planner.plan import WORTH, Choice, Plan, bench_command, devices_and_batch, layout, origin, rate, why_none
 from harness.prediction.evidence import SHARED
 from harness.prediction.forecast import SURE, TIE, Verdict, interval, p_faster, verdict_of, words_of
-from harness.prediction.page import draw_speedups
 from harness.report.palette import of_schedules
 from harness.report.plots import save_figure
 
@@ -309,8 +308,28 @@ def _draw(figure: Figure, plan: Plan, judged: Judgements) -> None:
     _draw_front(points, plan, colors)
     _draw_bars(bars, plan, colors)
     for axes in sure:
-        speedups = {plan.title(one.choice): one.speedup for one in others}
-        draw_speedups(axes, speedups, [colors[one.choice.schedule] for one in others], SHARED)
+        _draw_speedups(axes, plan, others, colors)
+
+
+def _draw_speedups(axes: Axes, plan: Plan, others: Sequence[Judgement], colors: dict[str, str]) -> None:
+    """Speed-ups over taking turns, at 1: medians, intervals and verdicts."""
+    ends = [interval(one.speedup) for one in others]
+    for row, (one, (low, high)) in enumerate(zip(others, ends, strict=True)):
+        median, color = float(np.median(one.speedup)), colors[one.choice.schedule]
+        axes.barh(row, high - low, 0.5, left=low, color=color, alpha=0.4)
+        axes.plot([median], [row], "o", color=color)
+        text = f"{median:.2f}  {one.verdict}"
+        axes.annotate(text, (high, row), (6, 0), textcoords="offset points", va="center")
+    axes.axvline(1.0, color="0.35", linewidth=1.2)
+    axes.set_yticks(range(len(ends)), [plan.title(one.choice) for one in others])
+    axes.invert_yaxis()
+    least, most = min(0.9, *(0.95 * low for low, _ in ends)), max(high for _, high in ends)
+    axes.set(
+        xlabel=f"times as fast as {SHARED} (simulated)",
+        title=f"{SURE:.0%} of {DRAWS} systems drawn, and the median",
+        xlim=(least, most + 0.6 * (most - least)),
+    )
+    axes.grid(axis="y", visible=False)
 
 
 def _draw_front(axes: Axes, plan: Plan, colors: dict[str, str]) -> None:

@@ -4,20 +4,18 @@ from __future__ import annotations
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from rich import box
 from rich.console import Console
 from rich.table import Table
 
 from harness.metrics.atomic_files import write_text
-from harness.prediction.forecast import SURE, Forecast, interval, verdict_of
+from harness.prediction.forecast import SURE, Forecast, interval
 from harness.prediction.prediction import Predicted
-from harness.prediction.priors import Draws
 from harness.report.plots import BLUE, GRAY, ORANGE, save_figure
 
 READ = {"train": "synchronous rows, and the training phases of the others", "sync": "synchronous rows only"}
@@ -118,27 +116,6 @@ def _intervals(figure: Figure, forecasts: Sequence[Forecast]) -> None:
     axes.set_xlabel("seconds per step")
     axes.grid(axis="y", visible=False)
     axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22 - 0.3 / len(forecasts)), ncols=4)
-
-
-def draw_speedups(axes: Axes, speedups: Mapping[str, Draws], colors: Sequence[str], beside: str) -> None:
-    """Speed-ups in the same draws over what is called `beside`, at 1: medians, intervals and verdicts."""
-    ends = [interval(speedup) for speedup in speedups.values()]
-    for row, (speedup, color, (low, high)) in enumerate(zip(speedups.values(), colors, ends, strict=True)):
-        median = float(np.median(speedup))
-        axes.barh(row, high - low, 0.5, left=low, color=color, alpha=0.4)
-        axes.plot([median], [row], "o", color=color)
-        text = f"{median:.2f}  {verdict_of(speedup)}"
-        axes.annotate(text, (high, row), (6, 0), textcoords="offset points", va="center")
-    axes.axvline(1.0, color="0.35", linewidth=1.2)
-    axes.set_yticks(range(len(ends)), list(speedups))
-    axes.invert_yaxis()
-    least, most = min(0.9, *(0.95 * low for low, _ in ends)), max(high for _, high in ends)
-    axes.set(
-        xlabel=f"times as fast as {beside} (simulated)",
-        title=f"{SURE:.0%} of {len(next(iter(speedups.values())))} systems drawn, and the median",
-        xlim=(least, most + 0.6 * (most - least)),
-    )
-    axes.grid(axis="y", visible=False)
 
 
 def _range(ends: tuple[float, float], digits: int) -> str:
