@@ -215,7 +215,7 @@ def sentence(found: Answer) -> str:
         return f"{what} is {gain}"
     if best.verdict == "slower":
         return f"Stay with {run.schedule}: the best of others, {what}, is {gain}"
-    return f"Cannot tell: {what} is {gain}; P(faster) {best.p_faster:.0%}"
+    return f"{'A tie' if best.verdict == 'tie' else 'Cannot tell'}: {what} is {gain}; P(faster) {best.p_faster:.0%}"
 
 
 def _options(row: StepRow) -> str:

@@ -1,6 +1,7 @@
 """What is answered to a log: which schedule, split and staleness, how surely, and the command."""
 
 import shlex
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -32,6 +33,8 @@ def test_one_log_is_enough_for_an_answer(name: str) -> None:
     assert (found.own is None) == read.row.synchronous
     page = as_markdown(found)
     assert sentence(found) in page and found.command in page and all(note in page for note in read.notes)
+    alike = tuple(replace(one, step_s=one.reference_s / 1.01) for one in found.forecasts)
+    assert sentence(replace(found, forecasts=alike)).startswith("A tie: ")
     assert found.command.startswith("make bench SCHEDULE=") and "MODEL=qwen7b DEVICE=h100" in found.command
     compose_job(["model=qwen7b", "device=h100", *shlex.split(found.command)[-1].removeprefix("ARGS=").split()[-3:]])
 
