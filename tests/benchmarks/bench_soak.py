@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import os
-import signal
 import subprocess
 import time
 from collections.abc import Iterator
@@ -27,7 +26,7 @@ from tempfile import TemporaryDirectory
 import numpy as np
 import psutil
 
-from tests.support.forked_drivers import folder_of, named
+from tests.support.forked_drivers import folder_of, strike
 from tests.support.real_runs import check_equal, command, environment, lines
 
 JOB = (
@@ -56,21 +55,11 @@ def soaked(results: Path, experiment: str, settings: list[str], every: int, kill
             names = "{:6.0f} iterations  {:7.1f} MiB {:4.0f} descriptors {:3.0f} threads {:7.2f} MiB shared"
             print(names.format(*found[-1]), flush=True)
             if kills:
-                _kill(driver, next(victims))
+                strike(process.pid, next(victims), lambda: driver.children(recursive=True))
         time.sleep(_POLL_S)
     if process.returncode:
         raise SystemExit(f"the run ended with exit code {process.returncode}")
     return np.array(found)
-
-
-def _kill(driver: psutil.Process, name: str) -> None:
-    """The driver stands still meanwhile, as others are looked for longer than an iteration lasts."""
-    driver.suspend()
-    try:
-        for pid in named(driver.children(recursive=True), name)[:1]:
-            os.kill(pid, signal.SIGKILL)
-    finally:
-        driver.resume()
 
 
 def _shared(family: list[psutil.Process]) -> int:

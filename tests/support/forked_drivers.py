@@ -140,14 +140,18 @@ def _family(run: RunProcess) -> list[psutil.Process]:
 
 
 def _strike(run: RunProcess, name: str) -> bool:
-    """Kills this one of its processes, where there is one. Its driver stands still meanwhile, for on a busy machine
-    they are looked for longer than an iteration lasts."""
     assert run.pid is not None
-    os.kill(run.pid, signal.SIGSTOP)
-    found = named(_family(run), name)
+    return strike(run.pid, name, lambda: _family(run))
+
+
+def strike(driver: int, name: str, family: Callable[[], Sequence[psutil.Process]]) -> bool:
+    """Kills the one of a driver's processes that is called so, where there is one. The driver stands still meanwhile,
+    for on a busy machine they are looked for longer than an iteration lasts."""
+    os.kill(driver, signal.SIGSTOP)
+    found = named(family(), name)
     if found:
         os.kill(found[0], signal.SIGKILL)
-    os.kill(run.pid, signal.SIGCONT)
+    os.kill(driver, signal.SIGCONT)
     return bool(found)
 
 
