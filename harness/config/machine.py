@@ -221,7 +221,7 @@ def _names(wanted: str) -> list[str]:
     """Entries of CUDA_VISIBLE_DEVICES. As for CUDA, the first that can be no device (-1) ends the list."""
     found: list[str] = []
     for entry in (part.strip() for part in wanted.split(",")):
-        if not (whole_number(entry) is not None or entry.startswith(("GPU-", "MIG-"))):
+        if whole_number(entry) is None and not entry.startswith(("GPU-", "MIG-")):
             break
         found.append(entry)
     return found

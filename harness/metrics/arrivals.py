@@ -112,7 +112,7 @@ def run_starts(versions: Ragged) -> tuple[np.ndarray, np.ndarray]:
 def runs_of(versions: Ragged, tokens: Ragged | None = None) -> Iterator[list[tuple[int, int]]]:
     """Versions and tokens of the runs of each row. versions: int, of each token, or of so many `tokens`."""
     starts, firsts = run_starts(versions)
-    ends = np.arange(versions.values.size + 1) if tokens is None else np.cumsum([0, *tokens.values])
+    ends = np.arange(versions.values.size + 1) if tokens is None else np.cumsum(np.append(0, tokens.values))
     counts = np.diff(ends[np.append(starts, versions.values.size)])
     runs = list(zip(versions.values[starts].tolist(), counts.tolist(), strict=True))
     return (runs[first:end] for first, end in pairwise(firsts.tolist()))

@@ -196,7 +196,7 @@ def _json(path: Path, text: str, log: Log) -> None:
         series = {
             name: values
             for name, values in tree.items()
-            if isinstance(values, dict) and not {whole_number(value) for value in values} & {None}
+            if isinstance(values, dict) and all(whole_number(step) is not None for step in values)
         }
         for name, values in series.items():  # {name: {step: value}}
             for number, value in values.items():
