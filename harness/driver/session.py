@@ -148,7 +148,8 @@ class Session:
         watched: list[Beating] = [role for role in self._assembly.roles if isinstance(role, RemoteRole)]
         if isinstance(queue := self._assembly.queue, RemoteQueue):
             watched.append(QueueBeat(queue, self._backend.runtime.kill_queue))
-        self._heartbeats = Heartbeats(watched, self.run.config.cluster.heartbeat_timeout_s)
+        limit_s = self.run.config.cluster.heartbeat_timeout_s
+        self._heartbeats = Heartbeats(watched, limit_s, free=self._assembly.coordinator.abort)
 
     async def connect(self, say: Callable[[str], None] = lambda line: None) -> None:
         """Wait until every role is there, and bring the weight transport up on all sides. say: is told what for."""

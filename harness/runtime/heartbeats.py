@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import suppress
 from typing import Any, NoReturn
 
@@ -14,6 +14,7 @@ from harness.transfer_queue.remote.client import RemoteQueue
 
 _MOST_S = 5.0  # between two questions
 _PARTS = 10  # of the limit; the end comes at most so much late
+_FREED_S = 3.0  # that those who waited for a silent one have to answer, once no more is waited
 
 
 class QueueBeat:
@@ -49,7 +50,8 @@ Beating = RemoteRole[WaitingRole] | QueueBeat
 class Heartbeats:
     """Watches roles in other processes, and the queue. One that computes answers when it is done: `limit_s` has to be
     more than the longest computation of one piece. A process that is stopped, or whose event loop hangs, never answers;
-    it is ended, as if it had died, and every call of it. tell: is told why.
+    it is ended, as if it had died, and every call of it. tell: is told why. free: ends what one worker waits in for
+    another, as both ends of a transfer do, before any is ended: it is not the one that waited.
 
     Time counts in questions without an answer, so that a pause of this process ends nobody.
     """
@@ -60,11 +62,13 @@ class Heartbeats:
         limit_s: float,
         tell: Callable[[str], None] = lambda why: None,
         now: Callable[[], float] = time.monotonic,
+        free: Callable[[], Awaitable[None]] | None = None,
     ) -> None:
-        self._handles, self._limit_s, self._tell, self._now = handles, limit_s, tell, now
+        self._handles, self._limit_s, self._tell, self._now, self._free = handles, limit_s, tell, now, free
         self._every_s = min(limit_s / _PARTS, _MOST_S)
         self._asked: dict[str, asyncio.Task[None]] = {}
         self._silent_s: dict[str, float] = {}
+        self._freed = False  # since the first of those that are silent was so for the limit
         self._heard: dict[str, tuple[float, list[str]]] = {}  # when, and what its loops waited for
 
     async def watch(self) -> NoReturn:
@@ -76,6 +80,7 @@ class Heartbeats:
                 await asyncio.sleep(self._every_s)
                 for handle in self._handles:
                     self._count(handle)
+                await self._judge()
         finally:
             for asked in self._asked.values():
                 asked.cancel()
@@ -104,14 +109,30 @@ class Heartbeats:
         if self._asked[handle.name].done() or not connection.is_open:  # one that starts has a limit of its own
             self._silent_s[handle.name] = 0.0
             return
-        silent_s = self._silent_s[handle.name] = self._silent_s.get(handle.name, 0.0) + self._every_s
-        if silent_s >= self._limit_s:
-            why = (
-                f"{connection.worker} did not answer for {self._limit_s:g} s (cluster.heartbeat_timeout_s), and was "
-                f"ended{self._last_words(handle.name)}"
-            )
-            self._tell(why)
-            connection.give_up(why)
+        self._silent_s[handle.name] = self._silent_s.get(handle.name, 0.0) + self._every_s
+
+    async def _judge(self) -> None:
+        """End those that are silent for too long."""
+        late = [handle for handle in self._handles if self._silent_s[handle.name] >= self._limit_s]
+        silent = {handle.connection.worker for handle in self._handles if self._silent_s[handle.name]}
+        if late and len(silent) > 1 and self._free is not None and not self._freed:
+            await self._free()
+            self._freed = True
+        for handle in late:
+            if self._silent_s[handle.name] >= self._limit_s + (_FREED_S if self._freed else 0.0):
+                self._end(handle)
+        self._freed = self._freed and bool(late)
+
+    def _end(self, handle: Beating) -> None:
+        connection = handle.connection
+        if not connection.is_open:  # ended with another role of its worker
+            return
+        why = (
+            f"{connection.worker} did not answer for {self._limit_s:g} s (cluster.heartbeat_timeout_s), and was "
+            f"ended{self._last_words(handle.name)}"
+        )
+        self._tell(why)
+        connection.give_up(why)
 
     def _last_words(self, name: str) -> str:
         _, waits = self._heard.get(name, (0.0, []))

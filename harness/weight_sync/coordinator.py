@@ -196,6 +196,10 @@ class Coordinator:
             with self.waits("finish", f"the transfer after version {self._arrived} to end"):
                 await asyncio.shield(self._transfer)
 
+    async def abort(self) -> None:
+        """End every wait of one end of a transfer for another, one of which does not answer."""
+        await self._transport.abort()
+
     async def waiting(self) -> list[str]:
         """Lines on what waits here."""
         return self.waits.lines()

@@ -88,9 +88,11 @@ class EchoRole:
         }
         raise errors[how]
 
-    async def block(self) -> None:
-        """The whole process, as a collective would."""
-        time.sleep(3600)  # noqa: ASYNC251
+    async def block(self, until: str = "/never") -> str:
+        """The whole process, as a collective would, until this file is there."""
+        while not os.path.exists(until):  # noqa: ASYNC240
+            time.sleep(0.01)  # noqa: ASYNC251
+        return until
 
     async def wait(self) -> None:
         await asyncio.sleep(3600)

@@ -6,6 +6,7 @@ import asyncio
 import os
 import signal
 from collections.abc import Iterator
+from pathlib import Path
 
 import pytest
 
@@ -56,6 +57,28 @@ async def test_a_process_that_is_stopped_counts_as_dead_and_every_call_of_it_end
     assert [state["state"].partition(":")[0] for state in beats.states()][:2] == ["ended", "ended"]
     assert await other[0].role.echo(2) == [2], "it answers, and nothing happened to it"
     assert await stopped[0].death() == told[0]
+
+
+async def test_who_only_waited_for_the_one_that_is_stopped_is_freed_and_not_ended(
+    runtime: LocalRuntime, tmp_path: Path
+) -> None:
+    (waiting,), (stopped,) = started(runtime, "one", 0), started(runtime, "other", 1)
+    freed, told = tmp_path / "freed", list[str]()
+
+    async def free() -> None:
+        freed.touch()
+
+    await waiting.role.pid()
+    os.kill(await stopped.role.pid(), signal.SIGSTOP)
+    async with asyncio.timeout(60):
+        transfer = asyncio.ensure_future(waiting.role.block(str(freed)))
+        other_end = asyncio.ensure_future(stopped.role.echo(1))
+        watching = asyncio.create_task(Heartbeats([waiting, stopped], LIMIT_S, told.append, free=free).watch())
+        assert await transfer == str(freed)
+        with pytest.raises(WorkerDied, match="other did not answer for 3 s"):
+            await other_end
+        watching.cancel()
+    assert len(told) == 1 and await waiting.role.echo(2) == [2]
 
 
 async def test_a_queue_that_is_stopped_is_ended_and_every_call_of_it_says_why(runtime: LocalRuntime) -> None:
