@@ -23,7 +23,7 @@ from engines.buckets import PackedBucket, buckets
 from engines.loading import ExpectedWeights, apart, next_bucket, only_partly
 from engines.sglang.client import Refused, SGLangClient, both
 from engines.sglang.receiving import UNTOUCHED, to_join, to_receive, to_take
-from engines.stores import join_store, listening_store
+from engines.stores import join_store, listening_store, shut_doors
 from harness.protocols import TransferError, TransferOffer
 
 _LINK_TIMEOUT_S = 120.0  # of one broadcast
@@ -190,8 +190,11 @@ class GlooLink:
 
     async def open(self) -> None:
         """A group under a name of its own: a server cannot use one twice."""
-        if self._group is not None:
-            return
+        if self._group is None:
+            with shut_doors():
+                await self._meet()
+
+    async def _meet(self) -> None:
         timeout_s = min(_LINK_TIMEOUT_S, self._client.timeout_s)
         host = _own_address(self._client.url)
         self._name = f"cadence-{uuid.uuid4().hex}"

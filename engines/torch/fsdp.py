@@ -29,7 +29,7 @@ from torch.distributed.tensor import DTensor, Replicate, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
-from engines.stores import all_connected
+from engines.stores import all_connected, prove
 from engines.torch.checkpoint import TrainingState, load_training, training_state
 from engines.torch.first_weights import Outline, local_part
 from engines.torch.model import blocks_of
@@ -69,9 +69,15 @@ def init_world(
         shape = (world // tensor_parallel, tensor_parallel)
         return init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
 
+    def join_over_gloo() -> DeviceMesh:
+        mesh = join()
+        for group in dict.fromkeys([dist.group.WORLD, *mesh.get_all_groups()]):
+            prove(group, store)
+        return mesh
+
     if backend == "nccl":  # which connects at the first collective, by its own timeout
         return join()
-    return all_connected(join, store, "training world", rank, range(world), timeout_s)
+    return all_connected(join_over_gloo, store, "training world", rank, range(world), timeout_s)
 
 
 Scores = TypeVar("Scores", bound=ScoringModel)

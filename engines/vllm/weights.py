@@ -16,6 +16,7 @@ import torch.distributed as dist
 
 from engines.buckets import PackedBucket, buckets
 from engines.loading import ExpectedWeights, apart, next_bucket, only_partly
+from engines.stores import prove, shut_doors
 from harness.protocols import TransferError, TransferOffer
 
 if TYPE_CHECKING:
@@ -177,10 +178,13 @@ def gloo_group(store: str, rank: int, size: int, timeout_s: float) -> dist.Proce
     gloo: Any = dist.ProcessGroupGloo
     options = gloo._Options()
     options._timeout = timedelta(seconds=timeout_s)
-    options._devices = [gloo.create_device(hostname="127.0.0.1")]
     files = dist.FileStore(store, size)
     files.set_timeout(timedelta(seconds=timeout_s))
-    return cast(dist.ProcessGroup, gloo(files, rank, size, options))
+    with shut_doors():
+        options._devices = [gloo.create_device(hostname="127.0.0.1")]
+        group = gloo(files, rank, size, options)
+        prove(group, files)
+    return cast(dist.ProcessGroup, group)
 
 
 def broadcast(group: dist.ProcessGroup, buffer: torch.Tensor) -> None:

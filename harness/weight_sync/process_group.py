@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed as dist
 
-from engines.stores import all_connected, join_store, open_store
+from engines.stores import all_connected, join_store, open_store, prove
 from harness.protocols import TransferError
 from harness.weight_sync.plan import Bucket, TransferPlan, pack, unpack, verify
 
@@ -239,7 +239,9 @@ class Rendezvous:
                 return TransferGroup(cast(dist.ProcessGroup, nccl), device, aborted)
 
             def join() -> Any:
-                return dist.ProcessGroupGloo(prefixed, rank, self.size, seconds)
+                group = dist.ProcessGroupGloo(prefixed, rank, self.size, seconds)
+                prove(group, prefixed)
+                return group
 
             gloo = all_connected(
                 join, prefixed, f"weights of {sender}", rank, range(self.size), self.timeout_s, aborted

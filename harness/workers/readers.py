@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from engines.stores import all_connected
+from engines.stores import all_connected, prove
 from harness.transfer_queue import Batch, Column, GetRequest, TransferQueue, with_get_options
 from harness.workers.dataflow import partition_name
 
@@ -116,7 +116,11 @@ def host_groups(blocks: Sequence[Sequence[int]], timeout_s: float) -> list[dist.
     it, and waits for the others for timeout_s: raises as `engines.stores.all_connected`."""
 
     def join() -> list[Any]:
-        return [dist.new_group(block, timeout=FOR_ROWS, backend="gloo") for block in blocks]
+        groups = [dist.new_group(block, timeout=FOR_ROWS, backend="gloo") for block in blocks]
+        for group in groups:
+            if group is not dist.GroupMember.NON_GROUP_MEMBER:
+                prove(group, store)
+        return groups
 
     store, ranks = dist.distributed_c10d._get_default_store(), range(dist.get_world_size())
     return all_connected(join, store, "groups for rows", dist.get_rank(), ranks, timeout_s)

@@ -8,11 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from multiprocessing.connection import Connection
 
+import psutil
 import pytest
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import HashStore, PrefixStore, ProcessGroupGloo, TCPStore
 
-from engines.stores import all_connected, listening_store
+from engines.stores import all_connected, listening_store, prove
 from engines.torch.fsdp import init_world
 from tests.support.forking import forking
 
@@ -77,3 +78,48 @@ def test_a_training_rank_names_the_one_that_died_while_they_connected() -> None:
     for rank in ranks:
         rank.kill()
         rank.join()
+
+
+def gloo(rank: int, store: HashStore) -> ProcessGroupGloo:
+    return ProcessGroupGloo(PrefixStore("pair", store), rank, 2, timedelta(seconds=60))
+
+
+def test_who_took_the_place_of_a_rank_in_gloo_without_the_store_is_noticed() -> None:
+    where_gloo_meets, own = HashStore(), HashStore()
+    PrefixStore("proofs ", own).set("1", "5a" * 64)  # the rank itself, which got no connection
+    with ThreadPoolExecutor(1) as elsewhere:
+        taken = elsewhere.submit(gloo, 1, where_gloo_meets)
+        group, stranger = gloo(0, where_gloo_meets), taken.result()
+        _kept = stranger.send([torch.zeros(32, dtype=torch.uint8)], 0, 0)
+
+        with pytest.raises(PermissionError, match=r"somebody else took the place of rank 1$"):
+            prove(group, own)
+
+
+def test_nobody_reaches_gloo_once_a_group_has_formed() -> None:
+    """Who did could have the process open files up to its limit, at which Gloo ends it."""
+
+    def listeners() -> set[tuple[str, int]]:
+        return {one.laddr for one in psutil.Process().net_connections("tcp") if one.status == psutil.CONN_LISTEN}
+
+    def build(rank: int) -> ProcessGroupGloo:
+        group = gloo(rank, store)
+        prove(group, store)
+        return group
+
+    store, before = HashStore(), listeners()
+    with ThreadPoolExecutor(2) as ranks:
+        forming = [
+            ranks.submit(all_connected, lambda rank=rank: build(rank), store, "pair", rank, (0, 1), 60.0)
+            for rank in (0, 1)
+        ]
+        pair = [each.result() for each in forming]
+    opened = listeners() - before
+    assert len(opened) == 2
+    for address in opened:
+        with pytest.raises(TimeoutError):
+            socket.create_connection(address, timeout=0.3)
+    sums = [torch.ones(1), torch.ones(1)]
+    for work in [group.allreduce([tensor]) for group, tensor in zip(pair, sums, strict=True)]:
+        work.wait()
+    assert [tensor.item() for tensor in sums] == [2.0, 2.0]

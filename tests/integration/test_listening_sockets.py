@@ -18,7 +18,7 @@ import pytest
 from harness.rpc.handshake import ANSWER, REFUSED, STEP
 from tests.support.another_user import open_folder, tried_by_another_user
 from tests.support.project import ROOT
-from tests.support.real_runs import SMALL, STARTED_WITHIN_S, command, environment, lines, wait_for_lines
+from tests.support.real_runs import SMALL, STARTED_WITHIN_S, command, environment, wait_for_lines
 
 pytestmark = pytest.mark.slow
 
@@ -87,12 +87,10 @@ def test_a_run_listens_for_its_user_on_this_machine_alone_and_refuses_who_has_no
         metrics = httpx2.get(f"{url}/metrics", headers={"Authorization": f"Bearer {given['token']}"}, trust_env=False)
         for told in ('cadence_role_up{role="actor[0]"} 1.0', 'cadence_metric{name="throughput/samples_per_s"}'):
             assert told in metrics.text
-        for address in inet:  # Gloo asks for no token: what is said to it is no message, and the run goes on
-            with socket.create_connection(address) as stranger:
-                stranger.sendall(bytes(ANSWER))
-        before = lines(results, EXPERIMENT)
-        wait_for_lines(results, EXPERIMENT, before + 3, run)
-        assert run.poll() is None and lines(results, EXPERIMENT) >= before + 3
+        for address in inet:  # Gloo's ask for no token, and nobody gets through to one
+            if address.port not in driver:
+                with pytest.raises(TimeoutError):
+                    socket.create_connection(address, timeout=0.3)
     finally:
         os.killpg(run.pid, signal.SIGKILL)
         run.wait()
