@@ -1,5 +1,4 @@
-"""The store where the processes of a torch.distributed group meet: on one host a file that only their user can open;
-between hosts torch's server, which asks nobody who they are, on one address. torch's own listens on all there are."""
+"""How the processes of a group over Gloo connect to each other and to nobody else, and what a wait for them says."""
 
 from __future__ import annotations
 
@@ -27,25 +26,6 @@ _BEAT_S = 0.2  # how often one that waits for the others says that it lives
 _SILENT_BEATS = 5  # after which one that said nothing is taken for dead
 _PROOF = 32  # random bytes that a member sends to each other one
 _SO_ATTACH_FILTER, _RETURN = 26, 0x06  # of Linux: the option, and the instruction that says how much of a packet passes
-
-
-def open_store(place: str, size: int, timeout_s: float) -> tuple[dist.Store, str]:
-    """A store for `size` processes, which lives as long as it is held, and the place where the others join it. place: a
-    path, in a folder of their user's own, or an address of this host."""
-    if place.startswith("/"):
-        return join_store(place, size, timeout_s), place
-    store = listening_store(place, size, timeout_s)
-    return store, f"{place}:{store.port}"
-
-
-def join_store(place: str, size: int, timeout_s: float) -> dist.Store:
-    """The store that was opened for `size` processes at this place. RuntimeError where there is none."""
-    if place.startswith("/"):
-        store: dist.Store = dist.FileStore(place, size)
-        store.set_timeout(timedelta(seconds=timeout_s))
-        return store
-    host, _, port = place.rpartition(":")
-    return dist.TCPStore(host, int(port), size, False, timedelta(seconds=timeout_s), wait_for_workers=False)
 
 
 def listening_store(host: str, size: int, timeout_s: float) -> dist.TCPStore:

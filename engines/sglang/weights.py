@@ -23,7 +23,7 @@ from engines.buckets import PackedBucket, buckets
 from engines.loading import ExpectedWeights, apart, next_bucket, only_partly
 from engines.sglang.client import Refused, SGLangClient, both
 from engines.sglang.receiving import UNTOUCHED, to_join, to_receive, to_take
-from engines.stores import join_store, listening_store, shut_doors
+from engines.stores import listening_store, shut_doors
 from harness.protocols import TransferError, TransferOffer
 
 _LINK_TIMEOUT_S = 120.0  # of one broadcast
@@ -214,8 +214,9 @@ class GlooLink:
             await asyncio.wait({post}, timeout=_LOOK_AGAIN_S)
         if post.done():
             post.result()
-        own = join_store(f"{host}:{store.port}", self._size, timeout_s)
-        joined = asyncio.create_task(asyncio.to_thread(self._join, own, host, timedelta(seconds=timeout_s)))
+        limit = timedelta(seconds=timeout_s)
+        own = dist.TCPStore(host, store.port, self._size, False, limit, wait_for_workers=False)
+        joined = asyncio.create_task(asyncio.to_thread(self._join, own, host, limit))
         await both(post, joined)
         self._group = joined.result()  # and the store is closed
 

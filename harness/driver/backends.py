@@ -9,7 +9,6 @@ from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
 
-from engines.stores import open_store
 from harness.checks.job import JobPlan
 from harness.config import JobConfig, ModelConfig
 from harness.cost_model.job_cost import simulated_cost
@@ -23,6 +22,7 @@ from harness.protocols import Clock
 from harness.rpc.sockets import forget, meeting_place
 from harness.runtime.fork_server import ForkServer
 from harness.runtime.runtime import RealClock, RoleName, Runtime, cluster_address
+from harness.runtime.stores import open_store
 from harness.runtime.virtual_runtime import VirtualClock, VirtualLoop, VirtualRuntime
 from harness.weight_sync.simulated import SimulatedTransport
 from harness.weight_sync.transports import GroupTransport, LocalTransport, WeightTransport

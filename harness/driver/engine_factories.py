@@ -5,7 +5,7 @@ Backends differ in nothing else of their roles.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any, Protocol
 
@@ -15,7 +15,6 @@ from torch.distributed import PrefixStore, Store
 from engines.device_memory import give_back
 from engines.simulated.passes import SimulatedCritic, SimulatedLogProb, SimulatedTrainer
 from engines.simulated.rollout import SimulatedRollout
-from engines.stores import join_store
 from harness.checks.plugins import engine_class, engine_reads_files, planned_options
 from harness.config import CostConfig, JobConfig, ModelConfig
 from harness.config.placement import Placement
@@ -34,6 +33,7 @@ from harness.protocols import (
 )
 from harness.rl.filters import filter_of, given_to_filter
 from harness.rl.learning_rate import critic_settings
+from harness.runtime.stores import join_store
 from harness.tasks import Task, make_task, max_tokens
 from harness.tasks.task import SimulatedTask
 from harness.transfer_queue import TransferQueue
@@ -52,6 +52,8 @@ if TYPE_CHECKING:
 
     from engines.torch.first_weights import Outline
     from engines.torch.fsdp import FSDPEngine
+
+_joined: list[Store] = []  # of worlds; see `harness.runtime.stores`
 
 
 def sampling_of(config: JobConfig, task: Task) -> Sampling:
@@ -178,7 +180,7 @@ class RealEngines:
     seed: int
     gpu: bool
     training_world: int
-    place: str
+    place: str = field(repr=False)
     share: EngineShare | None
     critic_world: int = 0
     transfer_pace = None
@@ -330,7 +332,8 @@ class RealEngines:
         return EngineTurns(device, world, first)
 
     def _join_store(self) -> Store:
-        return join_store(self.place, self.training_world, self.config.cluster.wait_timeout_s)
+        _joined.append(join_store(self.place, self.training_world, self.config.cluster.wait_timeout_s))
+        return _joined[-1]
 
     def local_sender(self, clock: Clock) -> WeightSender:
         return LocalSender()

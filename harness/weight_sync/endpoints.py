@@ -199,8 +199,8 @@ class SendingWorker:
         self, transport: str, plan: TransferPlan, place: str, receivers: int, timeout_s: float, senders: int = 1
     ) -> SentOffer:
         """Offer, on rank 0, the weights of the first `senders` ranks by this transport; all meet at this place
-        (`engines.stores.open_store`). `meet_receivers` must follow, and `send_beside` of the other senders, while the
-        receivers join."""
+        (`harness.runtime.stores.open_store`). `meet_receivers` must follow, and `send_beside` of the other senders,
+        while the receivers join."""
         rendezvous, self._store = open_rendezvous(place, receivers, timeout_s, senders)
         within_gpu = self.device.type == "cuda" and _alone()
         carrier = transport_of(transport).with_ends()

@@ -12,15 +12,16 @@ import time
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
 
-from engines.stores import all_connected, join_store, open_store, prove
+from engines.stores import all_connected, prove
 from harness.protocols import TransferError
+from harness.runtime.stores import join_store, open_store
 from harness.weight_sync.plan import Bucket, TransferPlan, pack, unpack, verify
 
 SOURCE = 0
@@ -187,7 +188,7 @@ class Rendezvous:
     """The place where process groups come together: a store, a group for each of `senders`, with `size` members: the
     sender and all receivers. Waits end after timeout_s."""
 
-    place: str
+    place: str = field(repr=False)
     size: int
     timeout_s: float
     senders: int = 1
@@ -271,7 +272,7 @@ def gpu_of(device: torch.device) -> str:
 
 
 def open_rendezvous(place: str, receivers: int, timeout_s: float, senders: int = 1) -> tuple[Rendezvous, dist.Store]:
-    """A store at this place, as of `engines.stores.open_store`, and the way to it. It lives as long as it is held."""
+    """A store at this place, as of `open_store`, and the way to it. It lives as long as it is held."""
     store, there = open_store(place, receivers + 1, timeout_s)
     return Rendezvous(there, receivers + 1, timeout_s, senders), store
 

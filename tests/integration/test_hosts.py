@@ -92,19 +92,20 @@ class Driver:
 def test_a_schedule_of_each_way_of_weights_keeps_its_promises_with_a_device_on_each_host(
     schedule: str, cluster: RayHosts, tmp_path: Path
 ) -> None:
-    """None; to all engines at once, or by way of host memory, all or some. The others are in the tests below. Names of
-    Python's, which Ray pickles, are not heard between hosts; that of the group that brings weights is."""
+    """None; to all engines at once, or by way of host memory, all or some. The others are in the tests below. Neither
+    names of Python's, which Ray pickles, nor that of the group that brings weights are heard between hosts."""
     colocated = find("schedule", schedule).colocated
     before = sum(cluster.hosts.sent().values())
 
-    with cluster.hosts.overheard("WorkerActor", "weights of") as heard:
+    with cluster.hosts.overheard("WorkerActor", "weights of", "in clear") as heard:
+        cluster.hosts[1].run(f"bash -c 'echo in clear > /dev/udp/{cluster.hosts[2].address}/9'")
         Driver(
             cluster, tmp_path, f"schedule={schedule}", *(TRAINING_APART if colocated else ENGINES_APART)
         ).check_finished()
 
     sent = sum(cluster.hosts.sent().values()) - before
     assert sent > (0 if colocated else 2 * WEIGHTS), "each engine had one version at least"
-    assert heard == ([] if colocated else ["weights of"])
+    assert heard == ["in clear"]
 
 
 @pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="this machine has no /dev/net/tun for the slow link")

@@ -14,10 +14,10 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.stores import join_store, open_store
 from engines.torch.model import build_model
 from engines.torch.scoring import TorchLogProb
 from harness.rpc.sockets import forget, new_path
+from harness.runtime.stores import join_store, open_store
 from harness.runtime.virtual_runtime import run_virtual
 from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
 from harness.transfer_queue.remote.client import RemoteQueue
