@@ -82,7 +82,7 @@ class Source:
 def gathered(frames: tuple[Frame, ...], parts: Iterable[Part], specs: Mapping[str, ColumnSpec]) -> dict[str, Column]:
     """The columns of these parts. Offsets are read with the values where all of a frame is wanted, else before them;
     many short runs are picked from whole frames."""
-    sources = {f: Source.of(frames[f]) for part in parts for f, _, _ in part.runs}
+    sources = {f: Source.of(frames[f]) for f in dict.fromkeys(f for part in parts for f, _, _ in part.runs)}
     found: dict[str, Column] = {}
     ragged: dict[str, tuple[np.ndarray, np.ndarray, list[int]]] = {}
     for part in parts:
@@ -188,11 +188,10 @@ def picked(
     frames: tuple[Frame, ...], starts: Mapping[int, Mapping[str, int]], part: Part, specs: Mapping[str, ColumnSpec]
 ) -> dict[str, Column]:
     """The columns of this part. ValueError where a segment ends too early, or a frame does not hold what it says."""
-    ends = np.cumsum([frames[f].rows for f in starts]).tolist()
-    first = dict(zip(starts, [0, *ends], strict=False))  # row of each frame, where they lie one after the other
-    rows = np.concatenate([np.arange(first[f] + start, first[f] + stop) for f, start, stop in part.runs])
-    buffers = [_buffers(frames[f], starts[f], part.columns) for f in starts]
     counts = [frames[f].rows for f in starts]
+    first = dict(zip(starts, accumulate([0, *counts]), strict=False))  # row of each frame, as they lie one after another
+    rows = np.array([row for f, start, stop in part.runs for row in range(first[f] + start, first[f] + stop)], np.int64)
+    buffers = [_buffers(frames[f], starts[f], part.columns) for f in starts]
     columns: dict[str, Column] = {}
     for name in part.columns:
         spec = specs[name]
