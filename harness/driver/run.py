@@ -42,7 +42,7 @@ from harness.metrics.run_files import (
     last_evaluated,
     load_config,
     load_manifest,
-    load_metrics,
+    metrics_so_far,
     mirrored_files,
     run_directory,
 )
@@ -352,7 +352,8 @@ class Mirror(RunListener):
         from harness.metrics.mlflow_mirror import Tracker
 
         self._folder, self._console = folder, console
-        self._tracker = Tracker(results, identity, config, manifest, on_lost=self._report_loss)
+        before = metrics_so_far(folder.path)  # MLflow has a run for each attempt, the last one whole
+        self._tracker = Tracker(results, identity, config, manifest, on_lost=self._report_loss, before=before)
         self._sampler = SystemSampler([folder.append_system, self._tracker.log_system])
 
     def iteration(self, metrics: Mapping[str, float]) -> None:
@@ -366,8 +367,6 @@ class Mirror(RunListener):
         self._tracker.finish(artifacts=mirrored_files(self._folder.path))
 
     def __enter__(self) -> Mirror:
-        for before in load_metrics(self._folder.path):  # MLflow has a run for each attempt, the last one whole
-            self.iteration(before)
         self._sampler.__enter__()
         return self
 

@@ -17,6 +17,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from datetime import datetime
+from functools import partial
+from itertools import islice
 from pathlib import Path
 from typing import Any, Literal
 
@@ -54,6 +56,7 @@ from harness.metrics.run_files import (
 )
 
 _LOCKED_S = 120.0  # by another process, which makes an experiment in a second or two
+_ITERATIONS = 20  # of an earlier attempt, read at once
 _BATCH = 1000  # MLflow's limit of metrics per log_batch
 _PARAM_BATCH = 100  # and of params
 _QUEUE, _SYSTEM = "queue/", "system/"
@@ -257,7 +260,9 @@ Status = Literal["FINISHED", "FAILED", "KILLED"]
 
 
 class Tracker:
-    """Mirrors one run. `log` only buffers; a thread writes every `flush_seconds`, so that training never waits.
+    """Mirrors one run. `log` only buffers; a thread writes every `flush_seconds`, so that training never waits, after
+    what an earlier attempt has measured: some of that at a time is in memory. An attempt that fails leaves out the
+    rest.
 
     As a context manager it ends the run as FINISHED, FAILED, or KILLED (interrupted). Where MLflow's store fails (a
     server that went away, a full disk) the mirror is lost: `on_lost` is called once, on the thread that saw it, nothing
@@ -272,9 +277,11 @@ class Tracker:
         manifest: Mapping[str, Any],
         *,
         on_lost: Callable[[str], None],
+        before: Iterable[Mapping[str, int | float]] = (),
         flush_seconds: float = 3.0,
     ) -> None:
-        """Create the run. config: nested mappings, logged flat as params; manifest: of `build_manifest`. The
+        """Create the run. config: nested mappings, logged flat as params; manifest: of `build_manifest`; before: of the
+        iterations of earlier attempts what `log` takes, which is read on another thread. The
         caller must hold the run's folder: an earlier attempt that is still RUNNING is dead, and is marked KILLED."""
         self.lost = ""
         """Why nothing is mirrored any more, if so."""
@@ -285,9 +292,10 @@ class Tracker:
         self._buffering = threading.Lock()
         self._writing = threading.Lock()
         self._closing = threading.Event()
+        self._left = False  # as it has failed
         self._attempt(lambda: self._create(results, identity, config, manifest))
         self._thread = threading.Thread(
-            target=self._write_until_closed, args=(flush_seconds,), name="mlflow-mirror", daemon=True
+            target=self._write_until_closed, args=(iter(before), flush_seconds), name="mlflow-mirror", daemon=True
         )
         self._thread.start()
 
@@ -310,6 +318,7 @@ class Tracker:
 
     def finish(self, status: Status = "FINISHED", artifacts: Iterable[Path] = ()) -> None:
         """Stop the thread, write the rest, store `artifacts` (files), and end the run with this status."""
+        self._left = status != "FINISHED"
         self._closing.set()
         self._thread.join()
         self._attempt(lambda: self._end(status, artifacts))
@@ -343,8 +352,13 @@ class Tracker:
             self._store.client.set_tag(self.run_id, COMPLETE, "true")
         self._store.client.set_terminated(self.run_id, status)
 
-    def _write_until_closed(self, seconds: float) -> None:
-        """Consumes the buffer, every `seconds`; ends when the tracker closes or the mirror is lost."""
+    def _write_until_closed(self, before: Iterator[Mapping[str, int | float]], seconds: float) -> None:
+        """Consumes what was before, then the buffer, every `seconds`; ends when the tracker closes or the mirror is
+        lost."""
+        while not (self.lost or self._left) and (some := list(islice(before, _ITERATIONS))):
+            at_ms = int(time.time() * 1000)
+            metrics = [metric for one in some for metric in iteration_metrics(one, at_ms)]
+            self._attempt(partial(self._store.log_metrics, self.run_id, metrics))
         while not self.lost and not self._closing.wait(seconds):
             self.flush()
 

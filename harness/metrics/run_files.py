@@ -5,10 +5,10 @@ from __future__ import annotations
 import json
 import math
 import shutil
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import pairwise
+from itertools import islice, pairwise
 from pathlib import Path
 from typing import Any, TextIO
 
@@ -347,6 +347,22 @@ def load_metrics(path: Path) -> list[dict[str, Any]]:
             if line.seconds < before.seconds or line.samples < before.samples:
                 raise ValueError(f"seconds or samples are fewer after iteration {line.iteration} than before")
     return [{name: math.nan if value is None else value for name, value in line.items()} for line in lines]
+
+
+def metrics_so_far(path: Path) -> Iterator[dict[str, Any]]:
+    """The same of a run that goes on, of the iterations that are written now: none where there is no file. One at a
+    time is read, and null is None."""
+    file = path / METRICS
+    if not file.exists():
+        return iter(())
+    with file.open("rb") as now:
+        count = sum(1 for _ in now)
+
+    def lines() -> Iterator[dict[str, Any]]:
+        with file.open("rb") as then:
+            yield from map(json.loads, islice(then, count))
+
+    return lines()
 
 
 def load_evaluations(path: Path) -> list[dict[str, Any]]:

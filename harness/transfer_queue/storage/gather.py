@@ -189,7 +189,7 @@ def picked(
 ) -> dict[str, Column]:
     """The columns of this part. ValueError where a segment ends too early, or a frame does not hold what it says."""
     counts = [frames[f].rows for f in starts]
-    first = dict(zip(starts, accumulate([0, *counts]), strict=False))  # row of each frame, as they lie one after another
+    first = dict(zip(starts, accumulate([0, *counts]), strict=False))  # row of each, as they lie one after another
     rows = np.array([row for f, start, stop in part.runs for row in range(first[f] + start, first[f] + stop)], np.int64)
     buffers = [_buffers(frames[f], starts[f], part.columns) for f in starts]
     columns: dict[str, Column] = {}

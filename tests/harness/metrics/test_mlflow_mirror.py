@@ -90,6 +90,31 @@ def test_a_run_is_mirrored_with_its_tags_params_metrics_and_artifacts(store: Pat
     assert stored.read_bytes() == b"png"
 
 
+def test_what_earlier_attempts_measured_is_mirrored_little_by_little_and_left_where_this_one_fails(
+    store: Path, name: str
+) -> None:
+    read = 0
+
+    def before() -> Iterator[dict[str, int | float]]:
+        nonlocal read
+        for iteration in range(100):
+            read += 1
+            if iteration == 50 and not whole:
+                fail.set()
+                assert tracker._closing.wait(60)
+            yield {"iteration": iteration, "reward/mean": 1.0}
+
+    for whole in (True, False):
+        read, fail = 0, threading.Event()
+        tracker = track(store, name, before=before())
+        assert whole or fail.wait(60)
+        tracker.log({"iteration": 100, "reward/mean": 0.5})
+        tracker.finish("FINISHED" if whole else "FAILED")
+        steps = set(points(tracker._store.client, tracker.run_id)["reward/mean"])
+        assert steps == set(range(101)) if whole else steps == {*range(60), 100}
+        assert read == (100 if whole else 60)
+
+
 def test_the_description_makes_the_run_again(store: Path, name: str) -> None:
     with track(store, name, seed=3) as tracker:
         note = tracker._store.client.get_run(tracker.run_id).data.tags["mlflow.note.content"]
