@@ -119,7 +119,7 @@ def check_plugins(config: JobConfig, schedule: Schedule) -> None:
                 f"eval.function={config.eval.function} is never called with eval.every=0; set eval.every=20"
             )
     _check_order(schedule.order)
-    _check_transport(schedule)
+    _check_transport(config, schedule)
     _check_algorithm(config, schedule)
 
 
@@ -143,8 +143,13 @@ def _check_order(order: str) -> None:
             )
 
 
-def _check_transport(schedule: Schedule) -> None:
+def _check_transport(config: JobConfig, schedule: Schedule) -> None:
     name = schedule.transport
+    if config.cluster.delta_weights and not schedule.colocated and not transport_of(name).sends_differences:
+        raise ConfigError(
+            f"cluster.delta_weights=true: transport={name} brings whole buckets (by ipc receivers read what the sender "
+            'writes: nothing would be saved); give the schedule transport = "collective" or "host_staged"'
+        )
     if (colocated := transport_of(name).colocated) != schedule.colocated:
         fix = "colocated = True" if colocated else 'transport = "local"'
         raise ConfigError(

@@ -8,7 +8,7 @@ from pydantic import Field, Strict
 from pydantic.dataclasses import dataclass
 
 from harness.config.fields import STRICT, Count, Fraction, Name, NotNegative, Part, Positive, Switch
-from harness.config.readers import Drawn, Read, Shared, Spread, Traced, WithFilter, WithTurns
+from harness.config.readers import Drawn, Read, Shared, Spread, Traced, WithDelta, WithFilter, WithTurns
 from harness.config.registries import check_name
 
 
@@ -108,6 +108,10 @@ class SystemConfig:
     `buckets` it goes on beside sending; each takes `bucket_s` besides."""
     buckets: Read[Count] = 1
     bucket_s: Read[NotNegative] = 0.0
+    changed_share: WithDelta[Part] = 0.05
+    """Share of the weights' words, of 4 bytes, that change from version to version, where only those are sent. As
+    measured: docs/weight_sync.md."""
+    delta_bytes_per_s: WithDelta[Positive] = 0.5e9  # bytes of weights that are compared, and put in place, by a core
     dealing: Read[Literal["balanced", "in_order"]] = "balanced"
     """Shares of ranks in a micro-batch: by tokens, as Cadence's queue deals, or as many in a row for each."""
     padding: Read[Switch] = False

@@ -33,6 +33,7 @@ from harness.config.fields import (
 )
 from harness.config.readers import (
     BesideReference,
+    BetweenDevices,
     Buffered,
     CutByLayout,
     Decaying,
@@ -382,6 +383,7 @@ class ClusterConfig:
     bucket_bytes: Read[Count] = 64 << 20  # weights travel in pieces of at most this
     transfer_attempts: Processes[Count] = 3  # how often weights are sent to an engine that does not get them
     verify_weights: Travelling[Switch] = False  # hold every tensor that arrives against its digest
+    delta_weights: BetweenDevices[Switch] = False  # send only what changed since the version before; always verified
     on_lost_engine: Read[Literal["end", "go_on"]] = "end"  # of the run, where an engine is lost for good
     serve_membership: Processes[Switch] = (
         False  # serve how the engines are, and who is to leave or join, over HTTP on loopback

@@ -115,6 +115,17 @@ Travelling = Annotated[
         "weights travel from process to process", lambda job, own: job.backend != "virtual" and not _shares_devices(job)
     ),
 ]
+BetweenDevices = Annotated[
+    T, Where("rollout and training have devices of their own", lambda job, own: not _shares_devices(job))
+]
+WithDelta = Annotated[
+    T,
+    Where(
+        "only what changed is sent",
+        lambda job, own: job.cluster.delta_weights and not _shares_devices(job),
+        "cluster.delta_weights=true",
+    ),
+]
 OnGPU = Annotated[
     T, Where("devices are GPUs", lambda job, own: _real(job) and job.cluster.kind != "cpu", "cluster.kind=gpu")
 ]

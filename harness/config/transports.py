@@ -50,6 +50,8 @@ class Transport(ABC):
     so: its ends are `HostSender` and `HostReceiver`."""
     in_turn: ClassVar[bool] = False
     """Receivers begin, in a simulation, when all is sent; otherwise both sides begin together."""
+    sends_differences: ClassVar[bool] = False
+    """The ends can send what changed since the version before, and nothing else, where `TransferPlan.delta` says so."""
     one_host: ClassVar[bool] = False
     """Both ends share something of one host, so that a job cannot span several."""
     colocated: ClassVar[bool] = False
@@ -103,7 +105,7 @@ class Collective(Transport):
     """Broadcast between devices, two buckets at either end."""
 
     over = "device"
-    all_ranks_send = True
+    all_ranks_send = sends_differences = True
     ends = "harness.weight_sync.collective:CollectiveEnds"
 
     def times(self, cost: CostConfig, sender_links: float) -> TransferTimes:
@@ -137,7 +139,7 @@ class HostStaged(Transport):
     """A copy in host memory of the sender, two of each receiver: the newest version and the one that arrives. One
     bucket is gathered on a device at a time."""
 
-    all_ranks_send = staged = True
+    all_ranks_send = staged = sends_differences = True
     ends = "harness.weight_sync.host_staged:HostStagedEnds"
 
     def times(self, cost: CostConfig, sender_links: float) -> TransferTimes:

@@ -147,7 +147,10 @@ _NO_OFFLOAD, _NO_REFERENCE = "training.optimizer_offload=none", "training.refere
 def _travelling(config: JobConfig, placement: Placement, load: HostLoad, of: dict[str, int]) -> Sequence[HostItem]:
     """Weights between training ranks and receivers."""
     weights = weight_bytes(config.model)
-    sender, receiver = transport_of(load.transport).host_memory(weights, load.bucket)
+    carrier = transport_of(load.transport)
+    sender, receiver = carrier.host_memory(weights, load.bucket)
+    if config.cluster.delta_weights and carrier.sends_differences and carrier.over == "host":
+        sender += weights  # as receivers have them; of those, a version is made of the one before
     apart = [role for role in ("rollout", "actor_fwd") if role in of and not placement.share(role, "actor")]
     received = receiver * sum(of[role] for role in apart) / config.engine.tensor_parallel
     sent = sender * of["actor"] / len(placement.devices["actor"])

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from harness.config import ConfigError, CostConfig, JobConfig, RooflineConfig
 from harness.config.placement import Placement
 from harness.cost_model.memory import JobLayout, advice, kv_tokens
@@ -31,8 +33,19 @@ def simulated_cost(config: JobConfig, placement: Placement, trained: str = "acto
     is; a critic is priced as a policy of the same shape. Raises ConfigError where a rollout engine's memory cannot hold
     the weights."""
     if isinstance(config.cost, CostConfig):
-        return config.cost
-    return roofline(config.model, config.device, config.cost, layout_of(config, placement, trained))
+        cost = config.cost
+    else:
+        cost = roofline(config.model, config.device, config.cost, layout_of(config, placement, trained))
+    travels = not placement.share("rollout", "actor")
+    return _of_deltas(cost) if config.cluster.delta_weights and travels else cost
+
+
+def _of_deltas(cost: CostConfig) -> CostConfig:
+    """The same where only changed words, and a bit for each (harness/weight_sync/difference.py), cross the network,
+    which a bucket does when it has been compared. Transfers that were timed were of all weights."""
+    sent = min(1.0, cost.changed_share + 1 / 32)
+    seconds_per_byte = sent / cost.network_bytes_per_s + 1 / cost.delta_bytes_per_s
+    return replace(cost, network_bytes_per_s=1 / seconds_per_byte, transfers=())
 
 
 def check_memory(config: JobConfig, placement: Placement, transport: str) -> None:

@@ -320,7 +320,11 @@ def _kept_rows(config: JobConfig, ranks: int, setting: PlanSetting) -> list[Item
 def _sent(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...], setting: PlanSetting) -> list[Item]:
     """Memory of the transport where weights are sent."""
     held = _transfer(config, setting, sharded=rank.sharded)
-    return [Item(held.what, held.sender, phases if held.kept else ("publish",))]
+    ranks = rank.work.ranks * rank.work.tensor
+    return [
+        Item(held.what, held.sender, phases if held.kept else ("publish",)),
+        Item("weights as engines have them", _held(config, setting) / ranks, phases),
+    ]
 
 
 def _engine(config: JobConfig, setting: PlanSetting, phases: tuple[Phase, ...], *, sleeps: bool) -> list[Item]:
@@ -382,7 +386,14 @@ def _received(config: JobConfig, setting: PlanSetting, working: Phase) -> list[I
     """Memory of the transport where weights arrive; working: the phase in which that role computes."""
     held = _transfer(config, setting, sharded=False)
     phases: tuple[Phase, ...] = (working, "publish") if held.kept else ("publish",)
-    return [Item("transfer buckets", held.receiver, phases)] if held.receiver else []
+    items = [Item("transfer buckets", held.receiver, phases)] if held.receiver else []
+    return [*items, Item("weights as they arrived", _held(config, setting), (working, "publish"))]
+
+
+def _held(config: JobConfig, setting: PlanSetting) -> float:
+    """Bytes of the copies that what changed is compared with, of all training ranks, and of each receiver."""
+    on_devices = config.cluster.delta_weights and transport_of(setting.transport).over == "device"
+    return weight_bytes(config.model) if on_devices else 0.0
 
 
 def _transfer(config: JobConfig, setting: PlanSetting, *, sharded: bool) -> TransferMemory:

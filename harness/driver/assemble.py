@@ -244,7 +244,7 @@ def connect_weights(
         transport=backend.transport,
         bucket_bytes=cluster.bucket_bytes,
         observe=observer.spans,
-        retry=RetryPolicy(cluster.transfer_attempts, cluster.verify_weights),
+        retry=RetryPolicy(cluster.transfer_attempts, cluster.verify_weights, cluster.delta_weights),
     )
     if run.restarts.limit and _engines_are_alone(placement):
         engines = EngineRestarts(

@@ -4,6 +4,8 @@ it, over a group of its own with all receivers.
 Two buckets are under way at every end: while one travels, a sender fills its next one, and the receiver hands out the
 one before. All receivers expect buckets in the same order, no more than two at once, as NCCL asks of those that are
 members of several communicators. A large tensor that is not sharded is sent from where it lies.
+
+Where only what changed travels, both ends keep a copy of all buckets that they send or receive, on their device.
 """
 
 from __future__ import annotations
@@ -16,6 +18,7 @@ import torch
 import torch.distributed as dist
 
 from harness.config.transports import Collective
+from harness.weight_sync.difference import Held
 from harness.weight_sync.plan import Bucket, TransferPlan, digests, outgoing, pack, pieces
 from harness.weight_sync.process_group import (
     BucketEnd,
@@ -54,11 +57,13 @@ class _CollectiveEnd(BucketEnd):
 
     _buffers: list[torch.Tensor]
     _in_flight: deque[BucketInFlight]
+    _held: Held
 
     def _make_buffers(self) -> None:
         device = self._group.device
         self._buffers = [torch.empty(self.plan.largest, dtype=torch.uint8, device=device) for _ in range(2)]
         self._in_flight = deque()
+        self._held = Held()
 
     def _finish(self) -> None:
         while self._in_flight:
@@ -86,7 +91,8 @@ class CollectiveSender(_CollectiveEnd, BucketSender):
         if not self.plan.checked:
             return outgoing(bucket, parameters, buffer, self.number)
         pack(bucket, parameters, buffer, self.number)  # the digest is taken of what is sent
-        return [*pieces(bucket, buffer), digests(bucket, buffer)]
+        taken = digests(bucket, buffer)
+        return self._held.message(bucket, buffer, taken) if self.plan.delta else [*pieces(bucket, buffer), taken]
 
     def _hand_over(self, filled: list[torch.Tensor]) -> None:
         self._in_flight.append(BucketInFlight.start(self._group, filled))
@@ -105,10 +111,14 @@ class CollectiveReceiver(_CollectiveEnd, BucketReceiver):
         while len(self._in_flight) < min(2, len(self.plan.buckets) - number):
             self._in_flight.append(self._expect(number + len(self._in_flight)))
         tensors = self._in_flight.popleft().wait()
+        if self.plan.delta:
+            return self._held.taken(self.plan.buckets[number], tensors[0]), tensors[1]
         return self._buffers[number % 2], tensors[-1] if self.plan.checked else None
 
     def _expect(self, number: int) -> BucketInFlight:
         bucket = self.plan.buckets[number]
+        if self.plan.delta:
+            return self._group.expect_message(number, bucket, self._buffers[number % 2])
         into = pieces(bucket, self._buffers[number % 2])
         if self.plan.checked:
             into.append(torch.empty(len(bucket.tensors), dtype=torch.int64, device=self._group.device))

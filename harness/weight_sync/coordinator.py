@@ -24,10 +24,11 @@ Failures = Sequence[tuple[Receiver, Exception]]
 @dataclass(frozen=True)
 class RetryPolicy:
     """attempts: how often a transfer is tried, besides those that a receiver dies over; verify: check every tensor
-    against its digest."""
+    against its digest; delta: send only what changed since, and all of it in another attempt."""
 
     attempts: int = 3
     verify: bool = False
+    delta: bool = False
 
 
 class NotBrought(RuntimeError):
@@ -83,7 +84,7 @@ class Coordinator:
 
     async def connect(self) -> None:
         """Compute the plan and connect the transport on all sides."""
-        plan = await self.trainers[0].role.plan(self._bucket_bytes, self.retry.verify)
+        plan = await self.trainers[0].role.plan(self._bucket_bytes, self.retry.verify, self.retry.delta)
         self._retrying.plan = plan
         await self._retrying.connect(self.receivers)
         self.plan = plan

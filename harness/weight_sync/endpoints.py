@@ -187,9 +187,9 @@ class SendingWorker:
         """Wait until steps of a batch were made, rows of which may still be to come; the batch."""
         raise NotImplementedError
 
-    async def plan(self, bucket_bytes: int, checked: bool = False) -> TransferPlan:
+    async def plan(self, bucket_bytes: int, checked: bool = False, delta: bool = False) -> TransferPlan:
         """The transfer plan of this model's weights."""
-        return plan_transfer(self.engine.named_parameters().items(), bucket_bytes, checked)
+        return plan_transfer(self.engine.named_parameters().items(), bucket_bytes, checked, delta)
 
     async def gather_only(self, plan: TransferPlan, senders: int) -> None:
         """Help to gather and send nothing: on ranks that are none of the first `senders`."""

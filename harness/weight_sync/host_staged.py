@@ -4,7 +4,8 @@ Every training rank copies the buckets that are dealt to it to its host, and sen
 receivers: so each moves its share through its own link. A group carries one transfer at a time: the sender waits for
 the one before, a receiver takes them in turn. A wait inside Gloo ends after the rendezvous's timeout, and releases the
 GIL to the thread that computes. What travels is the copy itself, bucket by bucket; the memory of a version that was
-loaded takes in a later one.
+loaded takes in a later one. Where only what changed travels, a sender keeps a second copy, of what receivers have, and
+a receiver makes a version of the one before.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import torch.distributed as dist
 from engines.host_memory import host_buffers
 from harness.config.transports import HostStaged
 from harness.protocols import TransferError
+from harness.weight_sync.difference import Held, apply
 from harness.weight_sync.plan import Bucket, TransferPlan, digests, pack, unpack, verify
 from harness.weight_sync.process_group import HOST, BucketInFlight, GroupOffer, Sources, TransferGroup
 
@@ -74,6 +76,7 @@ class HostStagedSender:
         self.plan, self.number, self._group, self._owners = plan, number, group, owners
         self._copy, self._version = copy, version
         self._sending: asyncio.Task[None] | None = None
+        self._held = Held()
 
     async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
         """Returns when the copy is complete. Waits for the transfer before it, and raises its error."""
@@ -108,6 +111,8 @@ class HostStagedSender:
         with self._group.guard(self._version):
             for bucket, data in zip(own, self._copy, strict=True):
                 outgoing = [data, digests(bucket, data)] if self.plan.checked else [data]
+                if self.plan.delta:
+                    outgoing = self._held.message(bucket, *outgoing)
                 BucketInFlight.start(self._group, outgoing).wait()
 
 
@@ -120,6 +125,7 @@ class HostStagedReceiver:
         self._staged = dict(staged)
         self._reading: set[int] = set()
         self._free: list[Copy] = []
+        self._last: Copy | None = None  # that arrived over these groups; free or not, nothing else is in it yet
 
     async def stage(self, version: int) -> None:
         """Raises TransferError, naming the version, where it did not arrive whole; then it is not kept."""
@@ -152,12 +158,20 @@ class HostStagedReceiver:
         """Receives to the end even where a tensor is damaged, so that no other end is held up."""
         damage: TransferError | None = None
         with self._group.guard(version):
-            for bucket, (data, *expected) in zip(self.plan.buckets, self._arriving_buckets(copy), strict=True):
+            arriving = self._arriving_buckets(copy)
+            for bucket, data, last, (body, *expected) in zip(
+                self.plan.buckets, copy, self._last or copy, arriving, strict=True
+            ):
+                if self.plan.delta:
+                    if last is not data:
+                        data.copy_(last)
+                    apply(body, data)
                 try:
                     for taken in expected:
                         verify(bucket, data, taken, version)
                 except TransferError as error:
                     damage = damage or error
+        self._last = copy
         if damage is not None:
             raise damage
 
@@ -169,6 +183,9 @@ class HostStagedReceiver:
             for number, (bucket, data) in enumerate(zip(self.plan.buckets, copy, strict=True)):
                 if len(under_way) > self._group.senders:
                     yield under_way.popleft().wait()
+                if self.plan.delta:
+                    under_way.append(self._group.expect_message(number, bucket, torch.empty_like(data)))
+                    continue
                 into = [data, torch.empty(len(bucket.tensors), dtype=torch.int64)] if self.plan.checked else [data]
                 under_way.append(self._group.expect(number, into))
             while under_way:

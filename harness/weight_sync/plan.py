@@ -48,11 +48,13 @@ class Bucket:
 class TransferPlan:
     """All buckets, in order; sender and receiver walk it in step.
 
-    checked: every tensor travels with its digest, and is verified against it before an engine gets it.
+    checked: every tensor travels with its digest, and is verified against it before an engine gets it. delta: of what
+    receivers hold already, only what changed travels; then all is checked.
     """
 
     buckets: tuple[Bucket, ...]
     checked: bool = False
+    delta: bool = False
 
     @property
     def bytes(self) -> int:
@@ -85,7 +87,7 @@ _LARGE = 1 << 20  # bytes from which a tensor is a piece by itself: then it need
 
 
 def plan_transfer(
-    parameters: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int, checked: bool = False
+    parameters: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int, checked: bool = False, delta: bool = False
 ) -> TransferPlan:
     """Fill buckets of at most `bucket_bytes` in the order given; a tensor larger than that travels alone.
 
@@ -103,7 +105,7 @@ def plan_transfer(
         end = spec.offset + spec.bytes
     if tensors:
         buckets.append(Bucket(tuple(tensors), end))
-    return TransferPlan(tuple(buckets), checked)
+    return TransferPlan(tuple(buckets), checked or delta, delta)
 
 
 # -- into buckets and out of them

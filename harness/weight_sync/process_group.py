@@ -172,6 +172,15 @@ class Sources:
         """Begin to receive this bucket from the sender that has it. Each sender's buckets are expected in order."""
         return BucketInFlight.start(self._groups[self._owners[number]], into)
 
+    def expect_message(self, number: int, bucket: Bucket, room: torch.Tensor) -> BucketInFlight:
+        """Wait for the head of a message of this bucket (harness/weight_sync/difference.py), and begin to receive its
+        body into `room` (uint8 [>= bucket.bytes]). What arrives is the body, and the digests."""
+        head = torch.empty(1 + len(bucket.tensors), dtype=torch.int64, device=self.device)
+        self.expect(number, [head]).wait()
+        arriving = self.expect(number, [room[: int(head[0])]])
+        arriving.tensors.append(head[1:])
+        return arriving
+
     def barrier(self) -> None:
         """Wait for all senders and all receivers to come here."""
         for group in self._groups:

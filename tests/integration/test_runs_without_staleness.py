@@ -36,7 +36,7 @@ pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)
 RUNS = {
     "colocated": "schedule=colocate_sync cluster.devices=1",
     "separated": "schedule=separated_sync schedule.streaming=false",
-    "separated_streaming": "schedule=separated_sync schedule.streaming=true",
+    "separated_streaming": "schedule=separated_sync schedule.streaming=true cluster.delta_weights=true",
     "async_0": "schedule=fully_async schedule.max_staleness=0",
     "colocated_2_ranks": "schedule=colocate_sync cluster.devices=2 algorithm.reference=true",
     "async_0_2_ranks": (

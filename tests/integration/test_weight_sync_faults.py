@@ -20,6 +20,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(280)]
 
 TRANSPORTS = ("collective", "ipc", "host_staged")
 HANDED_OVER = ("collective", "ipc")
+DELTA = (("collective", True), ("host_staged", True))
 BUCKET_BYTES = 2048  # several buckets
 
 
@@ -92,9 +93,12 @@ def running(
         yield Run(handles, transport, retry or RetryPolicy(), on_lost, timeout_s)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_receiver_that_dies_in_mid_transfer_is_named_and_the_run_goes_on_without_it(transport: str) -> None:
-    with running(transport, on_lost="go_on", engine_dies=Fault(version=2)) as run:
+@pytest.mark.parametrize(("transport", "delta"), [*((name, False) for name in TRANSPORTS), *DELTA])
+async def test_a_receiver_that_dies_in_mid_transfer_is_named_and_the_run_goes_on_without_it(
+    transport: str, delta: bool
+) -> None:
+    retry = RetryPolicy(delta=delta)
+    with running(transport, on_lost="go_on", engine_dies=Fault(version=2), retry=retry) as run:
         await run.coordinator.connect()
         await run.publish(1)
         await run.publish(2)
@@ -142,10 +146,10 @@ async def test_one_of_two_senders_that_dies_ends_the_run_and_no_end_waits_for_it
             await (run.serves if transport == "host_staged" else run.serves_no_mixture)(engine, 1)
 
 
-@pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_bucket_that_is_damaged_once_is_sent_again(transport: str) -> None:
+@pytest.mark.parametrize(("transport", "delta"), [*((name, False) for name in TRANSPORTS), *DELTA])
+async def test_a_bucket_that_is_damaged_once_is_sent_again(transport: str, delta: bool) -> None:
     damages = Fault(version=2)
-    with running(transport, retry=RetryPolicy(verify=True), damages=damages) as run:
+    with running(transport, retry=RetryPolicy(verify=True, delta=delta), damages=damages) as run:
         await run.coordinator.connect()
         await run.publish(1)
         await run.publish(2)

@@ -37,8 +37,8 @@ def weights(version: int, rows: int = 40) -> Weights:
     }
 
 
-def plan(rows: int = 40, *, checked: bool = False) -> TransferPlan:
-    return plan_transfer(weights(0, rows).items(), bucket_bytes=64, checked=checked)
+def plan(rows: int = 40, *, checked: bool = False, delta: bool = False) -> TransferPlan:
+    return plan_transfer(weights(0, rows).items(), bucket_bytes=64, checked=checked, delta=delta)
 
 
 def offered(

@@ -183,6 +183,7 @@ def test_the_path_is_in_the_fairness_key(lab: Path) -> None:
         (["schedule=my lab:KSteps"], "schedule=my lab:KSteps is no import path; write `package.module:Name`"),
         (["schedule=my_lab.losses:cispo"], "is no schedule; make it a frozen dataclass that extends"),
         (["schedule=my_lab.odd:NoTransport"], "transport=None is unknown; choose one of collective, ipc, "),
+        (["schedule=my_lab.odd:Ipc", "cluster.delta_weights=true"], "transport=ipc brings whole buckets (by ipc "),
         (["schedule=my_lab.odd:NoEta"], "leaves out eta; write it, a field with a default"),
         (["schedule=my_lab.odd:Abstract"], "leaves out eta, run"),
         ([SCHEDULE, "schedule.k=0"], "schedule.k=0 is out of bounds; use 1 or more"),
@@ -212,6 +213,7 @@ def test_what_cannot_be_used_is_one_line_before_anything_starts(lab: Path, argum
         "from dataclasses import dataclass\nfrom schedules import Schedule\n\n\n"
         "@dataclass(frozen=True)\nclass NoTransport(Schedule):\n    eta = 0.0\n\n"
         "    async def run(self, job): ...\n\n\n"
+        "@dataclass(frozen=True)\nclass Ipc(NoTransport):\n    transport = 'ipc'\n\n\n"
         "@dataclass(frozen=True)\nclass NoEta(Schedule):\n    transport = 'ipc'\n    eta: float\n\n"
         "    async def run(self, job): ...\n\n\n"
         "@dataclass(frozen=True)\nclass Abstract(Schedule):\n    transport = 'ipc'\n"

@@ -10,11 +10,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.checks.layout import device_roles
 from harness.config import CostConfig, LengthsConfig
 from harness.config.compose import compose_job
 from harness.config.job import DEALT_AGAIN
+from harness.config.placement import resolve_split
 from harness.config.transports import TransferTimes
 from harness.cost_model.cost import offload_s, rank_shares, reload_s, sample_tokens, slowest_share_s, transfer_times
+from harness.cost_model.job_cost import simulated_cost
 from harness.cost_model.lengths import ResponseLengths, read_trace
 from harness.cost_model.shape import parameters
 from harness.transfer_queue import QueueSpec, Ragged
@@ -52,6 +55,16 @@ def test_weights_are_converted_bucket_by_bucket_while_the_one_before_travels(buc
     cost = replace(COST, weight_bytes=100.0, network_bytes_per_s=10.0, sync_s=1.0)
     cost = replace(cost, convert_s=4.0, buckets=buckets, bucket_s=0.5)
     assert transfer_times(cost, "collective").send_s == pytest.approx(1.0 + seconds + 0.5 * buckets)
+
+
+def test_what_changed_costs_its_bytes_on_the_way_and_all_bytes_to_compare() -> None:
+    job = compose_job(["schedule=one_step_off", "cost=tiny_cpu", "cluster.delta_weights=true"])
+    job = replace(job, cost=replace(COST, changed_share=0.25, delta_bytes_per_s=2e9))
+    cost = simulated_cost(job, resolve_split(job.schedule.split, job.cluster.devices, device_roles(job)))
+    seconds = cost.weight_bytes * ((1 / 4 + 1 / 32) / COST.network_bytes_per_s + 1 / 2e9)
+    assert transfer_times(cost, "collective").send_s == pytest.approx(seconds + cost.sync_s)
+    assert transfer_times(cost, "host_staged").stage_s == pytest.approx(seconds)
+    assert transfer_times(cost, "host_staged").send_s == transfer_times(COST, "host_staged").send_s
 
 
 @pytest.mark.parametrize("ranks", [1, 2, 3, 4, 12])

@@ -125,6 +125,11 @@ def test_weights_that_travel_through_hosts_are_once_at_the_sender_and_twice_at_e
     on_cores = host_items("schedule=delayed_update", "schedule.split.rollout=4", gpu=False)
     assert on_cores[staged] == pytest.approx(9 * weights) and "optimizer state" not in on_cores
     assert "weights on their way (collective)" not in host_items("schedule=fully_async")
+    delta = ("schedule.split.rollout=4", "cluster.delta_weights=true")
+    assert host_items("schedule=delayed_update", *delta)[staged] == pytest.approx(PINNED * (2 + 4 * 2) * weights)
+    _, plan = planned("schedule=fully_async", *delta)
+    assert bytes_of(plan, "rollout", "weights as they arrived") == weights
+    assert bytes_of(plan, "actor", "weights as engines have them") == weights / 4
 
 
 def test_of_several_hosts_the_fullest_counts() -> None:

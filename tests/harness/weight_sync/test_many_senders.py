@@ -63,10 +63,12 @@ def take_part(kind: str, number: int, port: int, offer: Any) -> list[bool] | Non
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-@pytest.mark.parametrize("checked", [False, True])
-def test_every_version_of_two_ranks_shards_reaches_two_receivers_bit_for_bit(transport: str, checked: bool) -> None:
+@pytest.mark.parametrize("how", [{}, {"checked": True}, {"delta": True}])
+def test_every_version_of_two_ranks_shards_reaches_two_receivers_bit_for_bit(
+    transport: str, how: dict[str, bool]
+) -> None:
     rendezvous, _store = open_rendezvous(LOOPBACK, RECEIVERS, LONG_S, SENDERS)
-    offer = offer_of(transport, plan(checked=checked), rendezvous)
+    offer = offer_of(transport, plan(**how), rendezvous)
     assert set(offer.plan.owners(SENDERS)) == {0, 1}, "one rank sends all: the test shows nothing"
     world = TCPStore(LOOPBACK, 0, SENDERS, True, wait_for_workers=False)
     parts = [(kind, number, world.port, offer) for kind in ("trainer", "receiver") for number in range(2)]
