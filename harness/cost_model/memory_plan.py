@@ -323,7 +323,7 @@ def _sent(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...], settin
     ranks = rank.work.ranks * rank.work.tensor
     return [
         Item(held.what, held.sender, phases if held.kept else ("publish",)),
-        Item("weights as engines have them", _held(config, setting) / ranks, phases),
+        *_compared(config, setting, "weights as engines have them", ranks, phases),
     ]
 
 
@@ -387,13 +387,16 @@ def _received(config: JobConfig, setting: PlanSetting, working: Phase) -> list[I
     held = _transfer(config, setting, sharded=False)
     phases: tuple[Phase, ...] = (working, "publish") if held.kept else ("publish",)
     items = [Item("transfer buckets", held.receiver, phases)] if held.receiver else []
-    return [*items, Item("weights as they arrived", _held(config, setting), (working, "publish"))]
+    return items + _compared(config, setting, "weights as they arrived", 1, (working, "publish"))
 
 
-def _held(config: JobConfig, setting: PlanSetting) -> float:
-    """Bytes of the copies that what changed is compared with, of all training ranks, and of each receiver."""
-    on_devices = config.cluster.delta_weights and transport_of(setting.transport).over == "device"
-    return weight_bytes(config.model) if on_devices else 0.0
+def _compared(config: JobConfig, setting: PlanSetting, what: str, ranks: int, phases: tuple[Phase, ...]) -> list[Item]:
+    """The copy, shared by so many ranks, that buckets are compared with; and what comparing one takes at most: half of
+    its words, and their places (harness/weight_sync/difference.py)."""
+    if not config.cluster.delta_weights or transport_of(setting.transport).over != "device":
+        return []
+    bucket = max(config.cluster.bucket_bytes, _largest(config))
+    return [Item(what, weight_bytes(config.model) / ranks, phases), Item("buckets, compared", 2 * bucket, ("publish",))]
 
 
 def _transfer(config: JobConfig, setting: PlanSetting, *, sharded: bool) -> TransferMemory:

@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 import torch
 
+from harness.weight_sync.difference import apply, difference
 from harness.weight_sync.ipc import CudaSlots
 from harness.weight_sync.plan import digest, plan_transfer
 from harness.weight_sync.process_group import open_rendezvous
@@ -52,6 +53,15 @@ def test_another_process_on_the_gpu_reads_what_was_sent_and_no_byte_goes_through
         receiver.join(10)
         receiver.kill()
         receiver.join()
+
+
+def test_what_changed_is_the_same_on_both_devices() -> None:
+    old = torch.randint(0, 256, (1 << 20 | 11,), dtype=torch.uint8)
+    new = torch.where(torch.rand(old.shape) < 0.01, 255 - old, old)
+    body, held = difference(new.to(GPU), old.to(GPU)), old.to(GPU)
+    assert torch.equal(body.cpu(), difference(new, old)) and len(body) < len(new) / 5
+    apply(body, held)
+    assert torch.equal(held.cpu(), new)
 
 
 def test_a_digest_is_the_same_on_both_devices() -> None:
