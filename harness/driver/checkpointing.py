@@ -108,6 +108,13 @@ class Checkpoints:
         """Whether one was begun whose queue is still to be saved."""
         return self._begun is not None
 
+    @property
+    def writing(self) -> bool:
+        """Whether workers write one, or its queue is saved, or it is put in place."""
+        begun_, placing = self._begun, self._placing
+        steps = [placing] if begun_ is None else [placing, begun_.state, begun_.saving]
+        return any(step is not None and not step.done() for step in steps)
+
     def leaving(self, version: int) -> bool:
         """Whether the run ends, as this version was made, when the queue is saved that a checkpoint waits for."""
         return self._begun is not None and version < self._last and self._leave()
@@ -162,8 +169,7 @@ class Checkpoints:
     async def finish(self) -> None:
         """Wait for the one that is being put in place; raises its error."""
         if self._placing is not None:
-            placing, self._placing = self._placing, None
-            await placing
+            await self._placing
 
     async def _place(self, begun_: _Begun) -> None:
         files = await begun_.state

@@ -185,7 +185,8 @@ def _attempt(
         if loss is not None and earlier.checkpoint is not None:
             session.recorder.listeners.append(_WentBack(session, loss, earlier.checkpoint.version))
         open_mirror = partial(Mirror, folder, results, identity, plain(config), manifest, console)
-        mirror = _start(stack, runner, session, open_mirror, console)
+        with _leaving_at_once(leave):
+            mirror = _start(stack, runner, session, open_mirror, console)
         session.recorder.listeners.append(mirror)
         with ProgressDisplay(console, _title(identity, config), config.iterations) as display:
             session.recorder.listeners.append(display)
@@ -286,6 +287,26 @@ def _start(
         run_in(runner, session.connect(say))
         say("waiting for MLflow")
         return stack.enter_context(mirror.result())
+
+
+@contextmanager
+def _leaving_at_once(leave: LeaveRequest) -> Iterator[None]:
+    """SIGTERM ends what is within it at once, also where checkpoints are made: there is nothing yet that one would
+    keep. Raises Left."""
+    if leave.at_once:
+        yield
+        return
+    if leave.asked:
+        raise Left("before it began")
+    leave.at_once = True
+    try:
+        yield
+    except KeyboardInterrupt:
+        if leave.asked:
+            raise Left("before it began") from None
+        raise
+    finally:
+        leave.at_once = False
 
 
 async def _save_models(

@@ -183,11 +183,7 @@ class Session:
                 for listener in self.recorder.listeners:
                     listener.begun()
                 await self._watched(self.assembly.run(self.run.schedule))
-                await weights.recorded()
-                if weights.checkpoints is not None:
-                    await weights.checkpoints.finish()
-                await self._watched(weights.evaluate_last(self.run.config.iterations))
-                await self.assembly.coordinator.finish()
+                await self._watched(self._finish())
         except Exception as failure:
             # A death shows first in a call of another worker: name the dead, not only the one that noticed.
             noticed = _noticed(failure)
@@ -197,6 +193,15 @@ class Session:
             if (end := await self._end_of_queue()) is not None:
                 raise WorkerDied(f"the queue died: {end}") from failure
             raise
+
+    async def _finish(self) -> None:
+        """What the last version leaves to be done."""
+        weights = self.assembly.job.weights
+        await weights.recorded()
+        if weights.checkpoints is not None:
+            await weights.checkpoints.finish()
+        await weights.evaluate_last(self.run.config.iterations)
+        await self.assembly.coordinator.finish()
 
     def _health(self) -> dict[str, Any]:
         """Health of the run and of each of its roles, as was last heard of them."""
@@ -283,9 +288,12 @@ class Session:
                 """Another one whenever anything happened: an event here, a micro-batch or a token anywhere."""
                 return self.recorder.events, await roles.now()
 
-            watch = watch_progress(
-                progress, self.assembly.waiting, limit, self.clock, tell=self._quiet, leave=self.run.leave
-            )
+            def leave() -> bool:
+                """As asked; a checkpoint that is being written takes its time, in which nothing else may happen."""
+                checkpoints = self.assembly.job.weights.checkpoints
+                return self.run.leave() and (checkpoints is None or not checkpoints.writing)
+
+            watch = watch_progress(progress, self.assembly.waiting, limit, self.clock, tell=self._quiet, leave=leave)
             async with asyncio.TaskGroup() as tasks:
                 guards = [tasks.create_task(watch), tasks.create_task(self._heartbeats.watch())]
                 await work

@@ -291,13 +291,16 @@ class Progress:
 
     async def now(self) -> tuple[tuple[str, int], ...]:
         """Progress by role, as last heard."""
+        fresh = []
         for handle in self._handles:
             asked = self._asked.get(handle.name)
             if asked is None or asked.done():
                 self._asked[handle.name] = asyncio.create_task(self._ask(handle))
-        answered, _ = await asyncio.wait(self._asked.values(), timeout=self._answer_s)
-        for answer in answered:
-            answer.result()
+                fresh.append(self._asked[handle.name])
+        await asyncio.wait(fresh or self._asked.values(), timeout=self._answer_s)  # once for one that is silent
+        for task in self._asked.values():
+            if task.done():
+                task.result()
         return tuple(sorted(self._known.items()))
 
     async def _ask(self, handle: Handle[WaitingRole]) -> None:

@@ -27,8 +27,8 @@ async def test_a_version_made_while_the_queue_is_saved_waits_for_that_and_saves_
     await checkpoints.begin(2)
     forgetting = [asyncio.create_task(checkpoints.save_queue()) for _version in (3, 4)]
     await asyncio.sleep(0.01)
-    assert len(queue.folders) == 1 and not any(task.done() for task in forgetting)
+    assert len(queue.folders) == 1 and not any(task.done() for task in forgetting) and checkpoints.writing
     queue.let.set()
     await asyncio.gather(*forgetting)
     await checkpoints.save_queue()  # until it is called complete
-    assert len(queue.folders) == 1
+    assert len(queue.folders) == 1 and not checkpoints.writing

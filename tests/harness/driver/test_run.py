@@ -20,7 +20,7 @@ from harness.driver.recorder import Recorder
 from harness.driver.restarts import GivenUp
 from harness.metrics.done import is_done
 from harness.metrics.run_files import load_manifest
-from harness.runtime.interrupts import LeaveRequest
+from harness.runtime.interrupts import LeaveRequest, leaving_when_asked
 from harness.runtime.runtime import WorkerDied
 
 
@@ -107,3 +107,15 @@ def test_what_dies_after_sigterm_asked_to_leave_is_not_begun_again(
     with pytest.raises(Left, match=r"after actor\[0\] died during train: killed, with what was saved before"):
         run.run_seed(compose_job(["checkpoint.every=1"]), Mock(), 0, tmp_path, Console(), leave)
     assert attempt.call_count == 1
+
+
+def test_sigterm_while_a_run_starts_ends_it_at_once_though_it_makes_checkpoints(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    config = compose_job(["backend=virtual", "cost=tiny_cpu", "checkpoint.every=1"])
+    plan = plan_job(config, make_schedule(config), NO_MACHINE)
+    monkeypatch.setattr(run, "_start", lambda *parts: signal.raise_signal(signal.SIGTERM))
+
+    with leaving_when_asked(at_once=False) as leave, pytest.raises(Left, match="asked, before it began: the same"):
+        run.run_seed(config, plan, 0, tmp_path, Console(quiet=True), leave)
+    assert leave.asked and not leave.at_once
