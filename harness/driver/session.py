@@ -195,7 +195,7 @@ class Session:
             raise
 
     async def _finish(self) -> None:
-        """What the last version leaves to be done."""
+        """Do what the last version leaves to be done."""
         weights = self.assembly.job.weights
         await weights.recorded()
         if weights.checkpoints is not None:
@@ -289,7 +289,7 @@ class Session:
                 return self.recorder.events, await roles.now()
 
             def leave() -> bool:
-                """As asked; a checkpoint that is being written takes its time, in which nothing else may happen."""
+                """Leave as asked; a checkpoint that is being written takes its time; nothing else may happen then."""
                 checkpoints = self.assembly.job.weights.checkpoints
                 return self.run.leave() and (checkpoints is None or not checkpoints.writing)
 
