@@ -342,8 +342,8 @@ def trial(config: JobConfig, window: Window, seed: int, *, bound: float) -> Tria
     """Pass through `config` with the event model. Where what was made before the window lets it pass in less than
     `bound`, the bound is taken: in the long run nothing is made before."""
     config = replace(config, iterations=window.iterations, warmup_iterations=window.warmup)
-    found, end = fast_steps(config, seed), window.warmup + window.measured
-    measured = slice(window.warmup, end)
+    end = window.warmup + window.measured
+    found, measured = fast_steps(config, seed, end), slice(window.warmup, end)
     iteration_s = float(found.seconds[measured].mean())
     seconds, n = max(bound, iteration_s), config.algorithm.batch_samples
     drawn = ResponseLengths.of_job(config, seed).batches(window.warmup, window.measured, n)

@@ -145,7 +145,7 @@ def smaller(job: JobConfig, least: int) -> JobConfig:
 
 def simulated(job: JobConfig, seed: int, fetch_s: float) -> SimulatedStep:
     """Run the job of a row. fetch_s: part of its training in which it takes samples."""
-    steps, window = fast_steps(job, seed), slice(WARMUP, WARMUP + BATCHES)
+    steps, window = fast_steps(job, seed, WARMUP + BATCHES), slice(WARMUP, WARMUP + BATCHES)
     means = (float(values[window].mean()) for values in (steps.seconds, steps.generate_s, steps.wait_s))
     step_s, generation_s, wait_s = means
     return SimulatedStep(step_s, generation_s, wait_s + fetch_s)

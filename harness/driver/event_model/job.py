@@ -60,6 +60,7 @@ class Job:
         cost: CostConfig,
         seed: int,
         loop: asyncio.AbstractEventLoop,
+        until: int | None = None,
     ) -> None:
         assert isinstance(loop, VirtualLoop)
         algorithm, devices = config.algorithm, placement.devices
@@ -91,6 +92,7 @@ class Job:
         scoring = [role for role in ("reference", "actor_fwd") if role in devices]
         self.device_stages = [Scoring(self, role, place) for place, role in enumerate(scoring)]
         self.trainer, self.weights = Trainer(self), Weights(self)
+        self._until, self._enough = until, loop.create_future()
         # what came out
         self._ends: list[float] = []
         self.generating_s = 0.0  # of all engines, but for what is under way
@@ -108,8 +110,12 @@ class Job:
         return self._loop.time()
 
     async def run(self) -> None:
-        """Run the schedule's file to its end. Raises ConfigError where a filter refuses too many groups."""
-        await gather(self._run(), *([self.rewards.judge()] if self.refills else []))
+        """Run the schedule's file to its end, or to that of the last iteration that is asked for. Raises ConfigError
+        where a filter refuses too many groups."""
+        whole = asyncio.ensure_future(gather(self._run(), *([self.rewards.judge()] if self.refills else [])))
+        await asyncio.wait((whole, self._enough), return_when=asyncio.FIRST_COMPLETED)
+        if whole.done():
+            whole.result()
 
     async def _run(self) -> None:
         await self.schedule.run(self)  # type: ignore[arg-type]  # a Job by shape
@@ -118,11 +124,12 @@ class Job:
 
     def steps(self) -> FastSteps:
         """The iterations as they came out."""
-        lags, trained, queue = np.arange(self.iterations), np.array(self.trainer.trained), self.queue
+        ended, queue = len(self._ends), self.queue
+        lags, trained = np.arange(ended), np.array(self.trainer.trained[:ended])
         return FastSteps(
             np.diff(np.array(self._ends), prepend=0.0),
             self._worked("generate"),
-            np.array(self.trainer.waited),
+            np.array(self.trainer.waited[:ended]),
             lags - np.array(queue.versions)[trained].mean(axis=1),
             lags - np.array(queue.oldest)[trained].min(axis=1),
             np.array(queue.took)[trained].max(axis=1),
@@ -162,6 +169,8 @@ class Job:
         under_way = sum(now - since for engine in self.engines if (since := engine.busy_since) is not None)
         self._ends.append(now)
         self._worked_s.append(self.worked | {"generate": (self.generating_s + under_way) / len(self.engines)})
+        if len(self._ends) == self._until:
+            self._enough.set_result(None)
 
     def work(self, role: str, seconds: float) -> Awaitable[None]:
         """Have seconds of work pass, on the devices of a role."""

@@ -38,15 +38,16 @@ def not_covered(config: JobConfig, schedule: Schedule, placement: Placement) -> 
     return ", ".join(reason for reason, applies in reasons.items() if applies)
 
 
-def fast_steps(config: JobConfig, seed: int) -> FastSteps:
-    """Iterations of a job that was admitted, as `simulate` has them at this seed. Raises ConfigError as `make_schedule`
+def fast_steps(config: JobConfig, seed: int, until: int | None = None) -> FastSteps:
+    """Iterations of a job that was admitted, as `simulate` has them at this seed. until: so many that are looked at;
+    what comes after them is not simulated. Raises ConfigError as `make_schedule`
     and `simulated_cost` do, Deadlock as `simulate`."""
     schedule = make_schedule(config)
     placement = resolve_split(config.schedule.split, config.cluster.devices, device_roles(config))
     if reason := not_covered(config, schedule, placement):
         return replace(simulated_steps(config, seed), not_covered=reason)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner, infrequent_gc():
-        job = Job(config, schedule, placement, simulated_cost(config, placement), seed, runner.get_loop())
+        job = Job(config, schedule, placement, simulated_cost(config, placement), seed, runner.get_loop(), until)
         runner.run(job.run())
     return job.steps()
 

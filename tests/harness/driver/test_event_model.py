@@ -95,6 +95,9 @@ def test_it_is_the_schedules_own_file_draw_by_draw(schedule: str, number: int) -
     assert fast.dropped == own.dropped
     for name in ("seconds", "generate_s", "wait_s", "lag_mean", "lag_worst"):
         np.testing.assert_allclose(getattr(fast, name), getattr(own, name), rtol=1e-9, atol=1e-9, err_msg=name)
+    first = fast_steps(config, number, until=2)
+    for name in ("seconds", "generate_s", "wait_s", "lag_mean", "lag_worst", "longest_s", "exposed_s"):
+        np.testing.assert_array_equal(getattr(first, name), getattr(fast, name)[:2], err_msg=name)
 
 
 @pytest.mark.parametrize("seed", [0, 1])
