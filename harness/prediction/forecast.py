@@ -25,7 +25,8 @@ class Forecast:
     draws in the same order. Fewer draws than asked for: those that the schedule's own file took (`assumed` says why).
 
     reference: the synchronous row that it is compared with; reference_s: its step. given, assumed: what the draws stand
-    on, a line each. settles: the measurement that would tell most about the sign, and by how much.
+    on, a line each. settles: the measurement that would tell most about the sign, and by how much. implausible: as of
+    its system.
     """
 
     row: StepRow
@@ -37,6 +38,7 @@ class Forecast:
     given: tuple[str, ...] = ()
     assumed: tuple[str, ...] = ()
     settles: str = ""
+    implausible: str = ""
 
     @property
     def speedup(self) -> NDArray[np.float64]:

@@ -25,7 +25,7 @@ COLUMNS = (
     *("line", "mode", "options", "engine", "rollout_gpus", "train_gpus", "step_s", "step_predicted_s", "step_low_s"),
     *("step_high_s", "reference", "reference_s", "speedup", "speedup_predicted", "speedup_low", "speedup_high"),
     *("p_faster", "verdict", "wait_s", "wait_predicted_s", "generate_sequences_s", "generation_predicted_s", "draws"),
-    *("model_difference", "given", "assumed", "settles"),
+    *("model_difference", "given", "assumed", "settles", "implausible"),
 )
 
 
@@ -53,6 +53,8 @@ def print_predictions(predicted: Predicted, console: Console) -> None:
             texts.append(f"settled most by: {one.settles or 'nothing alone'}")
         if one.row.label in predicted.checks:
             texts.append(f"the schedule's own file differs by {predicted.checks[one.row.label]:.2%} of a step at most")
+        if one.implausible:
+            texts.insert(0, one.implausible)
         console.print(f"{one.row}, beside {one.reference}", style="bold", highlight=False, markup=False)
         for text in texts:
             console.print(f"  {text}", highlight=False, markup=False)
@@ -82,7 +84,8 @@ def write_csv(path: Path, predicted: Predicted) -> None:
             + [_text(value, 4) for value in (published_speedup(one), float(np.median(one.speedup)), *speedup)]
             + [f"{one.p_faster:.3f}", one.verdict, _text(row.wait_s, 2), f"{np.median(one.wait_s):.2f}"]
             + [_text(row.generate_s, 2), f"{np.median(one.generation_s):.2f}", len(one.step_s)]
-            + [_text(predicted.checks.get(row.label), 6), *map("; ".join, (one.given, one.assumed)), one.settles]
+            + [_text(predicted.checks.get(row.label), 6), *map("; ".join, (one.given, one.assumed))]
+            + [one.settles, one.implausible]
         )
     write_text(path, text.getvalue())
 

@@ -41,6 +41,12 @@ PASSES = {OLD: 1, REFERENCE: 1, UPDATE: 3}
 
 _SEEDS = 8  # of batches
 
+FAR = 4.0
+"""Standard deviations from what priors expect, from which on a row is called implausible: one system in 16,000."""
+
+FEW = 5
+"""Independent draws, below which an interval is called one of too few."""
+
 
 def check_given(text: str) -> Given:
     """Raises ConfigError for what is neither."""
@@ -74,6 +80,7 @@ class System:
     the log-normal before the cap. work: of each phase, seconds on as many devices as the first row trains on, as it
     shares them. around: by the label of the row. missing: phases that no row gives. effective: of
     so many independent draws are these worth. longer: so many times as long as `batch_seconds` says a batch takes.
+    implausible: what no system is expected to be like, in words; "" where there is none.
     """
 
     rows: tuple[StepRow, ...]
@@ -86,6 +93,7 @@ class System:
     missing: frozenset[str]
     effective: float
     longer: float
+    implausible: str = ""
 
     def nearest(self, row: StepRow) -> StepRow:
         """The given row that is nearest in devices."""
@@ -191,6 +199,8 @@ class Narrowing:
         self.uncapped = np.zeros(FIRST)  # mean of lengths before the cap
         self.generated = np.zeros((len(self.rows), FIRST))  # seconds of generating sequences, by row
         self.missing = set[str]()  # phases that no row gives
+        self.solved = set[str]()  # quantities that an equation of the table gives
+        self.scale = np.zeros(FIRST)  # of what no row gives, in deviations from what priors expect
         self.random = np.random.default_rng(seed)
 
     @property
@@ -222,6 +232,7 @@ class Narrowing:
             self.log_weight -= np.log1p(-solution)
         self.log_weight += one.log_density(solution, self.wider.get(name, 0.0))
         self.q[name] = solution
+        self.solved.add(name)
 
     def near(self, difference: Draws, deviation: float | Draws) -> None:
         """Weigh by a difference of logarithms: Student's t of four degrees of freedom, as rows have outliers."""
@@ -314,7 +325,7 @@ class Narrowing:
         self.q = {name: values[chosen] for name, values in self.q.items()}
         self.work = {name: values[chosen] for name, values in self.work.items()}
         self.uncapped, self.generated = self.uncapped[chosen], self.generated[:, chosen]
-        self.log_weight = np.zeros(count)
+        self.log_weight, self.scale = np.zeros(count), self.scale[chosen]
         return float(1 / (weights**2).sum())
 
     def generation(self) -> None:
@@ -355,6 +366,7 @@ class Narrowing:
         scale = self.in_common(logs)
         expected, deviation = self._expected()
         self.near(np.log(scale) - expected, deviation)
+        self.scale = (np.log(scale) - expected) / deviation
         for name in self.missing & self.work.keys():
             self.work[name] = self.work[name] * scale
         if "generate_s" in self.missing:
@@ -374,6 +386,28 @@ class Narrowing:
             precision += deviation**-2
             weighted -= longer * (one.scaled(value) - mean) * deviation**-2
         return weighted / precision, precision**-0.5
+
+    def implausible(self, effective: float) -> str:
+        """Say what of the rows no system is expected to be like, or that hardly a draw fits them; "" where all is as
+        it may be: draws would be weighed all the same, however far they are."""
+        found = []
+        for name in sorted(self.solved):
+            one, wider, value = self.priors.quantities[name], self.wider.get(name, 0.0), float(np.median(self.q[name]))
+            if -2 * one.log_density(np.array(value), wider) > FAR**2:
+                low, high = one.of(np.array([-2.0, 2.0]), wider)
+                found.append(f"{name} is {value:.2g}, not {low:.2g} to {high:.2g}")
+        rests = self.priors.quantities["rest_share"]
+        for place, row in enumerate(self.rows):
+            known, unknown = self._parts(place, row)
+            rest = 0.0 if row.step_s is None else float(np.median(1 - (known + unknown) / row.step_s))
+            if 0 < rest < 1 and rest > rests.typical and -2 * rests.log_density(np.array(rest)) > FAR**2:
+                found.append(f"phases leave {rest:.1%} of the step of {row}")
+        if abs(far := float(np.median(self.scale))) > FAR:
+            way = "longer" if far > 0 else "shorter"
+            found.append(f"phases without a time would be {way} than in any system")
+        if effective < FEW:
+            found.append(f"draws are worth {effective:.1f} independent ones")
+        return "implausible, check seconds, lengths, model and device: " + "; ".join(found) if found else ""
 
     def _generate_s(self, row: StepRow) -> Draws | float | None:
         if row.generate_s is None and row.rollout_s is not None:
@@ -461,4 +495,5 @@ def narrow(narrowing: Narrowing, asked: Sequence[StepRow], given: Given, count: 
         missing=frozenset(narrowing.missing),
         effective=effective,
         longer=narrowing.longer,
+        implausible=narrowing.implausible(effective),
     )

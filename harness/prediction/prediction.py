@@ -294,6 +294,7 @@ class RowDraws:
             given=self._given(),
             assumed=self._assumed(simulated),
             settles=settles(reference / step, quantities),
+            implausible=self.system.implausible,
         )
 
     def _given(self) -> tuple[str, ...]:

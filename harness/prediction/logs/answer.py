@@ -196,6 +196,8 @@ def as_markdown(found: Answer) -> str:
         )
     if best.settles and best.verdict == "cannot be told":
         lines += ["", f"Settled most by: {best.settles}."]
+    if best.implausible:
+        lines += ["", f"**{best.implausible}.**"]
     if found.own is not None:
         lines += ["", f"Of the run itself {_figure(found.own.median)} s a step are predicted; draws weigh by that."]
     lines += ["", f"    {found.command}", "", f"Read: {read.row}, {_seconds(read.row)}", ""]

@@ -73,6 +73,30 @@ def test_training_phases_of_a_row_are_read_unless_they_are_kept_from_it(tmp_path
     assert long > 2000 > short
 
 
+def test_a_table_that_no_draw_fits_says_so_in_words_and_in_the_file(tmp_path: Path) -> None:
+    """Its draws are weighed by how far they are from each other, however far all are from what there is."""
+    gains = EXPERIMENTS / "predictions/gains.csv"
+    sane = gains.read_text()
+    spoilt = {
+        "engine_time is": "400000,270000,250000,25000,90000,900,",  # seconds of all phases in milliseconds
+        "train_share is": "400,270,250,25,0.001,900,",
+        "phases leave 99.8% of the step": "200000,270,250,25,90,900,",
+        "phases without a time would be longer": "400000,,,,,900,",
+        "engine_time is 9.": "400,270,250,25,90,1,",  # responses of one token
+    }
+    assert not posteriors(read_evidence(gains), 8)[""].implausible
+    for wanted, row in spoilt.items():
+        path = tmp_path / "spoilt.csv"
+        path.write_text(sane.replace("400,270,250,25,90,900,", row).replace("8000,8192", ",8192"))
+        assert wanted in posteriors(read_evidence(path), 8)[""].implausible, row
+    found = predict(read_evidence(path), 8)
+    console = Console(file=io.StringIO(), width=400)
+    print_predictions(found, console)
+    write_csv(tmp_path / "out.csv", found)
+    for text in (console.file.getvalue(), (tmp_path / "out.csv").read_text()):  # type: ignore[attr-defined]
+        assert "implausible, check seconds, lengths" in text
+
+
 def test_gains_losses_and_what_cannot_be_told_are_told_apart() -> None:
     verdicts = {}
     for name in ("gains", "loses", "cannot_tell"):
