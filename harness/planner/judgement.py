@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 
@@ -82,14 +83,14 @@ def judge(plan: Plan, given: Collection[str], evidence: Evidence | None = None) 
     for choice in choices:
         if reason := _uncovered(choice):
             return Judgements(why_none=reason)
-    systems = _systems(baseline.config, evidence)
+    drawn = systems(baseline.config, evidence)
     first = _Part(baseline, given)
-    own = [first.in_turn(system) for system in systems]
+    own = [first.in_turn(system) for system in drawn]
     step_s = np.array([one.step_s for one in own])
     found = [Judgement(baseline, np.ones(DRAWS))]
     for choice in choices[1:]:
         part = _Part(choice, given)
-        its = [part.step_s(system, beside) for system, beside in zip(systems, own, strict=True)]
+        its = [part.step_s(system, beside) for system, beside in zip(drawn, own, strict=True)]
         found.append(Judgement(choice, step_s / np.array(its)))
     origin = f"narrowed by {evidence.source}" if evidence else "as of any system: nothing of yours was measured"
     return Judgements(found, origin, baseline_s=step_s)
@@ -106,7 +107,7 @@ def _uncovered(choice: Choice) -> str:
     return f"the event model does not cover {reason}" if reason else ""
 
 
-def _systems(config: JobConfig, evidence: Evidence | None) -> list[Mapping[str, float]]:
+def systems(config: JobConfig, evidence: Evidence | None = None) -> list[Mapping[str, float]]:
     """Draws, each of all quantities; uncapped: mean of lengths before the cap."""
     if evidence is not None:
         (system,) = posteriors(evidence, DRAWS, SEED, given="sync").values()
@@ -119,15 +120,73 @@ def _systems(config: JobConfig, evidence: Evidence | None) -> list[Mapping[str, 
 
 
 @dataclass(frozen=True)
-class _InTurn:
-    """The baseline in a system, in seconds: its step; of that what sets a generation up on any devices, and what is the
-    trainer's or is hidden where schedules overlap; devices: that train."""
+class InTurn:
+    """A way of working in turn in a system, in seconds: its step; of that what sets a generation up on any devices, and
+    what is the trainer's or is hidden where schedules overlap; devices: that train."""
 
     step_s: float
     before_s: float
     serial_s: float
     hidden_s: float
     devices: int
+
+    @classmethod
+    def of(cls, q: Mapping[str, float], step_s: float, generation_s: float, devices: int) -> InTurn:
+        """Return what surrounds a simulated step, and generating in it, by the quantities of a system."""
+        around_s = q["around_share"] / (1 - q["around_share"]) * generation_s
+        step_s = (step_s + around_s) / (1 - q["rest_share"])
+        rest_s = q["rest_share"] * step_s
+        serial_s = q["rest_serial"] * rest_s
+        before_s = around_s * (1 - q["around_sharing"])
+        return cls(step_s, before_s, serial_s, q["rest_hidden"] * (rest_s - serial_s), devices)
+
+    def around(self, job: JobConfig, cost: CostConfig, q: Mapping[str, float], times: float = 1.0) -> CostConfig:
+        """Costs of another way of working in the same system, with what surrounds it; times: as large as its simulated
+        part is all of it."""
+        algorithm = job.algorithm
+        fetch_s = q["fetch_s_per_sample"] * algorithm.batch_samples if job.schedule.name not in WHOLE else 0.0
+        return replace(
+            cost,
+            generate_s=cost.generate_s + self.before_s,
+            train_step_s=cost.train_step_s + (self.serial_s + fetch_s) / algorithm.steps_per_version,
+            reward_s_per_sample=cost.reward_s_per_sample + times * self.hidden_s / algorithm.batch_samples,
+            network_bytes_per_s=1e9 * q["sync_gb_per_s"],
+        )
+
+
+def in_system(job: JobConfig, q: Mapping[str, float], given: Collection[str]) -> JobConfig:
+    """The job with the roofline and the lengths of a system, but for settings that the user chose."""
+    lengths = job.cost.lengths
+    drawn: dict[str, Any] = {f"cost.{name}": q[name] for name in _OWN}
+    drawn["cost.colocated_train_factor"] = 1 / q["alone_over_shared"]
+    if lengths.kind == "lognormal":
+        own: dict[str, Any] = {"mean": max(1.0, q["uncapped"]), "sigma": q["tail"], "common": q["common"]}
+        its = {name: value for name, value in own.items() if not _said(f"cost.lengths.{name}", given)}
+        drawn["cost.lengths"] = replace(lengths, **its)
+    return changed(job, {path: value for path, value in drawn.items() if not _said(path, given)})
+
+
+def _said(path: str, given: Collection[str]) -> bool:
+    """Whether the user chose a setting, or a group that it is in."""
+    return any(path == its or path.startswith(f"{its}.") for its in given)
+
+
+def costs_in(
+    cost: CostConfig, q: Mapping[str, float], trainers: int, scorers: int, shared: bool, beside: int
+) -> CostConfig:
+    """Costs in a system. trainers, scorers: devices; shared: with rollout; beside: on which the baseline trains, whose
+    work is as much. What does not shrink with devices, a part `fixed` of the baseline's seconds, is less here, for each
+    of fewer ones."""
+    train = 1 - q["update_fixed"] * (1 - trainers / beside)
+    score = 1 - q["scoring_fixed"] * (1 - scorers / beside)
+    score *= 1.0 if shared else q["scoring_alone"]
+    return replace(
+        slower(cost, q["engine_time"]),
+        train_s_per_token=train * cost.train_s_per_token,
+        train_s_per_pair=train * cost.train_s_per_pair,
+        log_prob_s_per_token=score * cost.log_prob_s_per_token,
+        log_prob_s_per_pair=score * cost.log_prob_s_per_pair,
+    )
 
 
 class _Part:
@@ -141,70 +200,21 @@ class _Part:
         self._times = parts_of(self._job, choice.candidate, PART)
         self._of_whole = choice.outcome.seconds / self._run(self._job, self._cost(self._job))[0]
 
-    def in_turn(self, q: Mapping[str, float]) -> _InTurn:
-        """The baseline in a system: what the simulator has of it, and what surrounds generation and the step, by its
-        quantities."""
-        step_s, generation_s = (
-            self._of_whole * seconds for seconds in self._run(*self._drawn(q, self._candidate.actor))
-        )
-        around_s = q["around_share"] / (1 - q["around_share"]) * generation_s
-        step_s = (step_s + around_s) / (1 - q["rest_share"])
-        rest_s = q["rest_share"] * step_s
-        serial_s = q["rest_serial"] * rest_s
-        return _InTurn(
-            step_s,
-            before_s=around_s * (1 - q["around_sharing"]),
-            serial_s=serial_s,
-            hidden_s=q["rest_hidden"] * (rest_s - serial_s),
-            devices=self._candidate.actor,
-        )
+    def in_turn(self, q: Mapping[str, float]) -> InTurn:
+        """The baseline in a system: what the simulator has of it, and what surrounds generation and the step."""
+        devices = self._candidate.actor
+        step_s, generation_s = (self._of_whole * seconds for seconds in self._run(*self._drawn(q, devices)))
+        return InTurn.of(q, step_s, generation_s, devices)
 
-    def step_s(self, q: Mapping[str, float], beside: _InTurn) -> float:
+    def step_s(self, q: Mapping[str, float], beside: InTurn) -> float:
         """Seconds of an iteration in a system whose baseline takes this."""
         job, cost = self._drawn(q, beside.devices)
-        algorithm = job.algorithm
-        fetch_s = q["fetch_s_per_sample"] * algorithm.batch_samples if job.schedule.name not in WHOLE else 0.0
-        cost = replace(
-            cost,
-            generate_s=cost.generate_s + beside.before_s,
-            train_step_s=cost.train_step_s + (beside.serial_s + fetch_s) / algorithm.steps_per_version,
-            reward_s_per_sample=cost.reward_s_per_sample + self._times * beside.hidden_s / algorithm.batch_samples,
-            network_bytes_per_s=1e9 * q["sync_gb_per_s"],
-        )
-        return self._of_whole * self._run(job, cost)[0]
+        return self._of_whole * self._run(job, beside.around(job, cost, q, self._times))[0]
 
     def _drawn(self, q: Mapping[str, float], devices: int) -> tuple[JobConfig, CostConfig]:
-        """The job in a system, and its costs; devices: on which the baseline trains, whose work is as much. What does
-        not shrink with devices, a part `fixed` of the baseline's seconds, is less here, for each of fewer ones."""
-        drawn: dict[str, object] = {name: q[name] for name in _OWN}
-        drawn["colocated_train_factor"] = 1 / q["alone_over_shared"]
-        lengths = self._job.cost.lengths
-        if lengths.kind == "lognormal":
-            own = {"lengths.mean": max(1.0, q["uncapped"]), "lengths.sigma": q["tail"], "lengths.common": q["common"]}
-            its = {name: value for name, value in own.items() if not self._said(name)}
-            drawn["lengths"] = replace(
-                lengths,
-                mean=its.get("lengths.mean", lengths.mean),
-                sigma=its.get("lengths.sigma", lengths.sigma),
-                common=its.get("lengths.common", lengths.common),
-            )
-        job = changed(self._job, {f"cost.{name}": value for name, value in drawn.items() if not self._said(name)})
-        cost, one = slower(self._cost(job), q["engine_time"]), self._candidate
-        train = 1 - q["update_fixed"] * (1 - one.actor / devices)
-        score = 1 - q["scoring_fixed"] * (1 - (one.scoring or one.actor) / devices)
-        score *= 1.0 if one.shared else q["scoring_alone"]
-        return job, replace(
-            cost,
-            train_s_per_token=train * cost.train_s_per_token,
-            train_s_per_pair=train * cost.train_s_per_pair,
-            log_prob_s_per_token=score * cost.log_prob_s_per_token,
-            log_prob_s_per_pair=score * cost.log_prob_s_per_pair,
-        )
-
-    def _said(self, name: str) -> bool:
-        """Whether the user chose a setting of the costs, or a group that it is in."""
-        path = f"cost.{name}"
-        return any(path == its or path.startswith(f"{its}.") for its in self._given)
+        """The job in a system, and its costs; devices: on which the baseline trains."""
+        job, one = in_system(self._job, q, self._given), self._candidate
+        return job, costs_in(self._cost(job), q, one.actor, one.scoring or one.actor, one.shared, devices)
 
     def _cost(self, job: JobConfig) -> CostConfig:
         """Costs on all devices."""
@@ -217,5 +227,6 @@ class _Part:
         job = replace(job, iterations=its.iterations, warmup_iterations=its.warmup)
         pools = pool_layout(job, self._schedule, part, len(scoring_roles(self._roles)))
         bound = period(self._schedule, least_work(cost, pools, LengthSamples.of(job, SEED, its.iterations)))
-        found, measured = fast_steps(job, SEED), slice(its.warmup, its.warmup + its.measured)
+        end = its.warmup + its.measured
+        found, measured = fast_steps(job, SEED, end), slice(its.warmup, end)
         return max(bound, float(found.seconds[measured].mean())), float(found.generate_s[measured].mean())

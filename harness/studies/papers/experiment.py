@@ -67,6 +67,11 @@ class PaperExperiment:
         """The settings of the job, as a command line gives them."""
         return [f"{name}={_typed(setting.value)}" for name, setting in self.job.items()]
 
+    @property
+    def given(self) -> frozenset[str]:
+        """Settings of the job that a source says: what is assumed is drawn."""
+        return frozenset(name for name, setting in self.job.items() if not setting.source.startswith("assumed"))
+
     def published(self, **cells: str) -> list[Mapping[str, str]]:
         """The rows of `data` that have these cells, by the names of their columns. Raises ConfigError where it has no
         row at all."""

@@ -14,20 +14,22 @@ from dataclasses import dataclass as plain_dataclass
 from dataclasses import field, replace
 from functools import partial
 
+import numpy as np
 from pydantic.dataclasses import dataclass
 
 from harness.config import STRICT, ConfigError, JobConfig
-from harness.config.compose import compose_job
 from harness.config.fields import Count, NotNegative, Positive
 from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.memory import JobLayout
 from harness.cost_model.roofline import roofline
-from harness.prediction.posterior import factors_of
+from harness.planner.judgement import InTurn, in_system, systems
+from harness.prediction.forecast import verdict_of
+from harness.prediction.posterior import factors_of, slower
 from harness.prediction.simulation import WARMUP, by_token_alone, one_device_each
 from harness.rpc.children import parallel_map
 from harness.studies.papers.experiment import Context, PaperExperiment
-from harness.studies.papers.modes import Mode, batches_of, job_of, of_role, steps
-from harness.studies.papers.result import Result, ResultLine, Table
+from harness.studies.papers.modes import TIMEOUT_S, Mode, batches_of, composed, job_of, of_role, step_figures, steps
+from harness.studies.papers.result import Result, ResultLine, Table, drawn_line, speedup_lines
 from harness.studies.papers.simulated import drawn_lines
 
 WITHIN = 0.10
@@ -35,8 +37,6 @@ WITHIN = 0.10
 
 _NEAR = 0.003  # of the figure that is fitted to
 _TRIES = 12
-
-_TIMEOUT_S = 3600.0
 
 
 def fit_unknown(
@@ -129,7 +129,7 @@ def run_calibrated(experiment: PaperExperiment, context: Context) -> Result:
     for variation in form.variations:
         forms.append(replace(form, modes=[replace(mode, job=[*mode.job, *variation.job]) for mode in form.modes]))
     fit = partial(fit_workload, job, published[base.label])
-    fits = parallel_map(fit, forms, processes=context.processes, timeout_s=_TIMEOUT_S, what="fits")
+    fits = parallel_map(fit, forms, processes=context.processes, timeout_s=TIMEOUT_S, what="fits")
     lines = _calibrated_lines(form, published, fits[0].modes)
     notes = [f"fitted to {base.label}: {form.unknown} = {fits[0].value:,.0f}", _order(lines[: len(form.modes)])]
     if form.sweep is not None:
@@ -146,7 +146,7 @@ def fit_workload(job: Sequence[str], base_s: float, form: Calibrated) -> FittedU
     base = of_role(form.modes, "base")
 
     def base_step_s(value: float) -> float:
-        return steps(job_of(base, (*job, f"{form.unknown}={value}"))).seconds
+        return step_figures(job_of(base, (*job, f"{form.unknown}={value}"))).seconds
 
     value = fit_unknown(base_step_s, base_s, form.least, form.most, halve=True)
     if value is None:
@@ -181,9 +181,7 @@ def _calibrated_lines(
 def _sweep(sweep: SettingSweep, modes: Sequence[Mode], job: Sequence[str], processes: int) -> list[ResultLine]:
     mode = next(mode for mode in modes if mode.label == sweep.label)
     swept = [replace(mode, job=[*mode.job, f"{sweep.setting}={value}"]) for value in sweep.words]
-    found = parallel_map(
-        partial(simulate_mode, job), swept, processes=processes, timeout_s=_TIMEOUT_S, what="the sweep"
-    )
+    found = parallel_map(partial(simulate_mode, job), swept, processes=processes, timeout_s=TIMEOUT_S, what="the sweep")
     name = f"throughput by {sweep.setting}, relative to the first"
     return [
         ResultLine(name, value, "predicted", words, found[0].step_s / step.step_s)
@@ -243,7 +241,8 @@ class FittedRatio:
 
 @plain_dataclass(frozen=True)
 class RatioSetup:
-    """The facts that the fit may know: no published figure is among them."""
+    """The facts that the fit may know: no published figure is among them. system: one that was drawn, but for settings
+    that are `given`; None: as the roofline has it."""
 
     job: tuple[str, ...]
     engines: int
@@ -251,6 +250,8 @@ class RatioSetup:
     least: float
     most: float
     modes: tuple[Mode, ...]
+    system: Mapping[str, float] | None = None
+    given: frozenset[str] = frozenset()
 
 
 @plain_dataclass(frozen=True)
@@ -263,7 +264,7 @@ class FittedSpeedups:
 
 
 def run_fitted_ratio(experiment: PaperExperiment, context: Context) -> Result:
-    """Fit and predict; then the same under each variation."""
+    """Fit and predict; then the same under each variation, and in each system drawn."""
     form = experiment.read(FittedRatio)
     rows = experiment.published(experiment=form.table)
     published = {row["configuration"]: float(row["relative_throughput"]) for row in rows}
@@ -271,9 +272,12 @@ def run_fitted_ratio(experiment: PaperExperiment, context: Context) -> Result:
     fitted_to = published[of_role(form.modes, "fitted").label]
     variations = [RatioVariation("as above"), *form.variations]
     setups = [ratio_setup(experiment.overrides(), form, variation) for variation in variations]
-    context.progress(f"fitting and predicting, {len(setups)} times")
-    fit = partial(fit_ratio, fitted_to)
-    fits = parallel_map(fit, setups, processes=context.processes, timeout_s=_TIMEOUT_S, what="ratios to be fitted")
+    drawn = systems(composed(of_role(form.modes, "base"), setups[0].job))
+    own = [replace(setups[0], system=system, given=experiment.given) for system in drawn]
+    context.progress(f"fitting and predicting, {len(setups)} times, and in {len(own)} systems drawn")
+    fit, every = partial(fit_ratio, fitted_to), [*setups, *own]
+    found = parallel_map(fit, every, processes=context.processes, timeout_s=TIMEOUT_S, what="ratios to be fitted")
+    fits, reached = found[: len(setups)], [one for one in found[len(setups) :] if one.ratio is not None]
     main = fits[0]
     lines = [
         ResultLine(
@@ -288,7 +292,27 @@ def run_fitted_ratio(experiment: PaperExperiment, context: Context) -> Result:
     ]
     table = _ratios_table([variation.label for variation in variations], fits, form.modes, published)
     ratio = "no ratio gives it" if main.ratio is None else f"rollout : training = {main.ratio:.2f} : 1"
-    return Result(experiment, lines, [f"fitted to {fitted_to:g}: {ratio}"], [table])
+    notes = [f"fitted to {fitted_to:g}: {ratio}", f"{len(reached)} of {len(own)} systems drawn reach {fitted_to:g}"]
+    return Result(experiment, [*lines, *_drawn_lines(form.modes, reached, published)], notes, [table])
+
+
+def _drawn_lines(
+    modes: Sequence[Mode], fits: Sequence[FittedSpeedups], published: Mapping[str, float]
+) -> list[ResultLine]:
+    """Lines of what is predicted in systems drawn, each fitted by itself, and of how much faster than the fitted mode
+    that is; none where fewer than two can be fitted."""
+    if len(fits) < 2:
+        return []
+    name, fitted = "throughput, relative to the first, in systems drawn", of_role(modes, "fitted").label
+    speedups = {
+        mode.label: np.array([fit.speedups[mode.label] for fit in fits]) for mode in modes if mode.role == "predicted"
+    }
+    beside = {label: draws / np.array([fit.speedups[fitted] for fit in fits]) for label, draws in speedups.items()}
+    lines = [
+        drawn_line(name, label, draws, published=published[label], verdict=verdict_of(draws))
+        for label, draws in speedups.items()
+    ]
+    return lines + speedup_lines(beside, fitted)
 
 
 def ratio_setup(job: Sequence[str], form: FittedRatio, variation: RatioVariation) -> RatioSetup:
@@ -320,7 +344,7 @@ class RatioSimulation:
     def __init__(self, setup: RatioSetup) -> None:
         self._setup = setup
         self._base = of_role(setup.modes, "base")
-        self._base_s = steps(ratio_job(setup, self._base, train_s=0.0)).seconds
+        self._base_s = step_figures(ratio_job(setup, self._base, train_s=0.0)).seconds
         self._known: dict[tuple[str, float], float] = {}
 
     def speedup(self, mode: Mode, ratio: float) -> float:
@@ -330,23 +354,34 @@ class RatioSimulation:
         if (mode.label, ratio) not in self._known:
             train_s = self._base_s / ratio
             sequential_s = self._base_s + (1 + self._setup.reference_share) * train_s
-            self._known[mode.label, ratio] = sequential_s / steps(ratio_job(self._setup, mode, train_s)).seconds
+            beside = None
+            if self._setup.system is not None:
+                beside = InTurn.of(self._setup.system, sequential_s, self._base_s, devices=1)
+                sequential_s += beside.before_s + beside.serial_s + beside.hidden_s
+            seconds = step_figures(ratio_job(self._setup, mode, train_s, beside)).seconds
+            self._known[mode.label, ratio] = sequential_s / seconds
         return self._known[mode.label, ratio]
 
 
-def ratio_job(setup: RatioSetup, mode: Mode, train_s: float) -> JobConfig:
-    """A mode's job, whose training takes so long for a batch."""
-    config = compose_job(["backend=virtual", *setup.job, *mode.job])
+def ratio_job(setup: RatioSetup, mode: Mode, train_s: float, beside: InTurn | None = None) -> JobConfig:
+    """A mode's job, whose training takes so long for a batch. beside: what surrounds the base, in a system drawn."""
+    config, q = composed(mode, setup.job), setup.system
+    config = config if q is None else in_system(config, q, setup.given)
     layout = JobLayout(engine_devices=config.engine.tensor_parallel)
     cost = roofline(config.model, config.device, factors_of(config), layout)
     batches, algorithm = batches_of(config), config.algorithm
     lengths = ResponseLengths(cost.lengths, 0, algorithm.group_size, algorithm.batch_samples)
     tokens = lengths.batches(WARMUP, batches, algorithm.batch_samples).sum() / batches
     tokens += algorithm.batch_samples * cost.prompt_tokens
+    if q is not None:
+        cost = slower(cost, q["engine_time"])
+    cost = by_token_alone(cost, train_s / tokens, setup.reference_share * train_s / tokens)
+    if q is not None:
+        cost = (beside or InTurn.of(q, 0.0, 0.0, devices=1)).around(config, cost, q)
     return replace(
         one_device_each(config, {"rollout": setup.engines, "actor": 1, "reference": 1}),
         algorithm=replace(config.algorithm, reference=True, recompute_log_probs=False),
-        cost=by_token_alone(cost, train_s / tokens, setup.reference_share * train_s / tokens),
+        cost=cost,
     )
 
 

@@ -17,8 +17,8 @@ from harness.config.fields import Count, Fraction
 from harness.metrics.run_files import load_metrics
 from harness.runtime.runtime import machine_of_runs
 from harness.studies.papers.experiment import Context, PaperExperiment
-from harness.studies.papers.modes import Mode, job_of, steps
-from harness.studies.papers.result import Published, Result, ResultLine, Table
+from harness.studies.papers.modes import Mode, drawn_figures, job_of, step_figures
+from harness.studies.papers.result import Published, Result, ResultLine, Table, speedup_lines
 
 SIMULATED = "seconds per step"
 """The quantity of cells that are simulated too."""
@@ -75,7 +75,9 @@ def run_measured(experiment: PaperExperiment, context: Context) -> Result:
     read = {cell.label: [load_metrics(cell.folder(seed, context.results)) for seed in runs.seeds] for cell in cells}
     published = _published(experiment, form)
     lines = [line for figure in form.figures for line in lines_of(figure, form.cells, read, published)]
-    lines += [_simulated(cell) for cell in form.cells if cell.simulated]
+    lines += _simulated(
+        [Mode(cell.label, cell.simulated, "measured") for cell in form.cells if cell.simulated], context
+    )
     return Result(experiment, lines, tables=[_per_seed(form, read, cells)])
 
 
@@ -123,9 +125,19 @@ def _published(experiment: PaperExperiment, form: MeasuredCells) -> dict[tuple[s
     return found
 
 
-def _simulated(cell: MeasuredCell) -> ResultLine:
-    seconds = steps(job_of(Mode(cell.label, cell.simulated, "measured"), [])).seconds
-    return ResultLine(f"{SIMULATED}, at full size", cell.label, "measured", None, seconds)
+def _simulated(modes: Sequence[Mode], context: Context) -> list[ResultLine]:
+    """Steps at full size, and how many times as fast as the first the others are in systems drawn."""
+    if not modes:
+        return []
+    context.progress(f"simulating {len(modes)} cells at full size")
+    lines = [
+        ResultLine(f"{SIMULATED}, at full size", mode.label, "measured", None, step_figures(job_of(mode, [])).seconds)
+        for mode in modes
+    ]
+    given = {setting.partition("=")[0] for setting in modes[0].job}
+    seconds = drawn_figures(modes, [], given, context.processes)[0]
+    speedups = {mode.label: seconds[0] / its for mode, its in zip(modes[1:], seconds[1:], strict=True)}
+    return lines + speedup_lines(speedups, modes[0].label)
 
 
 def _per_seed(form: MeasuredCells, read: Mapping[str, Sequence[Metrics]], cells: Sequence[ResolvedCell]) -> Table:

@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
+import numpy as np
 from matplotlib.figure import Figure
 
 from harness.metrics.formatting import decimals, number
+from harness.prediction.forecast import interval, verdict_of
+from harness.prediction.priors import Draws
 from harness.studies.papers.experiment import PaperExperiment
 
 Role = Literal["base", "fitted", "predicted", "measured"]
@@ -55,6 +58,20 @@ class ResultLine:
     def met(self) -> bool | None:
         """Whether the promise is kept; None where there is none."""
         return None if self.within is None or self.error is None else abs(self.error) <= self.within
+
+
+def drawn_line(
+    quantity: str, label: str, draws: Draws, *, role: Role = "predicted", published: Published = None, verdict: str = ""
+) -> ResultLine:
+    """A line of the median and the interval of draws."""
+    median = float(np.median(draws))
+    return ResultLine(quantity, label, role, published, median, interval=interval(draws), verdict=verdict)
+
+
+def speedup_lines(speedups: Mapping[str, Draws], base: str) -> list[ResultLine]:
+    """Lines of speed-ups over a base, by the label of what has them, with their verdicts."""
+    name = f"times as fast as {base}, in systems drawn"
+    return [drawn_line(name, label, draws, verdict=verdict_of(draws)) for label, draws in speedups.items()]
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 
-import numpy as np
 from pydantic.dataclasses import dataclass
 
 from harness.config import STRICT, ConfigError, JobConfig
@@ -16,10 +15,9 @@ from harness.planner.explore import Effort, Exploration, TrialResult
 from harness.planner.judgement import Judgements, judge
 from harness.planner.plan import Plan, explore_all
 from harness.prediction.evidence import SHARED
-from harness.prediction.forecast import interval
 from harness.prediction.priors import Draws
 from harness.studies.papers.experiment import Context, PaperExperiment
-from harness.studies.papers.result import Result, ResultLine, Table
+from harness.studies.papers.result import Result, ResultLine, Table, drawn_line
 
 _IN_TURN = f"schedule={SHARED}"
 
@@ -83,14 +81,12 @@ def run_scaling(experiment: PaperExperiment, context: Context) -> Result:
         small, large = (_rates(one) for one in judged[2 * number : 2 * number + 2])
         if small is not None and large is not None:
             drawn = large / small / (span.devices[1] / span.devices[0])
-            line = ResultLine(f"{name}, in systems drawn", span.label, "predicted", published[span.label])
-            lines.append(replace(line, simulated=float(np.median(drawn)), interval=interval(drawn)))
+            lines.append(drawn_line(f"{name}, in systems drawn", span.label, drawn, published=published[span.label]))
     for number, devices in enumerate(devices for span in form.spans for devices in span.devices):
         for one in judged[number].of[1:]:
-            speedup, label = one.speedup, f"{form.spans[number // 2].label}: {devices:,}"
-            line = ResultLine(f"{one.choice.name}, times as fast as {SHARED}", label, "predicted")
-            median = float(np.median(speedup))
-            lines.append(replace(line, simulated=median, interval=interval(speedup), verdict=one.verdict))
+            quantity = f"{one.choice.name}, times as fast as {SHARED}"
+            label = f"{form.spans[number // 2].label}: {devices:,}"
+            lines.append(drawn_line(quantity, label, one.speedup, verdict=one.verdict))
     tables = [_layouts(form.spans, main), _variations(form.spans, ways, pairs, published)]
     return Result(experiment, lines, tables=tables)
 

@@ -5,21 +5,20 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import replace
 
-import numpy as np
 from matplotlib.figure import Figure
 from pydantic.dataclasses import dataclass
 
 from harness.config import STRICT
 from harness.config.fields import Count, Positive
 from harness.metrics.timeline import Timeline
-from harness.prediction.forecast import interval
+from harness.prediction.forecast import words_of
 from harness.prediction.posterior import check_given
 from harness.prediction.prediction import Predicted, predict
 from harness.prediction.table import read_evidence
 from harness.report.gantt import by_kind, draw_lanes, legend
 from harness.studies.papers.experiment import PAPERS, Context, PaperExperiment
-from harness.studies.papers.modes import Mode, job_of, steps
-from harness.studies.papers.result import Result, ResultLine
+from harness.studies.papers.modes import Mode, drawn_figures, job_of, steps
+from harness.studies.papers.result import Result, ResultLine, drawn_line, speedup_lines
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -52,12 +51,12 @@ def table_lines(predicted: Predicted, given: str, within: float | None) -> list[
     wait has no relative error worth a promise: it may be near 0."""
     lines = []
     for one in predicted.forecasts:
-        line = ResultLine(f"seconds per step{given}", str(one.row), "predicted", one.row.step_s, one.median)
-        lines.append(replace(line, within=within, interval=one.interval(), verdict=one.verdict))
+        name, label = f"seconds per step{given}", str(one.row)
+        line = drawn_line(name, label, one.step_s, published=one.row.step_s, verdict=one.verdict)
+        lines.append(replace(line, within=within))
     for one in predicted.forecasts:
-        wait = float(np.median(one.wait_s))
-        line = ResultLine(f"seconds of waiting{given}", str(one.row), "predicted", one.row.wait_s, wait)
-        lines.append(replace(line, interval=interval(one.wait_s)))
+        name = f"seconds of waiting{given}"
+        lines.append(drawn_line(name, str(one.row), one.wait_s, published=one.row.wait_s))
     return lines
 
 
@@ -70,19 +69,29 @@ class Gantt:
 
 
 def run_gantt(experiment: PaperExperiment, context: Context) -> Result:
-    """Simulate the same job under every way of working, and draw them on axes of one length; and what is idle."""
+    """Simulate the same job under every way of working, and draw them on axes of one length; what is idle; and both in
+    systems drawn."""
     form = experiment.read(Gantt)
-    context.progress(f"simulating {len(form.modes)} ways of working")
-    runs = [steps(job_of(mode, experiment.overrides())) for mode in form.modes]
-    timelines = [run.recorder.timeline for run in runs]
-    lines = []
-    for mode, run in zip(form.modes, runs, strict=True):
-        lines.append(ResultLine("seconds per step", mode.label, mode.role, None, run.seconds))
+    job, modes = experiment.overrides(), form.modes
+    context.progress(f"simulating {len(modes)} ways of working")
+    runs = [steps(job_of(mode, job)) for mode in modes]
+    lines = [
+        ResultLine("seconds per step", mode.label, mode.role, None, run.seconds)
+        for mode, run in zip(modes, runs, strict=True)
+    ]
     for role in ("rollout", "actor"):
-        for mode, run in zip(form.modes, runs, strict=True):
+        for mode, run in zip(modes, runs, strict=True):
             idle = 100 * run.recorder.timeline.idle(role, run.window)
             lines.append(ResultLine(f"{role} idle, %", mode.label, mode.role, None, idle))
-    labels = [mode.label for mode in form.modes]
+    context.progress("drawing systems")
+    seconds, _, *idle_shares = drawn_figures(modes, job, experiment.given, context.processes)
+    for role, shares in zip(("rollout", "actor"), idle_shares, strict=True):
+        for mode, draws in zip(modes, shares, strict=True):
+            lines.append(drawn_line(f"{role} idle, %, in systems drawn", mode.label, 100 * draws, role=mode.role))
+    speedups = {mode.label: seconds[0] / its for mode, its in zip(modes[1:], seconds[1:], strict=True)}
+    lines += speedup_lines(speedups, modes[0].label)
+    labels = [modes[0].label, *(f"{label}; in systems drawn {words_of(draws)}" for label, draws in speedups.items())]
+    timelines = [run.recorder.timeline for run in runs]
     return Result(experiment, lines, draw=lambda figure: draw_charts(figure, labels, timelines, form.iterations))
 
 

@@ -11,7 +11,7 @@ import pytest
 
 from harness.config.compose import compose_job
 from harness.planner.explore import Effort
-from harness.planner.judgement import _Part, _systems, judge
+from harness.planner.judgement import _Part, judge, systems
 from harness.planner.plan import Choice, Plan, make_plan, plan_jobs
 from harness.planner.report import draw_plan
 from harness.prediction.evidence import SHARED, Evidence, StepRow, Workload
@@ -66,20 +66,20 @@ def test_a_proposal_that_is_not_the_fastest_of_its_schedule_is_drawn_beside_that
 
 
 def test_a_part_of_the_batch_takes_as_long_as_all_of_it(plan: Plan, monkeypatch: pytest.MonkeyPatch) -> None:
-    systems = _systems(plan.best.config, None)[:3]
-    own = [_Part(of(plan, SHARED), FIXED).in_turn(q) for q in systems]
+    drawn = systems(plan.best.config)[:3]
+    own = [_Part(of(plan, SHARED), FIXED).in_turn(q) for q in drawn]
     for schedule in ("half_step", "one_step_off"):
         seconds = []
         for least in (10**6, 32):
             monkeypatch.setattr("harness.planner.judgement.PART", least)
             part = _Part(of(plan, schedule), FIXED)
-            seconds.append([part.step_s(q, it) for q, it in zip(systems, own, strict=True)])
+            seconds.append([part.step_s(q, it) for q, it in zip(drawn, own, strict=True)])
         assert part._times > 1
         assert seconds[1] == pytest.approx(seconds[0], rel=0.15)
 
 
 def test_what_the_user_chose_is_not_drawn(plan: Plan) -> None:
-    q, choice = _systems(plan.best.config, None)[0], of(plan, "half_step")
+    q, choice = systems(plan.best.config)[0], of(plan, "half_step")
     job, _ = _Part(choice, {"cost.train_share", "cost.lengths.mean"})._drawn(q, 16)
     own = choice.config.cost
     assert (job.cost.train_share, job.cost.lengths.mean) == (own.train_share, own.lengths.mean)
@@ -88,7 +88,7 @@ def test_what_the_user_chose_is_not_drawn(plan: Plan) -> None:
 
 
 def test_a_system_that_trains_slower_where_devices_are_shared_gains_more(plan: Plan) -> None:
-    q, gains = _systems(plan.best.config, None)[0], []
+    q, gains = systems(plan.best.config)[0], []
     for alone in (1.0, 0.5):
         of_it = {**q, "alone_over_shared": alone}
         own = _Part(of(plan, SHARED), FIXED).in_turn(of_it)
@@ -104,7 +104,7 @@ def test_a_row_of_ones_own_narrows_the_draws(plan: Plan) -> None:
         "a:1", SHARED, 16, 16, step_s=30.0, rollout_s=12.0, generate_s=11.0, update_s=12.0, old_log_prob_s=4.0
     )
     evidence = Evidence("a log", says, (row,), ())
-    spreads = [np.std([np.log(q["train_share"]) for q in _systems(plan.best.config, it)]) for it in (None, evidence)]
+    spreads = [np.std([np.log(q["train_share"]) for q in systems(plan.best.config, it)]) for it in (None, evidence)]
     assert spreads[1] < 0.8 * spreads[0]
     assert judge(plan, FIXED, evidence).stands_on == "narrowed by a log"
 

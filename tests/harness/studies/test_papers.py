@@ -16,6 +16,7 @@ from harness.config import ConfigError
 from harness.config.compose import compose_job
 from harness.planner.candidates import Candidate
 from harness.planner.explore import TrialResult
+from harness.planner.judgement import InTurn, systems
 from harness.studies.papers.experiment import Context, PaperExperiment, names, parse, read_experiment
 from harness.studies.papers.fits import (
     Calibrated,
@@ -29,7 +30,7 @@ from harness.studies.papers.fits import (
     run_fitted_ratio,
 )
 from harness.studies.papers.measured import MeasuredCell, MeasuredFigure, lines_of, value_of
-from harness.studies.papers.modes import Mode, job_of, pooled, steps
+from harness.studies.papers.modes import Mode, composed, job_of, pooled, steps
 from harness.studies.papers.report import show, write, write_overview
 from harness.studies.papers.result import Result, ResultLine
 from harness.studies.papers.run import KINDS, run_papers
@@ -50,7 +51,9 @@ SMALL = [
 
 @pytest.fixture(autouse=True)
 def few_batches(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Steps are means over 3 batches, however small, and fits are near enough sooner: it saves most of the time."""
+    """Steps are means over 3 batches, however small, fits are near enough sooner, and systems few: it saves most of the
+    time."""
+    monkeypatch.setattr("harness.planner.judgement.DRAWS", 4)
     monkeypatch.setattr("harness.studies.papers.modes._LEAST_BATCHES", 3)
     monkeypatch.setattr("harness.studies.papers.modes._LEAST_SAMPLES", 1)
     monkeypatch.setattr("harness.studies.papers.fits._NEAR", 0.02)
@@ -129,6 +132,16 @@ def test_the_fit_does_not_see_what_is_predicted(tmp_path: Path, monkeypatch: pyt
     assert changed.error == pytest.approx(2 * (1 + last.error) - 1)
 
 
+def test_a_prediction_is_drawn_in_systems_that_reach_what_is_fitted_to(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    result = ablation({"in sequence": 1.0, "streamed": 1.4, "delayed": 2.74}, tmp_path, monkeypatch)
+    drawn, beside = [line for line in result.lines if "in systems drawn" in line.quantity]
+    assert drawn.interval is not None and drawn.interval[0] < drawn.interval[1]
+    assert (drawn.published, drawn.verdict) == (2.74, "faster") and beside.quantity.startswith("times as fast as stre")
+    assert any("of 4 systems drawn reach 1.4" in note for note in result.notes)
+
+
 def test_a_way_of_working_that_no_row_is_about_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     relax = read_experiment("relax")
     with pytest.raises(ConfigError, match=r"'delayed' is in no row of made.csv; there are \['in seq"):
@@ -157,6 +170,13 @@ def test_the_base_takes_what_its_tasks_take() -> None:
     rollout_s = steps(ratio_job(SETUP, BASE, 0.0)).seconds
     whole_s = steps(ratio_job(SETUP, BASE, 3.0)).seconds
     assert whole_s == pytest.approx(rollout_s + 6.0, rel=0.01)
+    q = systems(composed(BASE, SMALL))[0]
+    setup = replace(SETUP, system=q)
+    rollout_s = steps(ratio_job(setup, BASE, 0.0)).seconds
+    beside = InTurn.of(q, rollout_s + 6.0, rollout_s, devices=1)
+    around_s = beside.before_s + beside.serial_s + beside.hidden_s
+    whole_s = steps(ratio_job(setup, BASE, 3.0, beside)).seconds
+    assert whole_s == pytest.approx(rollout_s + 6.0 + around_s, rel=0.01)
 
 
 def test_an_unknown_of_the_workload_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -249,6 +269,8 @@ def test_charts_of_several_ways_of_working_stand_on_one_page(tmp_path: Path) -> 
     )
     result = run_gantt(experiment, context(tmp_path))
     assert [line.quantity for line in result.lines].count("seconds per step") == 2
+    (speedup,) = (line for line in result.lines if line.verdict)
+    assert speedup.label == "delayed" and speedup.simulated is not None and speedup.simulated > 1
     assert write(result, tmp_path)[-1].stat().st_size > 10_000
 
 
