@@ -6,7 +6,9 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import cache, partial
+from itertools import chain, islice
+from typing import Any
 
 import numpy as np
 from scipy.stats import norm
@@ -114,13 +116,13 @@ def predict(
         draws = max(_LEAST_DRAWS, min(DRAWS, _SAMPLES // samples))
     systems = posteriors(evidence, draws, seed, given=given, priors=priors, progress=progress)
     predicted = Predicted(evidence, given, systems, [])
-    forecasts, differences = [], {}
-    for row in evidence.asked:
-        progress(f"{row}: {draws} draws")
-        drawn = RowDraws(row, predicted.system(row), evidence, given, priors, seed)
-        forecasts.append(drawn.forecast(processes))
-        if checks and (found := drawn.checked(checks, processes)) is not None:
-            differences[row.label] = found
+    rows = [RowDraws(row, predicted.system(row), evidence, given, priors, seed) for row in evidence.asked]
+    steps, compared = [row.steps() for row in rows], [row.checks(checks) for row in rows]
+    progress(f"{', '.join(map(str, evidence.asked))}: {draws} draws")
+    tasks = [*chain(*steps), *chain(*compared)]  # of all rows at once: a process takes seconds to begin
+    done = iter(parallel_map(_call, tasks, processes=processes, timeout_s=_TIMEOUT_S, what=f"{len(tasks)} draws"))
+    forecasts = [row.forecast(list(islice(done, len(its)))) for row, its in zip(rows, steps, strict=True)]
+    differences = {row.row.label: max(islice(done, len(its))) for row, its in zip(rows, compared, strict=True) if its}
     return replace(predicted, forecasts=forecasts, checks=differences)
 
 
@@ -278,9 +280,14 @@ class RowDraws:
         seconds: Draws = self.system.phase_s(name, self.row.train_devices, self.row.shared)
         return seconds * self.drift * self._noisy(self.noise)
 
-    def forecast(self, processes: int) -> Forecast:
-        """The row's steps, beside those of the synchronous row that is nearest in devices."""
-        step, generation, wait = self._in_turn() if self.row.shared else self._simulated(processes)
+    def forecast(self, steps: Sequence[SimulatedStep] | None = None) -> Forecast:
+        """The row's steps, beside those of the synchronous row that is nearest in devices. steps: what `steps` gives,
+        where it was called elsewhere."""
+        if self.row.shared:
+            step, generation, wait = self._in_turn()
+        else:
+            found = [simulate() for simulate in self.steps()] if steps is None else steps
+            step, generation, wait = np.array([(one.step_s, one.generation_s, one.wait_s) for one in found]).T
         simulated = len(step)
         quantities = {name: values[:simulated] for name, values in self.system.quantities.items()}
         reference = self.around.step_s[:simulated]
@@ -324,14 +331,25 @@ class RowDraws:
         """Parts of the row's job that the fast model does not cover."""
         return "" if self.row.shared else uncovered(row_job(self.row, self.job, self.costs(0)))
 
-    def checked(self, count: int, processes: int) -> float | None:
-        """The largest difference between the fast model and the schedule's own file in so many draws, of a step; None
-        where only one of them runs the row."""
+    def steps(self) -> list[Callable[[], SimulatedStep]]:
+        """Calls that simulate the row's step in each draw; none where phases are added."""
+        if self.row.shared:
+            return []
+        tasks: list[Callable[[], SimulatedStep]] = []
+        own_file = bool(self.only_own_file)
+        least = CHECKED if own_file else samples_drawn(self.row, self.job)
+        for draw in range(min(self.count, OWN_DRAWS) if own_file else self.count):
+            costs = self.costs(draw)
+            tasks.append(partial(simulated, smaller(row_job(self.row, self.job, costs), least), draw, costs.fetch_s))
+        return tasks
+
+    def checks(self, count: int) -> list[Callable[[], float]]:
+        """Calls that compare the fast model with the schedule's own file in so many draws, of a step; none where only
+        one of them runs the row."""
         if self.row.shared or self.only_own_file:
-            return None
-        cases = [(row_job(self.row, self.job, self.costs(draw)), draw) for draw in range(min(count, self.count))]
-        what = f"{count} checks of {self.row}"
-        return max(parallel_map(_checked, cases, processes=processes, timeout_s=_TIMEOUT_S, what=what))
+            return []
+        draws = range(min(count, self.count))
+        return [partial(checked, row_job(self.row, self.job, self.costs(draw)), draw) for draw in draws]
 
     def costs(self, draw: int) -> DrawnCosts:
         """The row's costs in one draw."""
@@ -355,17 +373,6 @@ class RowDraws:
             fetch_s=q["fetch_s_per_sample"] * algorithm.batch_samples if streams(self.row) else 0.0,
         )
 
-    def _simulated(self, processes: int) -> tuple[Draws, Draws, Draws]:
-        cases, own_file = [], bool(self.only_own_file)
-        least = CHECKED if own_file else samples_drawn(self.row, self.job)
-        for draw in range(min(self.count, OWN_DRAWS) if own_file else self.count):
-            costs = self.costs(draw)
-            cases.append((smaller(row_job(self.row, self.job, costs), least), draw, costs.fetch_s))
-        what = f"{len(cases)} draws of {self.row}"
-        steps = parallel_map(_step, cases, processes=processes, timeout_s=_TIMEOUT_S, what=what)
-        figures = np.array([(step.step_s, step.generation_s, step.wait_s) for step in steps])
-        return figures[:, 0], figures[:, 1], figures[:, 2]
-
     def _in_turn(self) -> tuple[Draws, Draws, Draws]:
         """Add phases: on devices that are shared phase follows phase."""
         generation, algorithm = np.empty(self.count), self.job.algorithm
@@ -385,12 +392,8 @@ class RowDraws:
         return step, generation, np.zeros(self.count)
 
 
-def _step(case: tuple[JobConfig, int, float]) -> SimulatedStep:
-    return simulated(*case)
-
-
-def _checked(case: tuple[JobConfig, int]) -> float:
-    return checked(*case)
+def _call(task: Callable[[], object]) -> Any:
+    return task()
 
 
 def _listed(workload: Workload) -> tuple[str, ...]:

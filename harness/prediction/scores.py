@@ -168,7 +168,7 @@ def _forecasts(evidence: Evidence, given: Given, rows: Collection[str]) -> list[
     priors = read_priors().without([evidence.system])
     systems = Predicted(evidence, given, posteriors(evidence, DRAWS, given=given, priors=priors), [])
     asked = [row for row in evidence.asked if row.step_s and (not rows or str(row) in rows)]
-    return [RowDraws(row, systems.system(row), evidence, given, priors, 0).forecast(1) for row in asked]
+    return [RowDraws(row, systems.system(row), evidence, given, priors, 0).forecast() for row in asked]
 
 
 def score_tables(processes: int = 1, progress: Callable[[str], None] = lambda text: None) -> list[Score]:

@@ -54,7 +54,7 @@ def made_truths(count: int, seed: int = 0, priors: Priors | None = None) -> list
 def _rows(row: StepRow, system: System, evidence: Evidence, priors: Priors, seed: int) -> list[StepRow]:
     """The row with its figures in each draw."""
     draws = RowDraws(row, system, evidence, "sync", priors, seed)
-    forecast = draws.forecast(1)
+    forecast = draws.forecast()
     made = []
     for draw, step in enumerate(forecast.step_s):
         figures = {"step_s": step, "update_s": draws.update[draw], "old_log_prob_s": draws.scoring[OLD][draw]}
