@@ -105,12 +105,15 @@ def test_ctrl_c_ends_in_seconds_and_a_rerun_finishes(results: Path, drivers: Dri
     ],
 )
 def test_signals_end_a_run_whole_however_many_there_are(
-    results: Path, name: str, signals: tuple[signal.Signals, ...], code: int, told: str
+    results: Path, drivers: Drivers, name: str, signals: tuple[signal.Signals, ...], code: int, told: str
 ) -> None:
     endless = "iterations=10000"  # so that it works while another command begins, however long that takes
     with started(results, f"signals_{name}", endless) as (process, folder):
         if name == "both":
-            check_refused_beside(process, folder, results, f"experiment=signals_{name}", *SETTINGS, endless)
+            refused, said = drivers.run_killed(results, f"signals_{name}", (*SETTINGS, endless), [])
+            assert refused == 1 and "is being run by another process" in said and "Traceback" not in said, said
+            before = len(load_metrics(folder))
+            wait_until(lambda: len(load_metrics(folder)) > before, process)
         relatives = family(process)
         for number in signals:
             os.kill(process.pid, number)
@@ -122,23 +125,6 @@ def test_signals_end_a_run_whole_however_many_there_are(
     assert not (folder / "DONE").exists() and not list(folder.glob(".*.tmp"))
 
 
-def check_refused_beside(process: subprocess.Popen[str], folder: Path, results: Path, *settings: str) -> None:
-    """The same command beside a run is a line, and the first one goes on."""
-    second = subprocess.run(
-        command(*settings),
-        cwd=ROOT,
-        env=environment(results),
-        capture_output=True,
-        text=True,
-        timeout=STARTED_WITHIN_S,
-        check=False,
-    )
-    assert second.returncode == 1 and "is being run by another process" in second.stderr, second.stderr
-    assert "Traceback" not in second.stderr and process.poll() is None
-    before = len(load_metrics(folder))
-    wait_until(lambda: len(load_metrics(folder)) > before, process)
-
-
 VICTIMS = {
     "device[0]": ["rollout[0]"],
     "device[1]": ["actor[0]", "actor_fwd[0]"],
@@ -147,26 +133,23 @@ VICTIMS = {
 }
 
 
-def test_an_engine_that_stops_without_dying_is_noticed_and_started_again(results: Path) -> None:
-    with started(results, "stopped_0", "cluster.heartbeat_timeout_s=10") as (process, folder):
-        next(one for one in family(process) if one.name() == "device[0]").suspend()
-        output, _ = process.communicate(timeout=STARTED_WITHIN_S)
-    assert process.returncode == 0, output
+def test_an_engine_that_stops_without_dying_is_noticed_and_started_again(results: Path, drivers: Drivers) -> None:
+    settings = (*SETTINGS, "iterations=10", "cluster.heartbeat_timeout_s=10")
+    code, output = drivers.run_killed(results, "stopped_0", settings, [("device[0]", 3)], signal.SIGSTOP)
+    assert code == 0, output
     assert "device[0] did not answer for 10 s (cluster.heartbeat_timeout_s)" in " ".join(output.split()), output
     assert "started again" in output and "Traceback" not in output, output
+    folder = folder_of(results, "stopped_0")
     assert (folder / "DONE").exists() and load_ledger(folder)["in_flight"] == 0
 
 
-def test_a_process_that_stops_without_dying_is_noticed_and_named(results: Path) -> None:
-    with started(results, "stopped_1", "cluster.heartbeat_timeout_s=10", "restarts.limit=0") as (process, folder):
-        relatives = family(process)
-        next(one for one in relatives if one.name() == "device[1]").suspend()
-        output, _ = process.communicate(timeout=ENDED_WITHIN_S)
-    assert process.returncode == 1, output
+def test_a_process_that_stops_without_dying_is_noticed_and_named(results: Path, drivers: Drivers) -> None:
+    settings = (*SETTINGS, "cluster.heartbeat_timeout_s=10", "restarts.limit=0")
+    code, output = drivers.run_killed(results, "stopped_1", settings, [("device[1]", 3)], signal.SIGSTOP)
+    assert code == 1, output
     assert "device[1] did not answer for 10 s (cluster.heartbeat_timeout_s)" in output, output
     assert "Traceback" not in output, output
-    assert not alive(relatives)
-    assert not (folder / "DONE").exists()
+    assert not (folder_of(results, "stopped_1") / "DONE").exists()
 
 
 @pytest.mark.parametrize("victim", VICTIMS)

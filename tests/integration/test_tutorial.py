@@ -5,18 +5,30 @@ from __future__ import annotations
 import os
 import re
 import shlex
-import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
 
 import pytest
 
+from harness.cli.forked_runs import DRIVER_PRELOAD
+from harness.cli.main import main
+from harness.driver import PRELOAD
+from harness.runtime.local_runtime import launch_server
 from tests.support.lab import make_lab
 from tests.support.project import ROOT
 
 SHORT = "--iterations 8 warmup_iterations=2"
 """In place of the page's numbers: what is tried is that its commands go through and show what it says they do."""
 COMMAND = re.compile(r"^    cadence (.*?)(?: +# refused: (.*))?$", re.MULTILINE)
+WITHIN_S = 600.0
+
+
+def typed(words: list[str], folder: Path) -> None:
+    """`python -m harness` in this folder, in a process that has imported most of it."""
+    os.chdir(folder)
+    sys.path.insert(0, str(folder))
+    sys.exit(main(words))
 
 
 @pytest.mark.slow
@@ -24,21 +36,17 @@ COMMAND = re.compile(r"^    cadence (.*?)(?: +# refused: (.*))?$", re.MULTILINE)
 def test_the_commands_of_the_tutorial_do_what_it_says(tmp_path: Path) -> None:
     page = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
     make_lab(tmp_path)
-    for words, refusal in COMMAND.findall(page):
-        if not words.startswith("report"):
-            untaught = "" if "virtual" in words else " model.warm_start=false"
-            words = re.sub(r" --iterations \d+", "", words) + f" {SHORT}{untaught}"
-        done = subprocess.run(
-            [sys.executable, "-m", "harness", *shlex.split(words)],
-            cwd=tmp_path,
-            env=os.environ | {"PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=600,
-            check=False,
-        )
-        said = done.stdout + done.stderr
-        assert (done.returncode != 0) == bool(refusal) and refusal in said, (words, said[-4000:])
+    with closing(launch_server((*PRELOAD, *DRIVER_PRELOAD))) as server:
+        for number, (words, refusal) in enumerate(COMMAND.findall(page)):
+            if not words.startswith("report"):
+                untaught = "" if "virtual" in words else " model.warm_start=false"
+                words = re.sub(r" --(iterations|seeds) \d+", "", words) + f" {SHORT}{untaught}"
+                words += " --seeds 2" * words.startswith("compare")
+            log = tmp_path / f"{number}.log"
+            process = server.start(typed, (shlex.split(words), tmp_path), log=log)
+            assert process.wait(WITHIN_S) is not None, words
+            said = log.read_text(encoding="utf-8")
+            assert (process.code != 0) == bool(refusal) and refusal in said, (words, said[-4000:])
     results = tmp_path / "results"
     for shown in ("bench/*/seed=0/gantt.png", "bench/*/seed=0/trace.json", "bench/report.html"):
         assert list(results.glob(shown)), shown

@@ -65,8 +65,17 @@ class Drivers:
             self._whole[settings] = self.bench(results, f"whole_{len(self._whole)}", *settings)
         return self._whole[settings]
 
-    def killed(self, results: Path, experiment: str, settings: Sequence[str], after: int, later_s: float = 0.0) -> None:
-        """A run whose driver is killed after so many iterations and seconds; nothing of it is left."""
+    def killed(
+        self,
+        results: Path,
+        experiment: str,
+        settings: Sequence[str],
+        after: int,
+        how: signal.Signals = signal.SIGKILL,
+        later_s: float = 0.0,
+    ) -> tuple[int, str]:
+        """A run whose driver is sent a signal after so many iterations and seconds, and nothing is left: its exit code,
+        and what it said."""
         assert not (results / experiment).exists(), f"another test of this process has made {experiment}"
         with self._run(results, experiment, settings) as run:
             _wait(run, lambda: lines(results, experiment) >= after)
@@ -75,21 +84,29 @@ class Drivers:
             if run.ended() is None and run.pid is not None:
                 os.kill(run.pid, signal.SIGSTOP)  # on a busy machine it could end while its family is looked for
                 family = _family(run)
-                os.kill(run.pid, signal.SIGKILL)
-            _end_of(run)
+                os.kill(run.pid, how)
+                with suppress(ProcessLookupError):  # it was SIGKILL
+                    os.kill(run.pid, signal.SIGCONT)
+            code = _end_of(run)
         _, left = psutil.wait_procs(family, timeout=_GONE_S)
         assert not left, "what outlived its driver"
+        return code, run.log.read_text()
 
     def run_killed(
-        self, results: Path, experiment: str, settings: Sequence[str], kills: Sequence[Kill]
+        self,
+        results: Path,
+        experiment: str,
+        settings: Sequence[str],
+        kills: Sequence[Kill],
+        how: signal.Signals = signal.SIGKILL,
     ) -> tuple[int, str]:
-        """A run of which one process or another is killed meanwhile, and nothing is left: its exit code, and what it
-        said."""
+        """A run of which one process or another is killed meanwhile, or stopped, and nothing is left: its exit code,
+        and what it said."""
         family: list[psutil.Process] = []
         with self._run(results, experiment, settings) as run:
             for name, after in kills:
                 _wait(run, lambda after=after: lines(results, experiment) >= after)  # type: ignore[misc]
-                found = _wait(run, lambda name=name: _strike(run, name))  # type: ignore[misc]
+                found = _wait(run, lambda name=name: _strike(run, name, how))  # type: ignore[misc]
                 assert found, f"it ended before {name} could be killed:\n{run.log.read_text()}"
                 family = _family(run)
             code = _end_of(run)
@@ -139,18 +156,20 @@ def _family(run: RunProcess) -> list[psutil.Process]:
     return []
 
 
-def _strike(run: RunProcess, name: str) -> bool:
+def _strike(run: RunProcess, name: str, how: signal.Signals) -> bool:
     assert run.pid is not None
-    return strike(run.pid, name, lambda: _family(run))
+    return strike(run.pid, name, lambda: _family(run), how)
 
 
-def strike(driver: int, name: str, family: Callable[[], Sequence[psutil.Process]]) -> bool:
+def strike(
+    driver: int, name: str, family: Callable[[], Sequence[psutil.Process]], how: signal.Signals = signal.SIGKILL
+) -> bool:
     """Kills the one of a driver's processes that is called so, where there is one. The driver stands still meanwhile,
     for on a busy machine they are looked for longer than an iteration lasts."""
     os.kill(driver, signal.SIGSTOP)
     found = named(family(), name)
     if found:
-        os.kill(found[0], signal.SIGKILL)
+        os.kill(found[0], how)
     os.kill(driver, signal.SIGCONT)
     return bool(found)
 
