@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 from tempfile import TemporaryDirectory
+from unittest.mock import patch
 
 import numpy as np
 import pytest
@@ -33,10 +34,12 @@ JOINS = "import ray; ray.init()"
 """Whatever session Ray finds on this machine."""
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    """Of a cluster of this machine."""
-    cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
+    """Of a cluster of this machine, on which each test leaves nothing."""
+    idle = {"RAY_prestart_worker_first_driver": "0"}  # or workers import Ray that nobody needs
+    with patch.dict(os.environ, idle):
+        cluster = Cluster(initialize_head=True, head_node_args={"num_cpus": 4, "include_dashboard": False})
     try:
         yield cluster.address
     finally:
@@ -89,13 +92,13 @@ async def test_payloads_of_a_run_travel_in_the_channel_of_its_queue(address: str
         assert isinstance(queue, RemoteQueue) and queue.endpoint.backend == InlineBackend()
 
 
-@pytest.mark.parametrize("settings", ["schedule=fully_async cluster.queue=ray", "schedule=colocate_sync"])
-def test_a_run_whose_workers_are_on_a_cluster(
-    settings: str, address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_a_run_whose_workers_and_rows_are_on_a_cluster(
+    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Of `fully_async`; others in test_hosts."""
     monkeypatch.setenv("RAY_ADDRESS", address)
 
-    folder = bench(tmp_path, "cluster", *settings.split(), *SMALL.split(), "iterations=2")
+    folder = bench(tmp_path, "cluster", "schedule=fully_async", "cluster.queue=ray", *SMALL.split(), "iterations=2")
 
     assert (folder / "DONE").is_file()
 

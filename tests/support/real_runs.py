@@ -49,21 +49,14 @@ def lines(results: Path, experiment: str) -> int:
 
 
 def killed(
-    results: Path,
-    experiment: str,
-    settings: tuple[str, ...],
-    after: int,
-    how: signal.Signals = signal.SIGKILL,
-    later_s: float = 0.0,
+    results: Path, experiment: str, settings: tuple[str, ...], after: int, how: signal.Signals
 ) -> tuple[int, str]:
-    """Begun, and sent a signal after so many iterations and seconds: SIGKILL, about which nothing can be done. Its exit
-    code, and what it said."""
+    """Begun, and sent a signal after so many iterations. Its exit code, and what it said."""
     arguments = command(f"experiment={experiment}", *settings)
     process = subprocess.Popen(
         arguments, cwd=ROOT, env=environment(results), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
     )
     wait_for_lines(results, experiment, after, process)
-    time.sleep(later_s)
     process.send_signal(how)
     said, _ = process.communicate(timeout=STARTED_WITHIN_S)
     return process.returncode, said
