@@ -41,8 +41,8 @@ _APART = {"half_step": ("cluster.devices=3", "schedule.split.rollout=2")}
 
 def run(setting: GateSetting) -> Iterator[Check]:
     """Jobs on all GPUs: qwen0.5b under every schedule; with an engine that fills the device beside its trainer; and
-    qwen7b. What is not given is chosen as `bench` chooses it. On cores tiny: on four, so that training has two ranks,
-    and with as many as a trial has."""
+    qwen7b. What is not given is chosen as `bench` chooses it. On cores tiny: `colocate_sync` on four, so that training
+    has several ranks, and trials."""
     from harness.driver import PRELOAD
     from harness.runtime.local_runtime import launch_server
 
@@ -66,7 +66,7 @@ def _jobs(setting: GateSetting) -> Iterator[tuple[str, tuple[str, ...]]]:
         for schedule in SCHEDULES:
             name = f"{schedule}, {model[0].partition('=')[2]}"
             alone = schedule == "colocate_sync"
-            if gpus != 1 or alone:
+            if gpus > 1 or alone:
                 yield name, (*model, f"schedule={schedule}", f"cluster.devices={gpus or 4}", *_SHARED * (not gpus))
             if gpus < 2 and not alone:
                 fewest = _APART.get(schedule, ("cluster.devices=2",))
