@@ -28,24 +28,25 @@ RUNS = (
 
 
 def replayed(drivers: Drivers, results: Path, folder: Path, settings: str) -> None:
-    here = drivers.bench(results, "again", *SETTINGS, *settings.split(), f"replay='{folder.parent}'")
+    again = f"again_{folder.parents[1].name}"
+    here = drivers.bench(results, again, *SETTINGS, *settings.split(), f"replay='{folder.parent}'")
     assert load_manifest(here)["replays"] == str(folder)
     assert load_ledger(here) == load_ledger(folder)
     assert differences(here, folder) == []
 
 
 @pytest.mark.parametrize("settings", RUNS)
-def test_a_replay_is_the_recorded_run_bit_for_bit(settings: str, tmp_path: Path, drivers: Drivers) -> None:
-    there = drivers.bench(tmp_path, "recorded", *SETTINGS, *settings.split())
+def test_a_replay_is_the_recorded_run_bit_for_bit(settings: str, results: Path, drivers: Drivers) -> None:
+    there = drivers.bench(results, f"recorded_{RUNS.index(settings)}", *SETTINGS, *settings.split())
     assert max(load_samples(there)["lag_worst"].to_pylist()) > 0, "under staleness"
-    replayed(drivers, tmp_path, there, settings)
+    replayed(drivers, results, there, settings)
 
 
-def test_a_run_that_was_killed_and_went_on_is_replayed_as_one(tmp_path: Path, drivers: Drivers) -> None:
+def test_a_run_that_was_killed_and_went_on_is_replayed_as_one(results: Path, drivers: Drivers) -> None:
     settings = f"{TWO_ENGINES} schedule=fully_async schedule.max_staleness=2"
     told = (*SETTINGS, *settings.split(), "checkpoint.every=2")
-    drivers.killed(tmp_path, "recorded", told, 6)
-    there = drivers.bench(tmp_path, "recorded", *told)
+    drivers.killed(results, "recorded_killed", told, 6)
+    there = drivers.bench(results, "recorded_killed", *told)
     assert load_samples(there)["row"].null_count == 0, "of what was admitted before and after"
     assert load_manifest(there)["resumed"] and (there / ARRIVALS).read_bytes().count(b"\n") == 11
-    replayed(drivers, tmp_path, there, settings)
+    replayed(drivers, results, there, settings)
