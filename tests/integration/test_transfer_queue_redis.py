@@ -15,7 +15,8 @@ from harness.transfer_queue.control.spec import QueueSpec, TaskSpec
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.rows.frames import assemble
 from harness.transfer_queue.storage.protocol import QueueSession
-from tests.support.real_runs import SMALL, bench
+from tests.support.forked_drivers import Drivers
+from tests.support.real_runs import SMALL
 from tests.support.redis_servers import Server, keys, redis_server
 from tests.support.storages import SPECS, assert_read, assignment, columns, tokens
 
@@ -62,12 +63,12 @@ def test_a_partition_spreads_over_the_servers_and_is_read_by_another(
 
 @pytest.mark.slow
 def test_a_run_keeps_its_rows_in_the_servers_and_leaves_none_there(
-    servers: tuple[Server, Server], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    servers: tuple[Server, Server], results: Path, drivers: Drivers, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(SERVERS, servers[0].url)
     with servers[0].client() as client:
         client.config_resetstat()
-        folder = bench(tmp_path, "redis", "cluster.queue=redis", *SMALL.split(), "iterations=2")
+        folder = drivers.bench(results, "redis", "cluster.queue=redis", *SMALL.split(), "iterations=2")
         assert client.info("commandstats")["cmdstat_hset"]["calls"] > 0
     assert (folder / "DONE").is_file() and keys(servers) == []
 
