@@ -3,7 +3,9 @@ and Ray, with its token, between them."""
 
 from __future__ import annotations
 
+import shlex
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -12,7 +14,7 @@ import pytest
 
 from harness.comparison.promises import read_finished
 from harness.config.registries import find
-from tests.support.hosts import RayHosts, ray_hosts, why_not
+from tests.support.hosts import Host, RayHosts, ray_hosts, why_not
 from tests.support.invariants import check_run
 from tests.support.project import ROOT
 from tests.support.real_runs import BARE, command, environment
@@ -117,6 +119,50 @@ def test_an_asynchronous_schedule_keeps_its_promises_while_the_drivers_host_is_s
         Driver(cluster, tmp_path, "schedule=fully_async", "iterations=6", *ENGINES_APART).check_finished()
 
     assert link.dropped > 0
+
+
+_LISTENING = """
+import psutil, sys
+
+for process in psutil.process_iter():
+    if process.cmdline()[:1] == ["ray::WorkerActor"]:
+        for one in process.net_connections("tcp"):
+            if one.status == psutil.CONN_LISTEN and not one.laddr.ip.startswith("127."):
+                print(f"{sys.argv[1] if one.laddr.ip == '::' else one.laddr.ip}:{one.laddr.port}")
+"""
+_TRIES = """
+import socket, ssl, sys
+
+context = ssl.SSLContext(ssl.PROTOCOL_TLS_CLIENT)
+context.check_hostname, context.verify_mode = False, ssl.CERT_NONE
+for place in sys.argv[1:]:
+    host, _, port = place.rpartition(":")
+    try:
+        stranger = socket.create_connection((host, int(port)), timeout=0.3)
+    except TimeoutError:
+        print("dropped")
+        continue
+    stranger.settimeout(5)
+    print(context.wrap_socket(stranger).version())
+"""
+
+
+def test_between_hosts_what_listens_speaks_tls_or_drops_what_comes_once_groups_have_formed(
+    cluster: RayHosts, tmp_path: Path
+) -> None:
+    """The run's own listeners and Ray's; Gloo's."""
+    driver = Driver(cluster, tmp_path, "schedule=one_step_off", "iterations=1000", *RANKS_APART)
+    driver.wait_until(lambda: driver.iterations() >= 2)
+    places = [place for host in cluster.hosts for place in _run_python(host, _LISTENING, host.address)]
+
+    heard = _run_python(cluster.hosts[2], _TRIES, *places)
+    driver.terminate()
+    assert driver.process.wait(RUN_TIMEOUT_S) == 143, driver.said[-8000:]
+    assert len(heard) == len(places) and set(heard) == {"TLSv1.3", "dropped"}, [*zip(places, heard, strict=False)]
+
+
+def _run_python(host: Host, script: str, *arguments: str) -> list[str]:
+    return host.run(shlex.join([sys.executable, "-c", script, *arguments])).split()
 
 
 def test_what_workers_print_on_hosts_that_do_not_see_the_results_is_brought_there(
