@@ -108,10 +108,10 @@ class SystemConfig:
     `buckets` it goes on beside sending; each takes `bucket_s` besides."""
     buckets: Read[Count] = 1
     bucket_s: Read[NotNegative] = 0.0
-    changed_share: WithDelta[Part] = 0.05
+    changed_share: WithDelta[Part] = 0.02
     """Share of the weights' words, of 4 bytes, that change from version to version, where only those are sent. As
     measured: docs/weight_sync.md."""
-    delta_bytes_per_s: WithDelta[Positive] = 0.5e9  # bytes of weights that are compared, and put in place, by a core
+    delta_bytes_per_s: WithDelta[Positive] = 0.3e9  # bytes of weights that a busy core compares and puts in place
     dealing: Read[Literal["balanced", "in_order"]] = "balanced"
     """Shares of ranks in a micro-batch: by tokens, as Cadence's queue deals, or as many in a row for each."""
     padding: Read[Switch] = False
