@@ -95,8 +95,9 @@ class TransferGroup:
                 work.wait(timedelta(seconds=_CHECK_S))
                 return
             except RuntimeError:
-                if work.is_completed():
-                    raise
+                if work.is_completed():  # perhaps since the look at it: then only its own error is one
+                    work.wait()
+                    return
                 self._raise_if_aborted()
 
     def _raise_if_aborted(self) -> None:

@@ -143,6 +143,7 @@ def run(model: str, dtype: str, rate: float, steps: int, layers: int, transport:
     context = multiprocessing.get_context("spawn")
     receiver = context.Process(target=receive, args=(offers, steps + 1, there), daemon=True)
     receiver.start()
+    there.close()  # so that its death is heard of
     ends = [offer.sender(store, HOST) for offer, (_, store) in zip(offers, met, strict=True)]
     sent = [counted(end._group) for end in ends]
     rows: list[tuple[float, ...]] = []

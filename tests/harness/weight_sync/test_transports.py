@@ -5,6 +5,7 @@ import gc
 import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from datetime import timedelta
 from typing import Any
 
 import pytest
@@ -189,6 +190,27 @@ async def test_the_copy_in_host_memory_is_sent_again_over_a_new_group() -> None:
     await sender.resend(2)
     await receiver.stage(2)
     assert same(kept(receiver.staged(2)), weights(2))
+
+
+class DoneMeanwhile:
+    """A broadcast that is done, well or not, just after the time for which it was waited."""
+
+    def __init__(self, failure: str = "") -> None:
+        self.failure = failure
+
+    def is_completed(self) -> bool:
+        return True
+
+    def wait(self, timeout: timedelta | None = None) -> None:
+        if timeout is not None or self.failure:
+            raise RuntimeError("Operation timed out!" if timeout is not None else self.failure)
+
+
+def test_what_is_done_just_after_a_look_at_it_is_no_failure_unless_it_failed() -> None:
+    sender, _receiver = two_ends("collective")
+    sender._group.wait(DoneMeanwhile())
+    with pytest.raises(RuntimeError, match="connection closed"):
+        sender._group.wait(DoneMeanwhile("connection closed"))
 
 
 # --- ends that are alone ---------------------------------------------------------------------------------------------
