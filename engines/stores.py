@@ -8,6 +8,7 @@ import re
 import secrets
 import socket
 import struct
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -159,6 +160,8 @@ def shut_doors() -> Iterator[None]:
 
 def _polled_listeners() -> Iterator[tuple[int, socket.socket]]:
     """TCP sockets that listen and that an epoll waits for, by inode, as Gloo's do, and none of NCCL's."""
+    if sys.platform != "linux":  # there is no such filter
+        return
     polled: set[str] = set()
     for one in Path("/proc/self/fd").iterdir():
         with suppress(OSError):  # it is closed by now
