@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import Distribution, distributions
+from pathlib import Path
 
 _SHORT = 60  # of a field that holds the licence's whole text, its first line
 
@@ -20,7 +21,7 @@ def licence_of(package: Distribution) -> str:
         return ", ".join(named)
     if words and words != "UNKNOWN":
         return words.splitlines()[0][:_SHORT]
-    files = [path for path in package.files or () if "licen" in path.name.lower()]
+    files = [path for path in package.files or () if "licen" in path.name.lower() and Path(path.locate()).is_file()]
     return files[0].read_text().strip().splitlines()[0].strip()[:_SHORT] if files else ""
 
 

@@ -243,7 +243,9 @@ class Session:
     async def _died(self, noticed: Sequence[str]) -> list[str]:
         """How roles ended that `noticed` does not name, worker by worker; but for engines without which the run went
         on."""
-        lost = [member.name for member in self.assembly.coordinator.membership.members if member.health == "lost"]
+        ends = self.run.config.cluster.on_lost_engine == "end"
+        members = self.assembly.coordinator.membership.members
+        lost = [member.name for member in members if member.health == "lost" and not ends]
         left = [role for role in self.assembly.roles if role.name not in lost]
         names = defaultdict[str, list[str]](list)
         for role, how in zip(left, await asyncio.gather(*(role.death() for role in left)), strict=True):

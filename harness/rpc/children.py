@@ -68,6 +68,13 @@ def _any_left(connections: Sequence[HasDescriptor]) -> bool:
     return bool(watch.poll(0))
 
 
+def has_come(descriptor: int, within_s: float) -> bool:
+    """Whether there is something to read, within so many seconds. `select` takes no descriptor above 1,023."""
+    poll = select.poll()
+    poll.register(descriptor, select.POLLIN)
+    return bool(poll.poll(None if within_s == float("inf") else max(0.0, 1000 * within_s)))
+
+
 def kill_group(leader: int) -> None:
     """Kill what is in the process group of this process; nothing where all of it has gone, or it never made one."""
     with suppress(ProcessLookupError):

@@ -15,7 +15,6 @@ import gc
 import importlib
 import os
 import pickle
-import select
 import selectors
 import signal
 import socket
@@ -32,7 +31,7 @@ from typing import Any, NoReturn
 
 import msgspec
 
-from harness.rpc.children import die_with_parent, kill_group
+from harness.rpc.children import die_with_parent, has_come, kill_group
 
 _END_S = 5.0
 _MESSAGE = 64 << 10  # bytes; what is longer travels in files in memory
@@ -176,10 +175,7 @@ class ForkedProcess:
         """How it ended; None if it has not within so many seconds."""
         until = time.monotonic() + timeout_s
         while self._status is None:
-            left = until - time.monotonic()
-            poll = select.poll()
-            poll.register(self._reports, select.POLLIN)
-            if not poll.poll(None if left == float("inf") else max(0.0, 1000 * left)):
+            if not has_come(self._reports, until - time.monotonic()):
                 return None
             self._read()
         return self._status
@@ -202,7 +198,7 @@ class ForkedProcess:
 
     def _read(self) -> None:
         with self._reading:
-            if self._status is not None or not select.select([self._reports], [], [], 0)[0]:
+            if self._status is not None or not has_come(self._reports, 0.0):
                 return  # another thread has read it
             more = os.read(self._reports, 4096)
             self._text += more

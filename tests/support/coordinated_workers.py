@@ -22,7 +22,7 @@ from harness.weight_sync.transports import GroupTransport
 from tests.support.proxies import Proxy
 
 PLAN = plan_transfer({"weight": torch.zeros(3)}.items(), 1 << 20)
-RENDEZVOUS = Rendezvous("127.0.0.1:1", 4, 5.0)
+RENDEZVOUS = Rendezvous(f"tcp:127.0.0.1:1#{64 * '0'} {64 * '0'}", 4, 5.0)
 OFFER = SentOffer.of("collective", CollectiveOffer(PLAN, RENDEZVOUS))
 KINDS = {"send": "publish_weights", "load": "load_weights", "stage": "stage_weights", "swap": "load_weights"}
 BROKEN, DIED, WRONG = TransferError("the link broke"), WorkerDied("it died"), ValueError("the weights do not fit")

@@ -22,6 +22,7 @@ from harness.calibration.profile.timing import wait_for
 from harness.config import ModelConfig
 from harness.config.placement import sending_ranks
 from harness.config.transports import connected_transports, transport_of
+from harness.rpc.sockets import forget, new_path
 from harness.weight_sync.endpoints import GatherOnlySender, HostReceiver, HostSender, WeightReceiver, WeightSender
 from harness.weight_sync.plan import TransferPlan, plan_transfer
 from harness.weight_sync.process_group import open_rendezvous
@@ -196,15 +197,23 @@ def _train(case: TransferCase, rank: int, device: torch.device, together: Any, p
         del whole
         weights = InDtype(shards, getattr(torch, case.dtype))
         plan = plan_transfer(weights.items(), case.bucket_bytes)
-        sender = _sender(case, transport, rank, plan, device, pipe)
+        place = new_path()
+        sender = _sender(case, transport, rank, plan, device, pipe, place)
         together.wait(_TIMEOUT_S)
         pipe.send(_moments(partial(timed_sending, sender, weights, device), device, together))
         together.wait(_TIMEOUT_S)
+        forget(place)
     destroy_process_group()
 
 
 def _sender(
-    case: TransferCase, transport: str, rank: int, plan: TransferPlan, device: torch.device, pipe: Connection
+    case: TransferCase,
+    transport: str,
+    rank: int,
+    plan: TransferPlan,
+    device: torch.device,
+    pipe: Connection,
+    place: str,
 ) -> Any:
     senders = sending_ranks(transport, case.ranks, len(plan.buckets))
     if rank > 0:
@@ -212,7 +221,7 @@ def _sender(
         if rank >= senders:
             return GatherOnlySender(plan, senders)
         return offer.sender(offer.rendezvous.connect(), device, None, rank)
-    rendezvous, store = open_rendezvous(_LOOPBACK, 1, _TIMEOUT_S, senders)
+    rendezvous, store = open_rendezvous(place, 1, _TIMEOUT_S, senders)
     source, offer = transport_of(transport).with_ends().offer(plan, rendezvous, device, within_gpu=case.one_gpu)
     pipe.send(offer)
     sender = source.sender(store, device)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import importlib
 import os
-import select
 import signal
 import subprocess
 import sys
@@ -17,6 +16,7 @@ from typing import Any, Self
 import msgspec
 
 from harness.logs import RUN, log_as_lines
+from harness.rpc.children import has_come
 from harness.rpc.handshake import new_token
 from harness.rpc.sockets import Address, forget_address, new_address
 from harness.transfer_queue.control.spec import QueueSpec
@@ -145,7 +145,7 @@ def _ready(process: subprocess.Popen[bytes], options: bytes, timeout_s: float) -
             process.stdin.close()
         said = b""
         while not said.endswith(b"\n"):
-            if not select.select([process.stdout], [], [], max(0.0, until - time.monotonic()))[0]:
+            if not has_come(process.stdout.fileno(), until - time.monotonic()):
                 raise TimeoutError(f"the process of the transfer queue was not ready in {timeout_s} s")
             more = os.read(process.stdout.fileno(), 4096)
             if not more:

@@ -15,6 +15,7 @@ from harness.calibration.profile.timing import wait_for
 from harness.calibration.profile.transfers import timed_arrival, timed_sending
 from harness.config import ModelConfig
 from harness.config.transports import connected_transports, transport_of
+from harness.rpc.sockets import forget, new_path
 from harness.weight_sync.endpoints import WeightOffer
 from harness.weight_sync.plan import plan_transfer
 from harness.weight_sync.process_group import open_rendezvous
@@ -84,7 +85,8 @@ def _travelled(
     sample = weights(model, 0, here)
     plan = plan_transfer(sample.items(), _BUCKET_BYTES)
     del sample
-    rendezvous, store = open_rendezvous("127.0.0.1", 1, _TIMEOUT_S)
+    place = new_path()
+    rendezvous, store = open_rendezvous(place, 1, _TIMEOUT_S)
     source, offer = transport_of(transport).with_ends().offer(plan, rendezvous, here, within_gpu=within_gpu)
     context = multiprocessing.get_context("spawn")
     answers, theirs = context.Pipe(duplex=False)
@@ -102,6 +104,7 @@ def _travelled(
         taken.append(seconds)
         wrong += named
     receiver.join(_TIMEOUT_S)
+    forget(place)
     size = sum(tensor.nbytes for tensor in sent.values())
     said = f"{size / 1e6:.0f} MB, {per_second(size, min(taken[1:]), 'B')} from the first byte to the last"
     figure = Figure(f"weights by {name}", size / min(taken[1:]), "B/s")
