@@ -10,7 +10,7 @@ from dataclasses import replace
 
 import pytest
 
-from harness.rpc.process_id import descendants, end_within, process_id
+from harness.rpc.process_id import descendants, end_within, left_after, process_id
 
 STUCK = """
 import socket, sys, time
@@ -48,7 +48,7 @@ def test_all_that_a_process_started_is_found_and_ended_and_no_process_that_got_i
         later.kill()
         assert not later.alive and every[0].alive
         end_within(0.01, every)
-        assert [one.alive for one in every] == 3 * [False]
+        assert not left_after(60, every)  # on a machine that does much else
         with pytest.raises(ProcessLookupError):  # nor is it left as a zombie
             process_id(parent.pid)
     assert descendants(parent.pid) == []
