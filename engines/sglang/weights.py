@@ -20,10 +20,10 @@ import torch
 import torch.distributed as dist
 
 from engines.buckets import PackedBucket, buckets
+from engines.gloo_groups import listening_store, shut_doors
 from engines.loading import ExpectedWeights, apart, next_bucket, only_partly
 from engines.sglang.client import Refused, SGLangClient, both
 from engines.sglang.receiving import UNTOUCHED, to_join, to_receive, to_take
-from engines.stores import listening_store, shut_doors
 from harness.protocols import TransferError, TransferOffer
 
 _LINK_TIMEOUT_S = 120.0  # of one broadcast

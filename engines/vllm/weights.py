@@ -15,8 +15,8 @@ import torch
 import torch.distributed as dist
 
 from engines.buckets import PackedBucket, buckets
+from engines.gloo_groups import prove, shut_doors
 from engines.loading import ExpectedWeights, apart, next_bucket, only_partly
-from engines.stores import prove, shut_doors
 from harness.protocols import TransferError, TransferOffer
 
 if TYPE_CHECKING:

@@ -19,7 +19,7 @@ from typing import Any, Protocol, cast
 import torch
 import torch.distributed as dist
 
-from engines.stores import all_connected, prove
+from engines.gloo_groups import all_connected, prove
 from harness.protocols import TransferError
 from harness.runtime.stores import join_store, open_store
 from harness.weight_sync.plan import Bucket, TransferPlan, pack, unpack, verify

@@ -11,7 +11,7 @@ from typing import Any, Protocol
 
 import torch.distributed as dist
 
-from engines.stores import all_connected, prove
+from engines.gloo_groups import all_connected, prove
 from harness.transfer_queue import Batch, Column, GetRequest, TransferQueue, with_get_options
 from harness.workers.dataflow import partition_name
 
@@ -113,7 +113,7 @@ class RankQueue:
 
 def host_groups(blocks: Sequence[Sequence[int]], timeout_s: float) -> list[dist.ProcessGroup]:
     """Groups of these ranks over host memory, which wait for rows as long as it takes. Every rank of the world calls
-    it, and waits for the others for timeout_s: raises as `engines.stores.all_connected`."""
+    it, and waits for the others for timeout_s: raises as `engines.gloo_groups.all_connected`."""
 
     def join() -> list[Any]:
         groups = [dist.new_group(block, timeout=FOR_ROWS, backend="gloo") for block in blocks]

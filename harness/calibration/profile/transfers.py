@@ -182,7 +182,7 @@ def _train(case: TransferCase, rank: int, device: torch.device, together: Any, p
     from torch.distributed import TCPStore, destroy_process_group
     from torch.distributed.tensor import Shard, distribute_tensor
 
-    from engines.stores import listening_store
+    from engines.gloo_groups import listening_store
     from engines.torch.fsdp import InDtype, init_world
 
     if rank == 0:

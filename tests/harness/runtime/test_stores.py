@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch.distributed import PrefixStore, ProcessGroupGloo
 
-from engines.stores import all_connected, prove
+from engines.gloo_groups import all_connected, prove
 from harness.runtime.stores import join_store, open_store
 
 HOST = "127.0.0.1"

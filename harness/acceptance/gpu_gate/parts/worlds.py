@@ -14,7 +14,7 @@ from typing import Any, TypeVar
 import torch
 import torch.distributed as dist
 
-from engines.stores import listening_store
+from engines.gloo_groups import listening_store
 from engines.torch.fsdp import init_world
 from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.parts.common import per_second, seconds_of

@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch.distributed import HashStore, PrefixStore, ProcessGroupGloo, TCPStore
 
-from engines.stores import all_connected, listening_store, prove
+from engines.gloo_groups import all_connected, listening_store, prove
 from engines.torch.fsdp import init_world
 from tests.support.forking import forking
 

@@ -47,6 +47,33 @@ def listening_store(host: str, size: int, timeout_s: float) -> dist.TCPStore:
         )
 
 
+_lock = threading.Lock()
+_forming = 0  # groups, in this process
+_open_before: set[int] = set()  # listeners, by inode, as the first of them began
+
+
+@contextmanager
+def shut_doors() -> Iterator[None]:
+    """Let nobody else connect to the listeners of Gloo that are opened meanwhile, once the last of the groups that form
+    in this process has formed. A connection is of no use by then, but that each costs a file, for as long as the group
+    lives: the process ends at its limit."""
+    global _forming, _open_before
+    with _lock:
+        if not _forming:
+            _open_before = {inode for inode, _ in _polled_listeners()}
+        _forming += 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _forming -= 1
+            if not _forming:
+                for inode, listener in _polled_listeners():
+                    if inode not in _open_before:
+                        _drop_all(listener)
+
+
+@shut_doors()
 def all_connected(
     build: Callable[[], Built],
     store: dist.Store,
@@ -62,19 +89,8 @@ def all_connected(
     transport/tcp/pair.cc), and cannot be stopped: so a thread builds, and this one waits for timeout_s, or until
     `aborted`. Raises TimeoutError, naming the ranks that were silent, or RuntimeError, the same with what Gloo says.
     """
-    with shut_doors():
-        return build() if len(ranks) == 1 else _all_connected(build, store, what, rank, ranks, timeout_s, aborted)
-
-
-def _all_connected(
-    build: Callable[[], Built],
-    store: dist.Store,
-    what: str,
-    rank: int,
-    ranks: Sequence[int],
-    timeout_s: float,
-    aborted: Callable[[], bool],
-) -> Built:
+    if len(ranks) == 1:
+        return build()
     beside = store.clone()  # type: ignore[attr-defined]  # the thread waits in the other connection
     beats = dist.PrefixStore(f"{what} {beside.add(f'{what} of {rank}', 1)}", beside)
     built: Future[Built] = Future()
@@ -130,32 +146,6 @@ def prove(group: Any, store: dist.Store) -> None:
 
 def _proofs(written: str) -> torch.Tensor:
     return torch.frombuffer(bytearray.fromhex(written), dtype=torch.uint8).view(-1, _PROOF)
-
-
-_lock = threading.Lock()
-_forming = 0  # groups, in this process
-_open_before: set[int] = set()  # listeners, by inode, as the first of them began
-
-
-@contextmanager
-def shut_doors() -> Iterator[None]:
-    """Let nobody else connect to the listeners of Gloo that are opened meanwhile, once the last of the groups that form
-    in this process has formed. A connection is of no use by then, but that each costs a file, for as long as the group
-    lives: the process ends at its limit."""
-    global _forming, _open_before
-    with _lock:
-        if not _forming:
-            _open_before = {inode for inode, _ in _polled_listeners()}
-        _forming += 1
-    try:
-        yield
-    finally:
-        with _lock:
-            _forming -= 1
-            if not _forming:
-                for inode, listener in _polled_listeners():
-                    if inode not in _open_before:
-                        _drop_all(listener)
 
 
 def _polled_listeners() -> Iterator[tuple[int, socket.socket]]:
