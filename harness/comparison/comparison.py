@@ -19,6 +19,7 @@ from harness.comparison.equivalence import Gate
 from harness.comparison.fairness import refuse_unfair
 from harness.comparison.measures import SPEED, Measure, measures_of, of_trained_samples, outcome_of
 from harness.comparison.runs import Cell
+from harness.comparison.selection import selection_sentence
 from harness.comparison.verdict import (
     Collapse,
     best_of,
@@ -111,6 +112,7 @@ def compare(cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline
     labels = [cell.label for cell in cells]
     collapses = () if outcome is None else collapses_of(outcome, baseline)
     told = collapse_sentence(labels, collapses, baseline) if collapses and not why else ""
+    shorter = selection_sentence(cells) if len(cells) > 1 else ""
     if why or (outcome is not None and not of_trained_samples(outcome.key)):
         measures = tuple(replace(m, better=None) if of_trained_samples(m.key) else m for m in measures)
     return Comparison(
@@ -125,7 +127,7 @@ def compare(cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline
             *warnings_of(cells, measures, baseline, axes),
             *(collapse_warnings(labels, outcome, collapses) if outcome else ()),
         ),
-        claim=f"{verdict_of(cells, measures, baseline, question, why)} {told}".rstrip(),
+        claim=" ".join(filter(None, (verdict_of(cells, measures, baseline, question, why), told, shorter))),
         question=question,
         unjudged=why,
         collapses=collapses,

@@ -10,7 +10,7 @@ from harness.comparison.measures import SPEED, CellMeasure, Measure
 from harness.comparison.statistics import Interval
 from harness.metrics.formatting import decimals, number, signed
 
-_SHARES = ("idle/", "eval/", "reward/exact_match", "ledger/", "throughput/fraction_of_bound")
+_SHARES = ("idle/", "eval/", "reward/exact_match", "ledger/", "selection/tokens", "throughput/fraction_of_bound")
 _MORE_HEADLINES = ("throughput/fraction_of_bound", "idle/rollout", "idle/actor")
 _MOST_HEADLINES = 6
 

@@ -10,6 +10,7 @@ from typing import Literal
 import numpy as np
 
 from harness.comparison.runs import Cell, Run
+from harness.comparison.selection import discarded_tokens, length_distance, length_ratio, reward_gap, selects
 from harness.comparison.statistics import (
     Difference,
     Interval,
@@ -266,6 +267,7 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
         metrics.append(replace(_declared(sync, _mean(sync)), better=definition(sync).better))
     if any(run.ledger["dropped_stale"] for run in runs):
         metrics.append(_share("ledger/dropped_stale", "dropped as stale", "lower", _dropped))
+    metrics += _of_selection(runs)
     metrics += [
         replace(_share(f"idle/{role}", f"idle, devices of {role}", "lower", _idle(role)), alike=_pool_of(role))
         for role in _device_roles(runs)
@@ -288,6 +290,21 @@ OF_TRAINING = (
     "filter/share",
 )
 """Means over all iterations."""
+
+
+def _of_selection(runs: Sequence[Run]) -> list[MetricDefinition]:
+    """Trained samples against completed ones, where some run did not train all of these."""
+    if not any(selects(run) for run in runs):
+        return []
+    metrics = [
+        _share("selection/tokens_discarded", "tokens of responses that were dropped", "lower", discarded_tokens),
+        _neutral("selection/length_ratio", "length, trained over completed", "", length_ratio),
+        _share("selection/length_distance", "KS distance of lengths, trained to completed", "lower", length_distance),
+    ]
+    if not any(math.isnan(reward_gap(run)) for run in runs):
+        title = "mean reward, trained less completed"
+        metrics.append(MetricDefinition("selection/reward_gap", title, "", None, "difference", reward_gap, _ANY))
+    return metrics
 
 
 def _in_steps(runs: Sequence[Run]) -> list[MetricDefinition]:

@@ -136,7 +136,7 @@ def assemble(run: RunSpec, backend: RunBackend, observer: Observer, recording: R
     rollout = RolloutPool(fleet, observer, already=already)
     recorder = roles[RECORD][0]
     prompts, refill = prompt_source(
-        run, backend, queue, observer, lambda task, groups: host(lambda: recorder.role.keep(task, groups))
+        run, backend, queue, observer, lambda groups: host(lambda: recorder.role.keep(groups))
     )
     job = RunningJob(
         iterations=config.iterations,
@@ -264,7 +264,7 @@ def prompt_source(
     backend: RunBackend,
     queue: TransferQueue,
     observer: Observer,
-    keep: Callable[[str, list[int]], Awaitable[None]],
+    keep: Callable[[list[int]], Awaitable[None]],
 ) -> tuple[PromptSource, Refill | None]:
     """The source of prompts, and the one that deals again where groups may be refused. keep: reads groups that are not
     trained, of which engines that are simulated said nothing."""

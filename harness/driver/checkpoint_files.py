@@ -29,6 +29,7 @@ import msgspec
 from harness.config.files import sha256_of
 from harness.metrics.ledger import DropReason, LedgerState
 from harness.metrics.run_files import GROWING
+from harness.metrics.samples import Fate
 from harness.tasks.buffer import DealerState
 
 CHECKPOINTS = "checkpoints"
@@ -112,12 +113,14 @@ class PromptState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
 
 
 class RecorderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
-    """skipped_steps: by whose they are, the actor's or the critic's."""
+    """skipped_steps: by whose they are, the actor's or the critic's; unread: samples that were dropped and are not
+    recorded, by the fields of `Untrained`."""
 
     trained_samples: int
     skipped_steps: dict[str, float]
     last_end: float
     engines: list[dict[str, Any]]
+    unread: list[tuple[int, Fate, int, float, int, float | None]] = []
 
 
 class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -28,7 +28,7 @@ from harness.driver.prompts import PromptSource
 from harness.metrics.ledger import DropReason
 from harness.protocols import FINISH_REASONS
 from harness.transfer_queue import Batch, TransferQueue
-from harness.workers.dataflow import REFUSED, VERDICTS, iteration_of, texts_of
+from harness.workers.dataflow import VERDICTS, iteration_of, texts_of
 
 
 @dataclass(frozen=True)
@@ -95,7 +95,8 @@ class Refill:
         for group in found.refused:
             prompts.refuse(_refusal(name, group, now, found, replaced=True))
         prompts.leave(found.spare)
-        await prompts.keep(REFUSED, [*found.verdicts])  # first, so that it is there when the iteration is recorded
+        # First, so that it is there when the iteration is recorded.
+        await prompts.keep([*found.again, *found.given_up])
         await self._settle(name, found.kept, True)
         if found.refused or found.spare:
             await self._queue.give_up(name, prompts.rows([*found.refused, *found.spare]))

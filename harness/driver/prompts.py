@@ -21,7 +21,7 @@ from harness.tasks import Dealer, Problem
 from harness.transfer_queue import Column, Ragged, TransferQueue
 from harness.transfer_queue.rows.columns import taken
 from harness.transfer_queue.snapshots.snapshot import SavedRows, saved_rows
-from harness.workers.dataflow import RECORD, ROLLOUT_COLUMNS, Numbering, partition_name, text_column
+from harness.workers.dataflow import ROLLOUT_COLUMNS, Numbering, partition_name, text_column
 from harness.workers.training import TrainReport
 from harness.workers.turns import abandon
 
@@ -125,8 +125,7 @@ class RecordedDrops:
     async def _take(self, group: int) -> None:
         """Take a group in place of the actor: as it was recorded, it need not have been started yet."""
         rows = tuple(range(group * self._group_size, (group + 1) * self._group_size))
-        if await self._queue.get("actor", self._group_size, only=rows, consumer="dropped") is not None:
-            await self._queue.finish(RECORD, rows)
+        await self._queue.get("actor", self._group_size, only=rows, consumer="dropped")
 
     async def ended(self) -> None:
         """Wait until all of them are out."""
@@ -153,7 +152,7 @@ class PromptSource:
         iterations: int,
         places: Places | None = None,
         drops: RecordedDrops | None = None,
-        keep: Callable[[str, list[int]], Awaitable[None]] | None = None,
+        keep: Callable[[list[int]], Awaitable[None]] | None = None,
     ) -> None:
         """drops: of a recorded run; here they are dropped as well. keep: as `RecordRole.keep`, of real runs."""
         self.dealer, self.queue, self.clock, self.observer = dealer, queue, clock, observer
@@ -207,16 +206,12 @@ class PromptSource:
             return self._recorded.take_out()
         n = self.group_size
         rows = await self.queue.drop("actor", started="rollout", below=started_below * n)
-        groups = sorted({row // n for row in rows})
-        if rows:
-            await self.keep(RECORD, groups)
-            await self.queue.finish(RECORD, rows)
-        return groups
+        return sorted({row // n for row in rows})
 
-    async def keep(self, task: str, groups: Sequence[int]) -> None:
-        """Keep what was said in groups that are not trained, as far as it is scored, while this task can read it."""
+    async def keep(self, groups: Sequence[int]) -> None:
+        """Keep what was said in groups that are refused, while it can be read."""
         if self._keep is not None and groups:
-            await self._keep(task, list(groups))
+            await self._keep(list(groups))
 
     async def close(self) -> None:
         if self._recorded is not None:

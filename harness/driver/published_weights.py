@@ -187,11 +187,13 @@ class PublishedWeights:
         if cut is None and self.checkpoints is not None:
             self.checkpoints.complete()
         await asyncio.sleep(_RECORD_AFTER_S)
-        ended.close(await self.record(ended.trained), queue_metrics(described))
+        recorded = await self.record(ended.trained)
+        ended.close(recorded, queue_metrics(described))
         if cut is not None:
             assert self.checkpoints is not None
             self.checkpoints.cut(cut())
-        await self.queue.finish(RECORD, ended.trained.rows(self.observer.group_size))
+        rows = ended.trained.rows(self.observer.group_size)
+        await self.queue.finish(RECORD, [*rows.tolist(), *recorded.stale])
         if self.checkpoints is None or not self.checkpoints.waits_for_queue:
             await self.queue.clear_finished()
 

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 import time
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, cast
 
 import msgspec
@@ -84,6 +85,7 @@ class Recorder:
         self._digests: dict[str, str] = {}
         self._ledger_due = 0.0
         self._skipped_steps = {"train": 0.0, "critic": 0.0}
+        self._unread: list[Untrained] = []  # dropped, and nobody has read what they say
 
     def write_into(self, run: RunDirectory) -> None:
         """Write what is known into the run's files as it happens from now on, and do not remember it here."""
@@ -183,11 +185,11 @@ class Recorder:
             iteration,
             [report.trained for report in reports],
             _added_up(reports),
-            since.untrained,
+            [*self._unread, *since.untrained],
             since.drops,
             refused=since.given_up["filtered"] // self.group_size,
             late=since.given_up["straggler"] // self.group_size,
-            into=None if self._parts is None else WrittenSoFar(str(self._run.path.absolute()), self._files),
+            into=self._into(),
         )
         return EndedIteration(
             trained, lambda recorded, queue: self._close(trained, reports, of_values, at, recorded, {**ledger, **queue})
@@ -223,17 +225,36 @@ class Recorder:
         )
         for listener in self.listeners:
             listener.iteration(metrics)
+        self._note(trained, recorded)
+        if self._parts is not None:
+            self._write_parts(self._parts, {iteration: at})
+            self.timeline.forget(iteration)
+
+    def _note(self, trained: TrainedIteration, recorded: Recorded) -> None:
+        """Note what was recorded of samples."""
+        unread = set(recorded.unread)
+        self._unread = [one for one in trained.untrained if one.sample in unread]
         if self._parts is None:
             self._records += recorded.records
         else:
             self._files, self._digests = recorded.files, recorded.digests
-            self._write_parts(self._parts, {iteration: at})
-            self.timeline.forget(iteration)
+
+    def after_the_last(self) -> tuple[TrainedIteration, Callable[[Recorded], None]]:
+        """Samples that were dropped and are not recorded as the schedule ends, and who is told what was recorded of
+        them."""
+        since, self._since = self._since, _SinceVersion()
+        untrained = [*self._unread, *since.untrained]
+        rest = TrainedIteration(self.version, [], {}, untrained, [], refused=0, late=0, into=self._into())
+        return rest, partial(self._note, rest)
+
+    def _into(self) -> WrittenSoFar | None:
+        return None if self._parts is None else WrittenSoFar(str(self._run.path.absolute()), self._files)
 
     def state(self) -> RecorderState:
         """The state as the last iteration that ended is written down."""
         last_end = self.timeline.elapsed_window()[1]
-        return RecorderState(self._trained_samples, dict(self._skipped_steps), last_end, list(self.engines))
+        skipped = dict(self._skipped_steps)
+        return RecorderState(self._trained_samples, skipped, last_end, list(self.engines), list(self._unread))
 
     def admitted_groups(self) -> list[AdmittedGroup]:
         """Groups in flight, as of now."""
@@ -253,6 +274,7 @@ class Recorder:
             self._admitted |= dict.fromkeys(range(one.group * n, (one.group + 1) * n), told)
         self._trained_samples, self._skipped_steps = state.trained_samples, dict(state.skipped_steps)
         self.engines += state.engines
+        self._unread = [Untrained(*one) for one in state.unread]
         self.timeline.end_iteration(cut.version - 1, state.last_end)
 
     def _write_parts(self, parts: DriverParts, ended: Mapping[int, float]) -> None:
@@ -304,9 +326,9 @@ class Recorder:
         run.merge_parts(texts)
 
     def _left(self) -> list[SampleRecord]:
-        """Records of samples that were dropped since the last iteration, or are in flight."""
+        """Records of samples that were dropped, and nobody has read, or that are in flight."""
         in_flight = [self._without_training(row, "in_flight") for row in self.ledger.in_flight]
-        return [one.record for one in (*self._since.untrained, *in_flight)]
+        return [one.record for one in (*self._unread, *self._since.untrained, *in_flight)]
 
     def _without_training(self, row: int, fate: Fate, reward: float | None = None) -> Untrained:
         admitted = self._admitted[row]

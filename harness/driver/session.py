@@ -198,6 +198,9 @@ class Session:
         """Do what the last version leaves to be done."""
         weights = self.assembly.job.weights
         await weights.recorded()
+        rest, note = self.recorder.after_the_last()
+        if rest.untrained:
+            note(await weights.record(rest))
         if weights.checkpoints is not None:
             await weights.checkpoints.finish()
         await weights.evaluate_last(self.run.config.iterations)

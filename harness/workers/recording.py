@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-import math
 import weakref
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,6 +19,7 @@ from typing import Any, NamedTuple, Protocol
 import numpy as np
 
 from harness.config import ModelConfig
+from harness.config.job import DEALT_AGAIN
 from harness.cost_model.shape import sample_flops
 from harness.metrics.arrivals import Arrivals, RunOf, Sampled, runs_of
 from harness.metrics.parts import SampleParts
@@ -39,11 +39,11 @@ from harness.metrics.samples import (
     turn_metrics,
     untrained_record,
 )
-from harness.protocols import FINISH_REASONS, Clock
+from harness.protocols import Clock
 from harness.rl.diagnostics import policy_metrics
 from harness.runtime.runtime import RealClock, open_ended
 from harness.transfer_queue import Batch, Ragged, TransferQueue
-from harness.workers.dataflow import RECORD, samples_in, texts_of
+from harness.workers.dataflow import RECORD, REFUSED, samples_in, texts_of
 from harness.workers.dealing import joined, some_rows
 from harness.workers.training import TrainedRows
 from harness.workers.turns import NO_TURNS, ComputingRole
@@ -181,10 +181,19 @@ class Untrained(NamedTuple):
 
 
 class _KeptSample(NamedTuple):
-    """A sample that was not trained. response: its RESPONSE_COLUMNS; scored: columns of its row of samples.parquet."""
+    """A sample that was read and not trained. response: its RESPONSE_COLUMNS, where these are tokens; record: as if it
+    had been trained."""
 
     response: tuple[np.ndarray, ...]
-    scored: dict[str, Any]
+    record: SampleRecord
+
+    def as_told(self, one: Untrained) -> SampleRecord:
+        """The row of samples.parquet."""
+        of_training: dict[str, Any] = dict.fromkeys(_OF_TRAINING)
+        return replace(self.record, fate=one.fate, admitted_at=one.admitted_at, **of_training)
+
+
+_OF_TRAINING = ("trained_iteration", "trained_at", "lag_worst", "lag_mean", "lag_in_flight", "lag_in_queue")
 
 
 @dataclass(frozen=True)
@@ -231,9 +240,10 @@ class WrittenSoFar:
 
 @dataclass(frozen=True)
 class TrainedIteration:
-    """The driver's knowledge of an iteration. ranks: micro-batches of each rank that trained its own; sums: of all
-    ranks; untrained: samples dropped since the last one; drops: stale groups, by call; refused, late: groups that a
-    filter refused, and that took too long; into: None where nothing is written, and records are answered."""
+    """The driver's knowledge of an iteration, or, without ranks, of what was dropped after the last one. ranks:
+    micro-batches of each rank that trained its own; sums: of all ranks; untrained: samples dropped since the last one,
+    and those dropped before of which nobody knew what they said; drops: stale groups, by call; refused, late: groups
+    that a filter refused, and that took too long; into: None where nothing is written, and records are answered."""
 
     iteration: int
     ranks: list[list[TrainedRows]]
@@ -254,7 +264,8 @@ class TrainedIteration:
 @dataclass
 class Recorded:
     """tokens: of prompts and responses; flops: where `RecordingSettings.work` is known; metrics: of the samples; files,
-    digests: bytes and SHA-256 of what is written; records: where nothing is."""
+    digests: bytes and SHA-256 of what is written; records: where nothing is; unread: samples that were dropped and are
+    not recorded, as nobody has read yet what they say; stale: rows of those that are, which are done with."""
 
     samples: int
     tokens: int
@@ -263,6 +274,8 @@ class Recorded:
     files: dict[str, int] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     records: list[SampleRecord] = field(default_factory=list)
+    unread: list[int] = field(default_factory=list)
+    stale: list[int] = field(default_factory=list)
 
 
 class RecordRole(ComputingRole):
@@ -277,43 +290,31 @@ class RecordRole(ComputingRole):
         self._kept: dict[int, _KeptSample] = {}  # of those that were not trained
 
     @open_ended
-    async def keep(self, task: str, groups: list[int]) -> None:
-        """Reads groups that are not trained, RECORD's or REFUSED's, before their rows are finished or others take their
-        places: those of which all samples are scored. What was said there is written with the iteration of which the
-        driver tells next, unless this process dies before that."""
-        await asyncio.gather(*(self._keep_group(task, group) for group in groups))  # asked before that one's rows are
+    async def keep(self, groups: list[int]) -> None:
+        """Reads groups that are refused, before others take their places. What was said there is written with the
+        iteration of which the driver tells next, unless this process dies before that."""
+        await asyncio.gather(*(self._keep_group(REFUSED, group) for group in groups))
 
-    async def _keep_group(self, task: str, group: int) -> None:
+    async def _keep_group(self, task: str, group: int) -> list[int]:
+        """Reads a group that is not trained, if all of it is scored; its rows, or none."""
         n = self.recording.group_size
         rows = tuple(range(group * n, (group + 1) * n))
         try:
             batch = await self.queue.get(task, n, only=rows, consumer=self.waits.owner, timeout_s=0)
         except TimeoutError:  # nobody waits for what is not scored yet
-            return
-        assert batch is not None, "its rows leave the queue when this has returned"
+            return []
+        if batch is None:
+            return []
         self._keep(batch, samples_in(batch))
         await self.queue.give_back(batch.lease)
+        return list(rows)
 
     def _keep(self, batch: Batch, samples: np.ndarray) -> None:
-        names = self.recording.decoder.extra_names
-        extras = batch.ragged("score_extras").rows() if names else [()] * samples.size
-        said = [batch.ragged(name).rows() for name in RESPONSE_COLUMNS]
-        scores = (batch.dense(name).tolist() for name in ("finish_reason", "reward", "exact_match"))
-        failures = texts_of(batch.ragged("reward_failure"))
-        for row, (sample, reason, reward, right) in enumerate(zip(samples.tolist(), *scores, strict=True)):
-            scored = not math.isnan(reward)
-            values = zip(names, map(float, extras[row]), strict=True)
-            self._kept[sample] = _KeptSample(
-                tuple(column[row].copy() for column in said),
-                {
-                    "reward": reward if scored else None,
-                    "exact_match": right if scored else None,
-                    "finish_reason": FINISH_REASONS[reason],
-                    "reward_failed": bool(failures[row]),
-                    "failure": failures[row] or None,
-                    "custom": {name: value for name, value in values if not math.isnan(value)},
-                },
-            )
+        decoder, newest = self.recording.decoder, int(batch.ragged("versions").values.max())
+        records = decoder.records(batch, samples, np.zeros(samples.size), newest, self.recording.group_size)
+        said = [batch.ragged(name).rows() for name in RESPONSE_COLUMNS] if decoder.has_tokens else []
+        for row, record in enumerate(records):
+            self._kept[record.sample_id] = _KeptSample(tuple(column[row].copy() for column in said), record)
 
     @open_ended
     async def record(self, trained: TrainedIteration) -> Recorded:
@@ -323,6 +324,7 @@ class RecordRole(ComputingRole):
             parts = None if trained.into is None else await self._work(self._opened, trained.into)
             samples = _IterationSamples(self.recording, trained, parts)
             await self._keep_compared(trained)
+            stale = await self._keep_stale(trained.untrained)
             for parts_read in _together([part for rank in trained.ranks for part in rank]):
                 batch, leases = await self._read(np.concatenate([part.rows for part in parts_read]))
                 await self._work(samples.add, parts_read, batch)
@@ -331,11 +333,11 @@ class RecordRole(ComputingRole):
             recorded: Recorded = await self._work(samples.recorded, self._kept)
             for one in trained.untrained:
                 self._kept.pop(one.sample, None)
-            return recorded
+            return replace(recorded, stale=stale)
 
     async def _keep_compared(self, trained: TrainedIteration) -> None:
         """Keeps what others were compared with, which is in the queue as what was trained is."""
-        if trained.into is None or not any(one.fate == "dropped_baseline" for one in trained.untrained):
+        if not any(one.fate == "dropped_baseline" for one in trained.untrained):
             return
         parts = [part.rows for rank in trained.ranks for part in rank]
         rows = np.setdiff1d(trained.rows(self.recording.group_size), np.concatenate(parts))
@@ -343,6 +345,13 @@ class RecordRole(ComputingRole):
         self._keep(batch, samples_in(batch))
         for lease in leases:
             await self.queue.give_back(lease)
+
+    async def _keep_stale(self, untrained: Sequence[Untrained]) -> list[int]:
+        """Keeps stale groups that are scored by now: engines end what they had begun of one that is dropped. Their
+        rows."""
+        groups = {one.group % DEALT_AGAIN for one in untrained if one.fate == "dropped_stale"}
+        read = await asyncio.gather(*(self._keep_group(RECORD, group) for group in sorted(groups)))
+        return [row for rows in read for row in rows]
 
     async def _read(self, rows: np.ndarray) -> tuple[Batch, list[int]]:
         """The rows in this order, whatever partitions they are of, and the leases under which they were read."""
@@ -420,25 +429,23 @@ class _IterationSamples:
             len(records),
             sum(record.prompt_tokens + record.response_tokens for record in records),
             self._flops(),
-            self._metrics(),
+            self._metrics() if records else {},
+            unread=[one.sample for one in told.untrained if one.sample not in kept],
         )
+        known = {one.sample: kept[one.sample] for one in told.untrained if one.sample in kept}
+        records = [*(known[one.sample].as_told(one) for one in told.untrained if one.sample in known), *records]
         if self._parts is None:
-            return replace(answer, records=[*(one.record for one in told.untrained), *records])
-        if self._recording.run_of is not None:
+            return replace(answer, records=records)
+        if self._recording.run_of is not None and told.ranks:
             ranks = [[part.samples.tolist() for part in rank] for rank in told.ranks if rank]
             arrivals = Arrivals(told.iteration, ranks, told.drops, self._sampled, self._digest.hexdigest())
             self._parts.arrivals(arrivals)
             if self._recording.check is not None:
                 self._recording.check(arrivals)
-        known = {one.sample: kept[one.sample] for one in told.untrained if one.sample in kept}
-        if known:
+        if known and self._recording.decoder.has_tokens:
             columns = map(Ragged.from_rows, zip(*(one.response for one in known.values()), strict=True))
             self._parts.dropped(np.array(list(known)), *columns)
-        untrained = [
-            replace(one.record, **known[one.sample].scored) if one.sample in known else one.record
-            for one in told.untrained
-        ]
-        self._parts.samples([*untrained, *records])
+        self._parts.samples(records)
         return replace(answer, files=self._parts.sizes, digests=self._parts.digests)
 
     def _metrics(self) -> dict[str, float]:

@@ -13,8 +13,8 @@ from harness.protocols import Completion
 from harness.tasks import Dealer, Problem
 from harness.transfer_queue import Ragged
 from harness.transfer_queue.local import LocalQueue
-from harness.workers.dataflow import JobShape, Numbering, queue_spec, rollout_columns, text_column
-from harness.workers.recording import RecordingSettings, RecordRole, TokenDecoder
+from harness.workers.dataflow import RECORD, JobShape, Numbering, queue_spec, rollout_columns, text_column
+from harness.workers.recording import RecordingSettings, RecordRole, TokenDecoder, TrainedIteration, Untrained
 from tests.support.unnoticed import none_unnoticed
 
 SEED, BATCH, N = 5, 4, 2
@@ -136,19 +136,31 @@ async def test_dropped_groups_are_heard_and_as_many_more_are_admitted() -> None:
     assert heard.rows == list(range((2 * BATCH + 3) * N))
 
 
-async def test_what_was_scored_of_dropped_groups_is_kept_and_nobody_waits_for_the_rest() -> None:
-    prompts, queue, heard = source(batches_in_queue=4, keep=lambda task, groups: recorder.keep(task, groups))
+async def test_what_a_dropped_group_says_is_recorded_once_all_of_it_is_scored_and_nobody_waits_for_it() -> None:
+    prompts, queue, heard = source(batches_in_queue=4)
     recorder = RecordRole(queue, StandingClock(), RecordingSettings(TokenDecoder(), N))
     await prompts.admit(below=2 * BATCH)
-    await start(queue, groups=3, below=BATCH)
-    of_each, rows = np.zeros(2, np.float32), list(range(2 * N - 1))  # the first group, and half of the second
-    said = [Completion(row, np.array([7, 8]), of_each, of_each.astype(np.int32), "stop", 0.0, 1.0) for row in rows]
-    scores = {"reward": np.full(len(rows), 0.5), "exact_match": np.ones(len(rows), np.bool_)}
-    judged = scores | {"reward_failure": text_column([""] * len(rows))}
-    await queue.put("train_0", rows, rollout_columns(said, engine=0) | judged)
-    assert await prompts.drop(started_below=BATCH) == 3
-    assert sorted(recorder._kept) == list(range(N)) and len(heard.dropped_rows) == 3 * N
-    assert all(kept.scored["reward"] == 0.5 and kept.response[0].tolist() == [7, 8] for kept in recorder._kept.values())
+    await start(queue, groups=2, below=BATCH)
+
+    async def say(rows: list[int]) -> None:
+        of_each = np.zeros(2, np.float32)
+        said = [Completion(row, np.array([7, 8]), of_each, of_each.astype(np.int32), "stop", 0.0, 1.0) for row in rows]
+        scores = {"reward": np.full(len(rows), 0.5), "exact_match": np.ones(len(rows), np.bool_)}
+        judged = scores | {"reward_failure": text_column([""] * len(rows))}
+        await queue.put("train_0", rows, rollout_columns(said, engine=0) | judged)
+
+    await say(list(range(2 * N - 1)))  # the first group, and half of the second
+    assert await prompts.drop(started_below=BATCH) == 2
+    told = [Untrained(row, "dropped_stale", row // N, 0.5, 4) for row in heard.dropped_rows]
+    for first, unread in ((0, list(range(N, 2 * N))), (N, [])):
+        recorded = await recorder.record(TrainedIteration(0, [], {}, told[first:], [], 0, 0, None))
+        assert recorded.unread == unread and recorded.stale == list(range(first, first + N))
+        assert [(one.fate, one.response_tokens, one.reward, one.lag_worst) for one in recorded.records] == [
+            ("dropped_stale", 2, 0.5, None)
+        ] * N
+        await queue.finish(RECORD, recorded.stale)
+        if unread:
+            await say([2 * N - 1])
 
 
 async def test_what_replaces_dropped_groups_comes_to_an_end_however_few_they_are() -> None:

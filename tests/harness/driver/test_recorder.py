@@ -310,7 +310,8 @@ def test_what_others_were_compared_with_has_a_fate_of_its_own(recorder: Recorder
     steps = [{"grad_norm": 1.0, "learning_rate": 1e-3, "skipped": 0.0}]
     spans = [Span("actor", "0", "update_actor", 0.5, 0.9, 0, 0)]
     baselines = {row: 0.5 for row in rows if row % N == 0}
-    learnt, batch = trained([row for row in rows if row % N], 0)
+    learnt, _ = trained([row for row in rows if row % N], 0)
+    _, batch = trained(list(rows), 0)
     recorder.trained(0, [TrainReport([learnt], sums, steps, spans, baselines)])
     recorder.clock.time = 1.0  # type: ignore[attr-defined]
     end(recorder, 1, [batch], {"queue/depth_samples": 0.0})

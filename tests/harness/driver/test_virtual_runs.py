@@ -84,6 +84,7 @@ def test_what_would_lag_too_much_is_dropped_and_others_trained_instead() -> None
     dropped = [sample for sample in run.samples if sample.fate == "dropped_stale"]
     assert len(dropped) == run.counts["dropped_stale"]
     assert {(sample.trained_iteration, sample.lag_worst) for sample in dropped} == {(None, None)}
+    assert all(sample.finished_at is not None for sample in dropped), "engines end what they had begun, and that counts"
 
 
 def test_what_would_lag_too_much_can_be_waited_for_instead() -> None:
