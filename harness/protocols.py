@@ -76,6 +76,11 @@ class Completion:
     environment_reward: float = math.nan
     failure: str = ""
 
+    @property
+    def length(self) -> int:
+        """Tokens that it has."""
+        return len(self.tokens)
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

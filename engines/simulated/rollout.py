@@ -313,8 +313,18 @@ def sample_of(request: Request, length: int) -> SimulatedSample:
     )
 
 
+class RunLengthCoded(Completion):
+    """A completion whose tokens are the lengths of its runs."""
+
+    __slots__ = ()
+
+    @property
+    def length(self) -> int:
+        return int(self.tokens.sum())
+
+
 def _completion(sample: SimulatedSample, reason: FinishReason, at: float) -> Completion:
-    return Completion(
+    return RunLengthCoded(
         sample_id=sample.sample_id,
         tokens=np.array([tokens for _, tokens in sample.runs], np.int64),
         log_probs=np.zeros(len(sample.runs), np.float32),

@@ -5,7 +5,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from harness.config import JobConfig, job_config
@@ -21,13 +21,14 @@ from schedules.capacity import Capacity
 @dataclass(frozen=True)
 class FinishedRun:
     """A run that came to its end: what was asked, and what was recorded. counts: samples by fate; restarted: roles that
-    were started again."""
+    were started again; tokens: generated and thrown away, as ledger.json has them."""
 
     config: JobConfig
     samples: list[SampleRecord]
     counts: Mapping[str, int]
     timeline: Timeline
     restarted: frozenset[str] = frozenset()
+    tokens: Mapping[str, int] = field(default_factory=dict)
 
     @property
     def batch(self) -> int:
@@ -54,13 +55,14 @@ def read_finished(folder: Path) -> FinishedRun:
         {fate: ledger[fate] for fate in ("admitted", *FATES)},
         load_timeline(folder),
         frozenset(role for restart in load_restarts(folder) for role in restart["roles"]),
+        ledger.get("tokens", {}),
     )
 
 
 def broken_promises(run: FinishedRun, *, newer: bool = False) -> list[str]:
     """Promises of all schedules, and of this one, that the run broke. newer: as in `lag_problems`."""
     parts = (sample_problems(run), dispatch_problems(run), time_problems(run), lag_problems(run, newer=newer))
-    return [problem for part in (*parts, drop_problems(run)) for problem in part]
+    return [problem for part in (*parts, drop_problems(run), token_problems(run)) for problem in part]
 
 
 def sample_problems(run: FinishedRun) -> Iterator[str]:
@@ -202,6 +204,18 @@ def lag_problems(run: FinishedRun, *, newer: bool = False) -> Iterator[str]:
             )
         if schedule.order == "fifo" and iteration != place_of(sample) // run.config.algorithm.admitted_groups:
             yield f"group {place_of(sample)} was trained in iteration {iteration}, out of order"
+
+
+def token_problems(run: FinishedRun) -> Iterator[str]:
+    """Tokens that engines generated are those of responses, each once, and what was thrown away as samples began
+    again; of a run whose engines are known to the end."""
+    if run.tokens:
+        generated, again = run.tokens["generated"], run.tokens["begun_again"]
+        of_responses = sum(sample.response_tokens for sample in run.samples)
+        yield from _unless(
+            generated == of_responses + again,
+            f"{generated} tokens were generated, {again} thrown away, and {of_responses} are in responses",
+        )
 
 
 def drop_problems(run: FinishedRun) -> Iterator[str]:

@@ -266,8 +266,8 @@ def prompt_source(
     observer: Observer,
     keep: Callable[[list[int]], Awaitable[None]],
 ) -> tuple[PromptSource, Refill | None]:
-    """The source of prompts, and the one that deals again where groups may be refused. keep: reads groups that are not
-    trained, of which engines that are simulated said nothing."""
+    """The source of prompts, and the one that deals again where groups may be refused. keep: reads groups that are
+    refused."""
     config, n = run.config, run.config.algorithm.group_size
     places = places_of(config) if config.refills else None
     prompts = PromptSource(
@@ -280,7 +280,7 @@ def prompt_source(
         iterations=config.iterations,
         places=places,
         drops=None if run.replay is None else RecordedDrops(queue, run.replay.drops, n),
-        keep=keep if run.plan.backend == "real" else None,
+        keep=keep,
     )
     return prompts, None if places is None else Refill(prompts, queue, places, refusals_of(config))
 

@@ -154,7 +154,7 @@ class PromptSource:
         drops: RecordedDrops | None = None,
         keep: Callable[[list[int]], Awaitable[None]] | None = None,
     ) -> None:
-        """drops: of a recorded run; here they are dropped as well. keep: as `RecordRole.keep`, of real runs."""
+        """drops: of a recorded run; here they are dropped as well. keep: as `RecordRole.keep`."""
         self.dealer, self.queue, self.clock, self.observer = dealer, queue, clock, observer
         self.numbering, self.group_size = numbering, group_size
         self.planned = self.groups = iterations * self.batch

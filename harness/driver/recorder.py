@@ -55,7 +55,7 @@ class _SinceVersion:
 class Recorder:
     """`harness.driver.observer.Observer`. One iteration is closed when the version it made has been published.
 
-    Twenty-four attributes: five are for others to look at while a run goes on, and six are its files.
+    Twenty-six attributes: six are for others to look at while a run goes on, and six are its files.
     """
 
     def __init__(self, timeline: Timeline, clock: Clock, recording: RecordingSettings, *, devices: int) -> None:
@@ -74,6 +74,8 @@ class Recorder:
         """Events of rollout engines: which, what, when (seconds), why."""
         self.restarts: list[Restart] = []
         """Restarts of roles that died."""
+        self.tokens: dict[str, int] = {}
+        """Tokens that engines generated, and those thrown away as samples began again; of a run that lost no role."""
         self._admitted: dict[int, _Admitted] = {}  # in flight
         self._trained_samples = 0
         self._records: list[SampleRecord] = []  # of a run without parts
@@ -321,7 +323,7 @@ class Recorder:
         with closing(self._sample_parts(run)) as parts:
             parts.samples([*self._records, *self._left()])
         self._write_parts(self._parts, ended)
-        run.write_ledger(self.ledger, self.engines)
+        run.write_ledger(self.ledger, self.engines, self.tokens)
         run.note_trained()
         run.merge_parts(texts)
 

@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import replace
-from typing import Any
+from typing import Any, cast
 
 from harness.checks.job import plan_job
 from harness.config import JobConfig, RooflineConfig
@@ -43,6 +43,7 @@ from harness.tasks import environment_of, extra_metrics, make_task
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.membership import LostEngine
 from harness.workers.recording import RecordingSettings, RunLengthDecoder, SampleDecoder, TokenDecoder, Work
+from harness.workers.rollout import RolloutRole
 
 
 def _of_samples(config: JobConfig, real: bool) -> tuple[SampleDecoder, bool]:
@@ -201,6 +202,11 @@ class Session:
         rest, note = self.recorder.after_the_last()
         if rest.untrained:
             note(await weights.record(rest))
+        if not (self.run.resumed or self.recorder.engines or self.recorder.restarts):  # all there were are still there
+            engines = [handle for handle in self.assembly.roles if kind_of(handle.name) == "rollout"]
+            told = await asyncio.gather(*(cast("RolloutRole", engine.role).tokens() for engine in engines))
+            generated, begun_again = map(sum, zip(*told, strict=True))
+            self.recorder.tokens = {"generated": generated, "begun_again": begun_again}
         if weights.checkpoints is not None:
             await weights.checkpoints.finish()
         await weights.evaluate_last(self.run.config.iterations)

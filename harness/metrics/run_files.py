@@ -244,11 +244,15 @@ class RunDirectory:
         with (self.path / RESTARTS).open("a", encoding="utf-8") as file:
             file.write(json.dumps(dict(restart)) + "\n")
 
-    def write_ledger(self, ledger: Ledger, engines: Sequence[Mapping[str, Any]] = ()) -> None:
-        """ledger.json; `engines`: those that were lost, left or joined, if any; and what restarts.jsonl says. Raises
-        LedgerError if the ledger does not close."""
+    def write_ledger(
+        self, ledger: Ledger, engines: Sequence[Mapping[str, Any]] = (), tokens: Mapping[str, int] | None = None
+    ) -> None:
+        """ledger.json; `engines`: those that were lost, left or joined, if any; tokens: that were generated and thrown
+        away, where that is known; and what restarts.jsonl says. Raises LedgerError if the ledger does not close."""
         ledger.check()
         happened: dict[str, Any] = {"engines": list(engines)} if engines else {}
+        if tokens:
+            happened["tokens"] = dict(tokens)
         if restarts := load_restarts(self.path):
             happened["restarts"] = restarts
         self._write_json("ledger.json", ledger.to_json() | happened)

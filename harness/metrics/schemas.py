@@ -152,6 +152,7 @@ class LedgerFile(msgspec.Struct):
     dropped_spare: Count = 0
     engines: list[EngineEvent] = []
     restarts: list[Restart] = []
+    tokens: dict[str, Count] = {}
 
 
 class _SpanOf(msgspec.Struct):

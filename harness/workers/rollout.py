@@ -301,6 +301,11 @@ class RolloutRole(EngineWorker):
         """Tokens that its engine has sampled so far, and answers of its environment."""
         return self.engine.sampled + (0 if self._ports.episodes is None else self._ports.episodes.answers)
 
+    async def tokens(self) -> tuple[int, int]:
+        """Tokens that its engine sampled for the run, and how many of them were thrown away, as their samples began
+        again."""
+        return self._flow.samples.generated, self._flow.samples.begun_again
+
     @open_ended
     async def hold(self) -> None:
         """Stop for an evaluation, whatever it does, until `let_go`. The engine has to be a `HeldEngine`."""

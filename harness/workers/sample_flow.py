@@ -83,6 +83,9 @@ class EngineSamples:
         """A pause is taking back what the engine has: its slots are empty for a moment only."""
         self._taken_back: list[int] = []
         self._again: set[int] = set()  # between two turns, to begin again
+        self._had: dict[int, int] = {}  # tokens sampled of what may begin again
+        self.generated = self.begun_again = 0
+        """Tokens that its engine sampled, and those of them that were thrown away as their sample began again."""
 
     def __contains__(self, sample: int) -> bool:
         return sample in self._in_engine
@@ -94,6 +97,7 @@ class EngineSamples:
     def submitted(self, requests: Collection[Request]) -> None:
         """The engine gets these."""
         self._in_engine |= {request.sample_id: request for request in requests}
+        self.begun_again += sum(self._had.pop(one.sample_id, 0) for one in requests if one.partial is None)
         if self._several_turns:
             self.playing.update(request.sample_id for request in requests)
             self._again.difference_update(request.sample_id for request in requests)
@@ -102,6 +106,11 @@ class EngineSamples:
         """Samples that are done, of what came out of the engine; what a pause took back stays here."""
         done = []
         for completion in completions:
+            before = self._in_engine[completion.sample_id].partial
+            sampled = completion.length - (0 if before is None else before.length)
+            self.generated += sampled
+            if self._several_turns or self.taking_back:
+                self._had[completion.sample_id] = self._had.get(completion.sample_id, 0) + sampled
             if self.taking_back and completion.finish_reason == "abort":
                 self._taken_back.append(completion.sample_id)
             else:
@@ -112,6 +121,7 @@ class EngineSamples:
     def ended(self, sample: int) -> None:
         """Note that this sample of several turns has no other."""
         self._again.discard(sample)
+        self._had.pop(sample, None)
         self.playing.remove(sample)
 
     def counted(self, busy: int) -> int:

@@ -53,7 +53,9 @@ def play(config: JobConfig, seed: int = 0) -> Run:
 
     recorder = simulate(config, seed, started=watch)
     recorder.ledger.check()
-    finished = FinishedRun(config, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
+    finished = FinishedRun(
+        config, recorder.samples(), recorder.ledger.counts(), recorder.timeline, tokens=recorder.tokens
+    )
     return Run(finished, most[0], metrics)
 
 

@@ -73,7 +73,7 @@ def overtaken(on_stale: str) -> FinishedRun:
     cost = replace(config.cost, lengths=lengths, call_s=1e-3, train_s_per_token=1e-6, train_step_s=1e-3)
     config = replace(config, iterations=20, cost=cost)
     recorder = simulate(config, seed=0)
-    return FinishedRun(config, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
+    return FinishedRun(config, recorder.samples(), recorder.ledger.counts(), recorder.timeline, tokens=recorder.tokens)
 
 
 def test_what_would_lag_too_much_is_dropped_and_others_trained_instead() -> None:
