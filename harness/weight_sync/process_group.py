@@ -28,6 +28,7 @@ SOURCE = 0
 HOST = torch.device("cpu")
 _ABORTED = "aborted"  # a key of the rendezvous's store
 _CHECK_S = 0.5  # how often a wait checks whether the rendezvous was aborted
+_ABORT_S = 10.0  # to be let in by the store's process, which may compute, or be reached slowly
 _POLL_S = 1e-4  # how often a GPU, or the members that have come, are polled
 
 
@@ -229,7 +230,7 @@ class Rendezvous:
     def abort(self) -> None:
         """Let no member of these groups wait for the others any longer."""
         with suppress(RuntimeError):  # the store is gone, and so is the group
-            join_store(self.place, self.size, _CHECK_S).set(_ABORTED, "")
+            join_store(self.place, self.size, min(self.timeout_s, _ABORT_S)).set(_ABORTED, "")
 
     def _join(self, store: dist.Store, sender: int, rank: int, device: torch.device) -> TransferGroup:
         def aborted() -> bool:

@@ -29,7 +29,10 @@ pytestmark = [
 RUN_TIMEOUT_S = 600
 LEFT_FOR_S = 60
 ITERATIONS = 3
-SMALL = f"backend=real model.warm_start=false smoke=true save_weights=false {BARE} iterations={ITERATIONS}"
+SMALL = (
+    f"backend=real model.warm_start=false smoke=true save_weights=false {BARE} iterations={ITERATIONS} "
+    "cluster.wait_timeout_s=120"  # several such waits are within the limit of a run
+)
 WEIGHTS = 125_000 * 4
 """Bytes of the tiny model's, and few more."""
 
@@ -85,8 +88,17 @@ class Driver:
         """By SIGTERM, to the oldest process of its command."""
         self._host.run("pkill -TERM -o -f '[e]xperiment=hosts'")
 
+    def ended(self) -> int:
+        """Its exit status. Fails, with what it said, where it does not end, and leaves none to the next test."""
+        try:
+            return self.process.wait(RUN_TIMEOUT_S)
+        except subprocess.TimeoutExpired:
+            self._host.run("pkill -KILL -f '[e]xperiment=hosts'")
+            self.process.wait(RUN_TIMEOUT_S)
+            pytest.fail(f"it has not ended after {RUN_TIMEOUT_S} s, and said {self.said[-8000:]}")
+
     def check_finished(self) -> None:
-        assert self.process.wait(RUN_TIMEOUT_S) == 0, self.said[-8000:]
+        assert self.ended() == 0, self.said[-8000:]
         check_run(read_finished(self.folder))
 
 
@@ -157,7 +169,7 @@ def test_between_hosts_what_listens_speaks_tls_or_drops_what_comes_once_groups_h
 
     heard = _run_python(cluster.hosts[2], _TRIES, *places)
     driver.terminate()
-    assert driver.process.wait(RUN_TIMEOUT_S) == 143, driver.said[-8000:]
+    assert driver.ended() == 143, driver.said[-8000:]
     assert len(heard) == len(places) and set(heard) == {"TLSv1.3", "dropped"}, [*zip(places, heard, strict=False)]
 
 
@@ -180,7 +192,7 @@ def test_what_workers_print_on_hosts_that_do_not_see_the_results_is_brought_ther
 
     driver.terminate()
 
-    assert driver.process.wait(RUN_TIMEOUT_S) == 143, driver.said[-8000:]
+    assert driver.ended() == 143, driver.said[-8000:]
     said = [path.read_text() for path in (driver.folder / "logs").glob("device*.log")]
     assert all(any(f" on {host.address}\n" in text for text in said) for host in cluster.hosts)
     assert [text.count(began) for text in said if began in text] == [2]
@@ -193,7 +205,7 @@ def test_ranks_that_do_not_see_where_checkpoints_go_are_named_in_one_line(cluste
     for _ in range(2):
         driver = Driver(cluster, results, "schedule=one_step_off", "checkpoint.every=1", *RANKS_APART)
 
-        assert driver.process.wait(RUN_TIMEOUT_S) == 2
+        assert driver.ended() == 2
         (line,) = [line for line in driver.said.splitlines() if f"has no {driver.folder}, or may not write it" in line]
         assert line.startswith("device[") and "Traceback" not in driver.said
         for host in list(cluster.hosts)[1:]:
@@ -245,7 +257,7 @@ def test_a_training_ranks_host_is_lost_then_the_drivers_and_the_run_ends_whole(
 
     hosts.cut_off(1)
     hosts[1].end_processes()
-    assert driver.process.wait(RUN_TIMEOUT_S) != 0
+    assert driver.ended() != 0
     until = time.monotonic() + LEFT_FOR_S
     while workers := [line for host in hosts for line in host.processes() if line == "ray::WorkerActor"]:
         assert time.monotonic() < until, workers
