@@ -40,7 +40,7 @@ class FSDPCritic(TrainedModel[ValueScorer, ValueBatch]):
         training: TrainingConfig,
         group: dist.ProcessGroup | None,
     ) -> ValueScorer:
-        return ValueScorer(model, training.layout)
+        return ValueScorer(model, training)
 
     def _accumulate(self, batch: ValueBatch) -> dict[str, float]:
         clip, rows = self._algorithm.value_clip, self._there(batch.responses.lengths)

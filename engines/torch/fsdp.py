@@ -249,7 +249,7 @@ class FSDPEngine(TrainedModel[TokenScorer, TrainBatch]):
     ) -> TokenScorer:
         self._policy_loss, self._rejection = policy_loss(algorithm), rejection_of(algorithm)
         self._kl = loss_kl_of(algorithm)
-        return TokenScorer(model, algorithm.temperature, training.layout, group)
+        return TokenScorer(model, algorithm.temperature, training, group)
 
     def _accumulate(self, batch: TrainBatch) -> dict[str, float]:
         algorithm, lengths = self._algorithm, batch.responses.lengths
@@ -344,7 +344,7 @@ def sharded_reference(
     offload = training.reference_offload and device.type != "cpu"
     model = outline.model.requires_grad_(False)
     group = share_layers(model, mesh) if training.tensor_parallel > 1 else None
-    scorer = TokenScorer(model, temperature, training.layout, group)
+    scorer = TokenScorer(model, temperature, training, group)
     if offload:
         shard(scorer, mesh["data"], offload_policy=CPUOffloadPolicy())
     elif mesh["data"].size() > 1:

@@ -135,7 +135,7 @@ def use_packed_attention(model: PreTrainedModel) -> None:
     """Make `model` attend within the `boundaries` that it is called with."""
     from transformers import AttentionInterface
 
-    AttentionInterface.register(NAME, packed_attention)
+    AttentionInterface.register(NAME, torch.compiler.disable(packed_attention))  # or each list of lengths is compiled
     model.set_attn_implementation(NAME)
 
 

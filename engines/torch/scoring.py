@@ -11,6 +11,7 @@ import torch
 import torch.distributed as dist
 
 from engines.loading import ModelWeights
+from engines.torch.compiled import compile_blocks
 from engines.torch.first_weights import local_part
 from engines.torch.model import float32_head
 from engines.torch.packing import pack_batch, pad_batch, use_packed_attention
@@ -51,11 +52,13 @@ class Scores(NamedTuple):
 class ScoringModel(torch.nn.Module, ABC):
     """A model that says something of each response token."""
 
-    def __init__(self, model: PreTrainedModel, layout: Layout) -> None:
+    def __init__(self, model: PreTrainedModel, training: TrainingConfig) -> None:
         super().__init__()
-        if layout == "packed":
+        if training.layout == "packed":
             use_packed_attention(model)
-        self.model, self._lay_out = model, LAYOUTS[layout]
+        if training.compile:
+            compile_blocks(model)
+        self.model, self._lay_out = model, LAYOUTS[training.layout]
 
     @abstractmethod
     def at_tokens(self, prompts: Ragged, responses: Ragged) -> tuple[torch.Tensor, ...]:
@@ -66,9 +69,13 @@ class TokenScorer(ScoringModel):
     """A model that is asked for log-probabilities, never for logits. `group`: the ranks that share the vocabulary."""
 
     def __init__(
-        self, model: PreTrainedModel, temperature: float, layout: Layout, group: dist.ProcessGroup | None = None
+        self,
+        model: PreTrainedModel,
+        temperature: float,
+        training: TrainingConfig,
+        group: dist.ProcessGroup | None = None,
     ) -> None:
-        super().__init__(model, layout)
+        super().__init__(model, training)
         self._temperature, self._group, self._float32 = temperature, group, float32_head(model)
 
     def forward(self, prompts: Ragged, responses: Ragged, gradient_squares: bool = False) -> Scores:
@@ -161,7 +168,7 @@ class TorchLogProb(TorchScorer):
         training: TrainingConfig | None = None,
     ) -> None:
         training = training or TrainingConfig()
-        super().__init__(TokenScorer(model.to(device).eval(), temperature, training.layout), training)
+        super().__init__(TokenScorer(model.to(device).eval(), temperature, training), training)
         self._weights = ModelWeights(model, "log-prob engine")
         self.version = 0
 

@@ -126,6 +126,7 @@ def _real(
         raise HardwareMissing(refused)
     _check_engine_devices(config, schedule, placement)
     check_devices(config, schedule, placement, machine, gpu)
+    _check_compile(config, gpu)
     trial = gpu and config.cluster.oversubscribe
     if trial:
         check_trial_groups(groups)
@@ -272,6 +273,22 @@ def _check_parts(config: JobConfig, told: Collection[str]) -> None:
         raise ConfigError(
             f"{changed} changes rewards, which algorithm.advantage={algorithm.advantage} does not read; leave it out"
         )
+
+
+def _check_compile(config: JobConfig, gpu: bool) -> None:
+    """Refuse what torch 2.13 does not compile, and a machine without a compiler."""
+    if not config.training.compile:
+        return
+    together = config.training.tensor_parallel
+    for setting, why in {
+        f"training.tensor_parallel={together}": "Inductor fails on layers that ranks share" if together > 1 else "",
+        f"model.experts={config.model.experts}": "their sizes follow from data" if config.model.experts else "",
+    }.items():
+        if why:
+            raise ConfigError(f"training.compile=true does not work with {setting}: {why}; set it to false")
+    from engines.torch.compiled import require_compiler
+
+    require_compiler(gpu)
 
 
 def _check_top_p(top_p: float) -> None:

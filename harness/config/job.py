@@ -358,6 +358,9 @@ class TrainingConfig:
     recompute_activations: RealOrRoofline[Switch] = (
         False  # keep no activations inside of layers; costs another forward pass
     )
+    compile: Real[Switch] = (
+        False  # blocks by torch.compile: another rounding, and a start of minutes; engines/torch/compiled.py
+    )
     optimizer_offload: OnGPU[OptimizerOffload] = (
         "none"  # when AdamW's moments rest in host memory; engines/torch/moments.py
     )

@@ -292,6 +292,30 @@ def test_packed_micro_batches_have_the_gradients_of_samples_taken_alone(world: W
     assert_close(gradients(engine), {name: parameter.grad for name, parameter in model.named_parameters()}, rtol=1e-5)
 
 
+@pytest.mark.slow
+@pytest.mark.filterwarnings("default")  # TorchDynamo looks at every attribute, old ones too
+@pytest.mark.parametrize(
+    ("dtype", "layout", "rtol"), [("float32", "padded", 1e-5), ("float32", "packed", 1e-5), ("bfloat16", "packed", 0.1)]
+)
+def test_compiled_blocks_have_the_gradients_of_those_that_are_not(
+    world: World, dtype: str, layout: str, rtol: float
+) -> None:
+    """Within the tolerance that other orders of sums have in this file; in bfloat16 within 8 roundings of 2^-8 in a
+    row, in each of 2 layers forward and back, that add up as a random walk: 2^-8 sqrt(32) = .02, of a tensor's norm,
+    and so .1 of its largest element."""
+    model, found = replace(SMALL, dtype=dtype), []
+    for compiled in (True, False):
+        engine = world.engine(FREE, TrainingConfig(layout=layout, compile=compiled), model=model)  # type: ignore[arg-type]
+        train(engine, [ALL[:3], ALL[3:8], ALL[8:]])  # no size twice
+        batch = batch_of(ALL)
+        scores = computed(engine.scorer().log_probs(batch.prompts, batch.responses)).values
+        found.append((gradients(engine), scores))
+    (ours, our_scores), (theirs, their_scores) = found
+    assert_close(ours, theirs, rtol)
+    np.testing.assert_allclose(our_scores, their_scores, rtol=rtol)
+    assert any(not torch.equal(ours[name], theirs[name]) for name in theirs), "nothing was compiled"
+
+
 def test_packed_and_padded_micro_batches_say_the_same_of_themselves(world: World) -> None:
     batch = batch_of(ALL)
     batch = replace(batch, old_log_probs=batch.ref_log_probs, old_versions=np.zeros(SAMPLES, np.int32))

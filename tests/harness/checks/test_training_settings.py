@@ -1,5 +1,8 @@
 """Settings of the training world: what is refused at the door, and what several ranks on one micro-batch report."""
 
+import sysconfig
+from pathlib import Path
+
 import pytest
 
 from harness.checks.job import JobPlan, plan_job
@@ -25,6 +28,10 @@ def plan(*settings: str) -> JobPlan:
         (["tensor_parallel=0"], "training.tensor_parallel=0 is too small; use at least 1"),
         (["tokens_per_micro_batch=9"], "training.tokens_per_micro_batch=9 is less than the 20 that a sample may have"),
         (["layout=flat"], "training.layout=flat is unknown; choose 'padded' or 'packed'"),
+        (
+            ["compile=true", "tensor_parallel=2"],
+            "training.compile=true does not work with training.tensor_parallel=2: Inductor fails",
+        ),
         (["recompute_activations=1"], "training.recompute_activations=1 is neither true nor false"),
     ],
 )
@@ -32,6 +39,15 @@ def test_what_cannot_work_is_refused_at_the_door(settings: list[str], told: str)
     with pytest.raises(ConfigError) as caught:
         plan(*(f"training.{setting}" for setting in settings))
     assert str(caught.value).startswith(told)
+
+
+def test_a_machine_without_compiler_and_headers_is_refused_in_one_message(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"C\+\+ compiler .* and Python's headers .* set training.compile=false"):
+        plan("training.compile=true", "algorithm.micro_batch_groups=4")
 
 
 def test_ranks_that_share_layers_count_once_where_the_batch_is_dealt_out() -> None:
