@@ -50,7 +50,7 @@ SAMPLES = (
 def _asked(comparison: Comparison) -> str:
     """Words for what differs on purpose; of a matrix not every setting that its corrections are made of."""
     if not has_matrix(comparison):
-        return " or ".join(axis.replace("_", " ") for axis in comparison.axes)
+        return " or ".join(comparison.axes)
     return "correction" if len({row_of(cell) for cell in comparison.cells}) == 1 else "schedule or correction"
 
 
