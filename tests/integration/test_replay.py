@@ -31,7 +31,8 @@ def replayed(drivers: Drivers, results: Path, folder: Path, settings: str) -> No
     again = f"again_{folder.parents[1].name}"
     here = drivers.bench(results, again, *SETTINGS, *settings.split(), f"replay='{folder.parent}'")
     assert load_manifest(here)["replays"] == str(folder)
-    assert load_ledger(here) == load_ledger(folder)
+    ours, theirs = load_ledger(here), load_ledger(folder)
+    assert {name: ours[name] for name in theirs} == theirs  # one that went on has no count of tokens
     assert differences(here, folder) == []
 
 

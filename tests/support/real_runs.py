@@ -91,4 +91,5 @@ def check_equal(broken: Path, whole: Path) -> None:
     names = ("sample_id", "fate", "reward", "trained_iteration", "version_first", "version_last", "lag_worst")
     columns = [timeless(read_samples(folder / "samples.parquet")).select(names) for folder in (broken, whole)]
     assert columns[0].equals(columns[1])
-    assert load_ledger(broken) | {"restarts": []} == load_ledger(whole) | {"restarts": []}
+    unlike = {"restarts": [], "tokens": {}}  # a process that died takes its count of tokens along
+    assert load_ledger(broken) | unlike == load_ledger(whole) | unlike
