@@ -137,10 +137,11 @@ class RunSamples:
         }
         if row["version_first"] is not None:
             facts["versions"] = _versions(row, response.get("version_runs"))
-            facts["lag"] = (
-                f"{row['lag_worst']} at worst, {number(row['lag_mean'])} on average: {row['lag_in_flight']} while it "
-                f"was sampled, {row['lag_in_queue']} in the queue"
-            )
+            if row["lag_worst"] is not None:  # one that was dropped has been sampled, and trained by nobody
+                facts["lag"] = (
+                    f"{row['lag_worst']} at worst, {number(row['lag_mean'])} on average: {row['lag_in_flight']} while "
+                    f"it was sampled, {row['lag_in_queue']} in the queue"
+                )
             facts["length"] = f"{_ended(row)}, on engine {row['engine']}"
         elif response:
             facts["versions"] = _versions(row, response["version_runs"])
