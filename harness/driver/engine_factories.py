@@ -21,16 +21,7 @@ from harness.config.placement import Placement
 from harness.cost_model.cost import TransferTimes, transfer_times
 from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.memory_plan import EngineShare
-from harness.protocols import (
-    Clock,
-    Completion,
-    CriticEngine,
-    LogProbEngine,
-    RolloutEngine,
-    Sampling,
-    Scorer,
-    TrainEngine,
-)
+from harness.protocols import Clock, CriticEngine, LogProbEngine, RolloutEngine, Sampling, Scorer, TrainEngine
 from harness.rl.filters import filter_of, given_to_filter
 from harness.rl.learning_rate import critic_settings
 from harness.runtime.stores import join_store
@@ -60,15 +51,6 @@ def sampling_of(config: JobConfig, task: Task) -> Sampling:
     """The sampling of training."""
     algorithm = config.algorithm
     return Sampling(max_tokens(config, task), algorithm.temperature, algorithm.top_p, task.stop_tokens)
-
-
-def _sampled_tokens(completion: Completion) -> int:
-    return len(completion.tokens)
-
-
-def _simulated_tokens(completion: Completion) -> int:
-    """Tokens of a simulated completion, whose `tokens` are the lengths of runs."""
-    return int(completion.tokens.sum())
 
 
 class EngineFactory(Protocol):
@@ -249,7 +231,7 @@ class RealEngines:
 
     def replayed(self, engine: RolloutEngine, recorded: RecordedRollout, name: str) -> RolloutEngine:
         sampling = sampling_of(self.config, self.task)
-        return ReplayedEngine(engine, recorded.runs, sampling=sampling, tokens_of=_sampled_tokens, name=name)
+        return ReplayedEngine(engine, recorded.runs, sampling=sampling, name=name)
 
     def log_prob(self, role: str, clock: Clock) -> LogProbEngine:
         from engines.torch.scoring import TorchLogProb
@@ -432,7 +414,7 @@ class SimulatedEngines:
 
     def replayed(self, engine: RolloutEngine, recorded: RecordedRollout, name: str) -> RolloutEngine:
         sampling = Sampling(self.cost.lengths.cap)
-        return ReplayedEngine(engine, recorded.runs, sampling=sampling, tokens_of=_simulated_tokens, name=name)
+        return ReplayedEngine(engine, recorded.runs, sampling=sampling, name=name)
 
     def log_prob(self, role: str, clock: Clock) -> SimulatedLogProb:
         return SimulatedLogProb(self.cost, clock, load_s=self.times.load_s, **self._world(role))

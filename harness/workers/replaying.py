@@ -5,7 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING
 
@@ -44,19 +44,11 @@ class ReplayedEngine(WrappedEngine):
     Raises ConfigError in `submit`, `finished` and `load_weights` where the record cannot be of this job.
     """
 
-    def __init__(
-        self,
-        engine: RolloutEngine,
-        runs: Mapping[int, Runs],
-        *,
-        sampling: Sampling,
-        tokens_of: Callable[[Completion], int],
-        name: str,
-    ) -> None:
-        """sampling: of a sample without one of its own; tokens_of: what a completion holds; name: of the engine."""
+    def __init__(self, engine: RolloutEngine, runs: Mapping[int, Runs], *, sampling: Sampling, name: str) -> None:
+        """sampling: of a sample without one of its own; name: of the engine."""
         super().__init__(engine)
         self.name = name
-        self._sampling, self._tokens_of = sampling, tokens_of
+        self._sampling = sampling
         self._runs = {sample: deque(of_sample) for sample, of_sample in runs.items()}  # that are still to come
         self._left = Counter(
             version for of_sample in runs.values() for version, _ in of_sample
@@ -114,7 +106,7 @@ class ReplayedEngine(WrappedEngine):
         """The request to the end of its stretch; the last one ends as the engine finds."""
         if len(self._runs[request.sample_id]) == 1:
             return request
-        before = 0 if request.partial is None else self._tokens_of(request.partial)
+        before = 0 if request.partial is None else request.partial.length
         return replace(request, sampling=replace(request.sampling or self._sampling, max_tokens=before + tokens))
 
     def _take(self, completion: Completion) -> None:
@@ -125,8 +117,8 @@ class ReplayedEngine(WrappedEngine):
             return
         request, runs = self._requests.pop(sample), self._runs[sample]
         version, tokens = runs.popleft()
-        before = 0 if request.partial is None else self._tokens_of(request.partial)
-        found = self._tokens_of(completion) - before
+        before = 0 if request.partial is None else request.partial.length
+        found = completion.length - before
         if found != tokens or (runs and completion.finish_reason != "length"):
             raise ConfigError(
                 f"replay: sample {sample} got {found} tokens of version {version} and then "
