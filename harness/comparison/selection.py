@@ -78,8 +78,8 @@ def selection_sentence(cells: Sequence[Cell]) -> str:
 
 def _of_both(run: Run, name: str) -> tuple[np.ndarray, np.ndarray]:
     """float64: a column of trained samples, and of completed ones, without those that others are compared with."""
-    samples = run.samples
-    fates = samples["fate"].to_numpy(zero_copy_only=False)
-    finished = samples["finished_at"].is_valid().to_numpy(zero_copy_only=False)
-    values = samples[name].to_numpy(zero_copy_only=False).astype(np.float64)
-    return values[fates == "trained"], values[finished & (fates != "dropped_baseline")]
+    samples, values = run.samples, run.samples[name]
+    completed = pc.and_(samples["finished_at"].is_valid(), pc.not_equal(samples["fate"], "dropped_baseline"))
+    of_both = values.filter(pc.equal(samples["fate"], "trained")), values.filter(completed)
+    trained, finished = (found.to_numpy().astype(np.float64) for found in of_both)
+    return trained, finished
