@@ -59,7 +59,8 @@ def _existing(paths: Iterable[Path]) -> Iterator[Path]:
 
 
 def shm_files() -> set[str]:
-    return {str(path) for path in SHM.iterdir()}
+    """Less the semaphores: libraries' of any process of this machine, which makes, maps and removes one in a moment."""
+    return {str(path) for path in SHM.iterdir() if not path.name.startswith("sem.")}
 
 
 def orphans(files: Iterable[str]) -> list[str]:
