@@ -3,11 +3,11 @@ ends, and whole runs. `make setup-sglang` installs it, `make test-sglang` runs t
 
 from __future__ import annotations
 
-import asyncio
 import os
 import signal
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -30,11 +30,12 @@ from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_run, check_turns
 from tests.support.project import ROOT
 from tests.support.real_runs import FIRST_TIMEOUT_S, SEVERAL_TURNS, SMALL
-from tests.support.trainer_end import TrainerEnd
+from tests.support.trainer_end import LONG, TrainerEnd
 
 pytestmark = [pytest.mark.sglang, pytest.mark.timeout(FIRST_TIMEOUT_S)]
 
 MODEL = ModelConfig("tiny", 64, 2, 4, 2, 16, 256, 32, True, 128)
+LONG_MODEL = replace(MODEL, vocabulary=LONG)
 GONE_TIMEOUT_S = 60.0
 PROMPT = np.array([3, 1, 4, 1, 5])
 
@@ -92,15 +93,15 @@ async def samples(engine: SGLangRollout) -> list[tuple[list[int], list[float], s
 
 @torch.no_grad()
 def weights(seed: int) -> dict[str, torch.Tensor]:
-    """Every weight, norms too, away from what it began as."""
+    """Of `LONG_MODEL`: every weight, norms too, away from what it began as."""
     generator = torch.Generator().manual_seed(seed)
-    model = build_model(MODEL, seed=seed)
+    model = build_model(LONG_MODEL, seed=seed)
     return {name: p + 0.2 * torch.randn(p.shape, generator=generator) for name, p in model.named_parameters()}
 
 
 async def test_schedulers_of_two_devices_receive_the_trainers_weights_and_a_dead_one_is_noticed() -> None:
     engine = SGLangRollout(
-        build_model(MODEL),
+        build_model(LONG_MODEL),
         sampling=Sampling(max_tokens=20),
         slots=4,
         seed=0,
@@ -119,8 +120,7 @@ async def test_schedulers_of_two_devices_receive_the_trainers_weights_and_a_dead
 
         trainer = await TrainerEnd.connected("collective", engine, weights(2))
         with pytest.raises(BaseExceptionGroup):
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(trainer.bring(5, dict(list(weights(2).items())[:-1])))
+            await trainer.bring(5, dict(list(weights(2).items())[:-1]))
         with pytest.raises(RuntimeError, match="version 5 was put in place in part only"):
             await engine.resume()
         trainer = await TrainerEnd.connected("collective", engine, weights(2))

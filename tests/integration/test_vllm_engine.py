@@ -29,7 +29,7 @@ from harness.runtime.runtime import RealClock
 from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_run, check_turns
 from tests.support.real_runs import FIRST_TIMEOUT_S, SEVERAL_TURNS, SMALL
-from tests.support.trainer_end import TrainerEnd
+from tests.support.trainer_end import LONG, TrainerEnd
 
 pytestmark = [
     pytest.mark.vllm,
@@ -143,13 +143,12 @@ async def test_workers_receive_the_trainers_weights_and_hold_the_bits_that_the_a
 
 
 async def test_a_transfer_that_breaks_off_leaves_vllm_refusing_until_it_has_a_whole_version() -> None:
-    old, new = spread(build_model(TINY, seed=0)), spread(build_model(TINY, seed=1))
+    old, new = (spread(build_model(replace(TINY, vocabulary=LONG), seed=seed)) for seed in range(2))
     async with running(old) as engine:
         trainer = await TrainerEnd.connected("collective", engine, dict(weights_of(old)))
         missing = dict(list(weights_of(new))[:-1])
         with pytest.raises(BaseExceptionGroup) as caught, torch.no_grad():
-            async with asyncio.TaskGroup() as tasks:
-                tasks.create_task(trainer.bring(1, missing))
+            await trainer.bring(1, missing)
         assert {type(error) for error in caught.value.exceptions} <= {KeyError, TransferError}
         with pytest.raises(RuntimeError, match="version 1 was put in place in part only"):
             await engine.resume()

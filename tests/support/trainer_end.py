@@ -14,6 +14,10 @@ from harness.weight_sync.plan import plan_transfer
 from harness.weight_sync.process_group import open_rendezvous
 from tests.support.weight_ends import CPU, LONG_S, LOOPBACK, offer_of
 
+LONG = 300_000
+"""A vocabulary so large that its embedding, of 64 float32 a row, does not fit into the kernel's buffers: who sends more
+than that knows that the receiver has begun."""
+
 
 class TrainerEnd:
     """Connected to the engine; sends it what it is given, by buckets of so many bytes."""
@@ -34,5 +38,8 @@ class TrainerEnd:
         return cls(engine, sender)
 
     async def bring(self, version: int, weights: Mapping[str, torch.Tensor]) -> None:
+        """Raises a group of what either end raised, once both have ended."""
         sending = asyncio.to_thread(lambda: asyncio.run(self._sender.send(version, weights)))
-        await asyncio.gather(self._engine.load_weights(version, FromTrainer()), sending)
+        ends = await asyncio.gather(self._engine.load_weights(version, FromTrainer()), sending, return_exceptions=True)
+        if failures := [end for end in ends if isinstance(end, BaseException)]:
+            raise BaseExceptionGroup(f"version {version} was not brought", failures)
