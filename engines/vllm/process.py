@@ -6,6 +6,7 @@ import asyncio
 import os
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from multiprocessing.process import BaseProcess
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, TypeVar, cast
@@ -48,7 +49,7 @@ class VLLMProcess:
         tensor_parallel: int = 1,
     ) -> None:
         """Blocks until the engine is up, which takes vLLM from seconds to minutes. It takes `model`'s weights as they
-        are, from a folder that is there for the start only."""
+        are, from a folder that is there until it has answered something."""
         self._name, self._timeout_s = name, options.timeout_s
         self.sampled = 0
         """Tokens, as vLLM counts them after each of its steps."""
@@ -59,14 +60,15 @@ class VLLMProcess:
         }
         """Bytes on each of its devices, of what it gives back when it sleeps."""
         disable_progress_bar()
-        with tempfile.TemporaryDirectory(prefix="cadence-vllm-model-") as folder:
-            write_model(model, Path(folder))
-            arguments = _arguments(model, slots, device, options, tensor_parallel)
-            self.llm = _start(folder, arguments, options.log_level, self._count)
+        self._folder = tempfile.TemporaryDirectory(prefix="cadence-vllm-model-")
+        write_model(model, Path(self._folder.name))
+        arguments = _arguments(model, slots, device, options, tensor_parallel)
+        self.llm = _start(self._folder.name, arguments, options.log_level, self._count)
         self._core: BaseProcess = self.llm.engine_core.resources.engine_manager.processes[0]
         assert self._core.pid is not None, "vLLM answers once its core has started"
         self._processes = [process_id(self._core.pid), *descendants(self._core.pid)]
         self._death: asyncio.Future[None] | None = None
+        self._settling: asyncio.Task[None] | None = None
 
     @property
     def process_ids(self) -> list[int]:
@@ -152,6 +154,9 @@ class VLLMProcess:
         """End vLLM; returns when none of its processes is left."""
         if self._death is not None:
             self._death.get_loop().remove_reader(self._core.sentinel)
+        if self._settling is not None:
+            self._settling.cancel()
+        self._folder.cleanup()
         await asyncio.to_thread(self.llm.shutdown, _STOP_S)
         talk = self.llm.engine_core.resources
         for socket in (talk.input_socket, talk.output_socket):
@@ -166,7 +171,17 @@ class VLLMProcess:
             loop = asyncio.get_running_loop()
             self._death = loop.create_future()
             loop.add_reader(self._core.sentinel, self._gone)
+            self._settling = loop.create_task(self._settle())
         return self._death
+
+    async def _settle(self) -> None:
+        """Remove the model's folder: vLLM's core reads it once more when it has said that it is up, and answers after
+        that (`EngineCoreProc._perform_handshakes` in vllm/v1/engine/core.py)."""
+        from vllm.v1.engine.exceptions import EngineDeadError
+
+        with suppress(EngineDeadError):
+            await self.llm.is_sleeping()
+        self._folder.cleanup()
 
     def _gone(self) -> None:
         assert self._death is not None

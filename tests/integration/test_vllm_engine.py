@@ -42,18 +42,23 @@ TINY = ModelConfig("tiny", 64, 2, 4, 2, 16, 256, 32, True, 128)
 WAIT_S = 120.0
 
 
+def model_folder_is_there(engine: VLLMRollout) -> bool:
+    return Path(engine._process._folder.name).exists()
+
+
 @asynccontextmanager
 async def running(model: Qwen3ForCausalLM, **settings: int) -> AsyncIterator[VLLMRollout]:
     sampling = Sampling(max_tokens=40, temperature=0)
     clock = RealClock.starting_now()
     engine = VLLMRollout(model, sampling=sampling, slots=4, seed=0, clock=clock, name="here", **settings)
     processes = [psutil.Process(number) for number in engine.process_ids]
+    assert model_folder_is_there(engine), "vLLM's core may not have read all of it"
     try:
         async with asyncio.timeout(WAIT_S):
             yield engine
     finally:
         await engine.close()
-        assert not [process for process in processes if process.is_running()]
+        assert not [process for process in processes if process.is_running()] and not model_folder_is_there(engine)
 
 
 def spread(model: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
@@ -117,6 +122,7 @@ async def test_small_heads_and_weights_in_many_buckets_give_the_tokens_of_transf
             if version:
                 await engine.load_weights(version, weights_of(model))
             assert_all_greedy(model, work, await generate(engine, work), version)
+        assert not model_folder_is_there(engine), "not for as long as it lives: it is as large as a model"
     assert len(sizes) > 10
 
 
