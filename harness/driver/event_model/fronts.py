@@ -92,7 +92,10 @@ class Rollout:
         await _all_called(engines, lambda engine, ended: engine.begin(parts, share, most, ended))
 
     async def set_dispatch_limit(self, below: int) -> None:
-        self._job.queue.rebind(self.engines, below)
+        queue = self._job.queue
+        served = queue.rebind(self.engines, below)
+        await asyncio.sleep(0)  # others may get another limit at the same moment: what each waited for comes first
+        queue.go_on(served)
 
     async def pause(self, mode: PauseMode) -> None:
         await _all_called(self.engines, lambda engine, paused: engine.pause(mode, paused))
@@ -371,6 +374,11 @@ class Weights:
     async def swap(self, rollout: Rollout, version: int) -> None:
         await self.wait_arrived(version)
         await self._load([engine for engine in rollout.engines if engine.version < version], version)
+
+    async def swap_newest(self, rollout: Rollout) -> int:
+        version = self._arrived
+        await self.swap(rollout, version)
+        return version
 
     async def finish(self) -> None:
         """Wait for the transfer under way."""

@@ -151,19 +151,20 @@ class Queue:
         self._asked += 1
         self._waiting[engine] = self._asked
 
-    def rebind(self, engines: Sequence[Engine], below: int) -> None:
-        """Give engines another bound; those that wait stand behind others of that bound."""
+    def rebind(self, engines: Sequence[Engine], below: int) -> Served:
+        """Give engines another bound; those that wait stand behind others of that bound. What they and others get by
+        it, `go_on` gives them."""
         served: Served = []
         for engine in engines:
             engine.bound = below
             if engine in self._waiting:
                 self._waiting[engine] = self._waiting.pop(engine)
                 served += self._hand_out([engine])
-        self._go_on(served + self._hand_out(self._waiting))
+        return served + self._hand_out(self._waiting)
 
     def serve(self) -> None:
         """Hand groups to engines that wait for them, as far as there are some."""
-        self._go_on(self._hand_out(self._waiting))
+        self.go_on(self._hand_out(self._waiting))
 
     def _hand_out(self, waiting: Iterable[Engine]) -> Served:
         """Hand groups out: of the lines in which engines that want the same stand
@@ -183,7 +184,8 @@ class Queue:
                 del lines[key]
         return served
 
-    def _go_on(self, served: Served) -> None:
+    def go_on(self, served: Served) -> None:
+        """Give engines what was handed out to them; they ask for more."""
         for engine, taken in served:
             if taken:
                 engine.submit(taken)
