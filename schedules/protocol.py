@@ -5,7 +5,7 @@ weights; it sees the roles through these protocols only, so the same file runs o
     admit         generate      process      train             groups, row by row, through the queue
     drop, close   stream        stream         |
                     ^                          | version v
-                    +-------- weights ---------+               publish; or start_transfer, wait_arrived, swap
+                    +-------- weights ---------+               publish; or start_transfer, wait_arrived, swap[_newest]
     set_dispatch_limit, pause, resume                          mark_version: to no engine
 """
 
@@ -113,6 +113,9 @@ class Weights(Protocol):
 
     async def swap(self, rollout: Rollout, version: int) -> None:
         """Load what has arrived as `version` into these engines."""
+
+    async def swap_newest(self, rollout: Rollout) -> int:
+        """Load the version that has arrived last into these engines, whichever that is; which."""
 
 
 class Job(Protocol):

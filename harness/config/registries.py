@@ -34,6 +34,7 @@ SCHEDULES = {
     "k_step_off": "schedules.k_step_off:KStepOff",
     "delayed_update": "schedules.delayed_update:DelayedUpdate",
     "half_step": "schedules.half_step:HalfStep",
+    "rolling_update": "schedules.rolling_update:RollingUpdate",
     "fully_async": "schedules.fully_async:FullyAsync",
 }
 

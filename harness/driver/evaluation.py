@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -122,9 +122,10 @@ class Evaluation:
         passed = version // self.settings.period > self.newest // self.settings.period
         return passed or self.newest < version == self.iterations
 
-    async def evaluate(self, version: int) -> None:
-        """All engines have this version. Returns when the job goes on."""
-        async with self._standing_still() as engines:
+    async def evaluate(self, version: int, held_by: Collection[str] | None = None) -> None:
+        """Evaluate a version that these engines have, None: all. Returns when the job goes on."""
+        async with self._standing_still() as all_engines:
+            engines = [engine for engine in all_engines if held_by is None or engine.name in held_by]
             start = time.monotonic()
             problems, requests = self._requests()
             completions = await self._completed(engines, problems, requests)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -46,6 +46,7 @@ class PublishedWeights:
         self.cut: Callable[[int], Callable[[], Cut]] = _nothing_to_cut
         """Called as a version was made that is to have a checkpoint; what that returns, when it is written down."""
         self._versions: dict[str, int] = {}  # of engines that swapped
+        self._evaluating = asyncio.Lock()
         self._recording: asyncio.Task[None] | None = None
 
     async def publish(self, version: int) -> None:
@@ -82,6 +83,19 @@ class PublishedWeights:
         self.observer.doing("weights", f"version {version} arrived")
 
     async def swap(self, rollout: Rollout, version: int) -> None:
+        held_by = await self._swap(rollout, version)
+        if self.evaluation is not None and len(held_by) == len(self.evaluation.fleet.working):
+            await self._evaluate(version, held_by)
+
+    async def swap_newest(self, rollout: Rollout) -> int:
+        """Evaluated, where it is due, by those that have it by now: others may never."""
+        version = max(self.coordinator.arrived, self._already.done)
+        if held_by := await self._swap(rollout, version):
+            await self._evaluate(version, held_by)
+        return version
+
+    async def _swap(self, rollout: Rollout, version: int) -> list[str]:
+        """Names of the engines that then hold this version, where it is one to evaluate."""
         assert isinstance(rollout, RolloutPool)
         if version <= self._already.done:
             rollout.swapped = version
@@ -90,11 +104,11 @@ class PublishedWeights:
             await self.coordinator.wait_arrived(version)  # until then engines may come and go
             await self.coordinator.swap(rollout.workers, version)
             self.observer.doing(rollout.name, f"at version {version}")
-        if self.evaluation is not None:
-            self._versions |= {worker.name: version for worker in rollout.ready}
-            held = all(self._versions.get(engine.name) == version for engine in self.evaluation.fleet.working)
-            if held and version >= self._already.done:
-                await self._evaluate(version)
+        if self.evaluation is None or version < self._already.done:
+            return []
+        self._versions |= {worker.name: version for worker in rollout.ready}
+        working = [engine.name for engine in self.evaluation.fleet.working]
+        return [name for name in working if self._versions.get(name) == version]
 
     async def evaluate_first(self) -> None:
         """The weights to start with, before the schedule."""
@@ -110,12 +124,13 @@ class PublishedWeights:
             await self.coordinator.distribute(version)
         await self._evaluate(version)
 
-    async def _evaluate(self, version: int) -> None:
-        """Evaluate a version that all engines have, where it is due."""
-        if self.evaluation is not None and self.evaluation.due(version):
-            self.observer.doing("evaluation", f"version {version}")
-            await self.evaluation.evaluate(version)
-            self.observer.doing("evaluation", f"evaluated version {version}")
+    async def _evaluate(self, version: int, held_by: Collection[str] | None = None) -> None:
+        """Evaluate a version that these engines have, None: all, where it is due."""
+        async with self._evaluating:  # engines may come to versions side by side
+            if self.evaluation is not None and self.evaluation.due(version):
+                self.observer.doing("evaluation", f"version {version}")
+                await self.evaluation.evaluate(version, held_by)
+                self.observer.doing("evaluation", f"evaluated version {version}")
 
     @asynccontextmanager
     async def _end_of_iteration(self, version: int, what: str, *, travels: bool = True) -> AsyncIterator[None]:

@@ -27,8 +27,9 @@ from schedules.capacity import Capacity
 from schedules.fully_async import FullyAsync
 from schedules.half_step import HalfStep
 from schedules.k_step_off import KStepOff
+from schedules.rolling_update import RollingUpdate
 
-_STREAMING = (FullyAsync, HalfStep)  # engines go from one batch to the next without running empty
+_STREAMING = (FullyAsync, HalfStep, RollingUpdate)  # engines go from one batch to the next without running empty
 
 USUAL_TENSOR = (1, 2, 4)
 

@@ -17,6 +17,7 @@ from schedules.fully_async import FullyAsync
 from schedules.half_step import HalfStep
 from schedules.k_step_off import KStepOff
 from schedules.one_step_off import OneStepOff
+from schedules.rolling_update import RollingUpdate
 from schedules.separated_sync import SeparatedSync
 
 Beside = Callable[..., float]
@@ -80,5 +81,6 @@ _PERIOD: dict[type, Callable[[Schedule, IterationWork, Beside], float]] = {
     KStepOff: _two_pools,
     DelayedUpdate: _streamed,
     HalfStep: _streamed,
+    RollingUpdate: _streamed,
     FullyAsync: _streamed,
 }

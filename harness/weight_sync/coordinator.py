@@ -82,6 +82,12 @@ class Coordinator:
         """The version that each engine holds, by name."""
         return self.membership.versions
 
+    @property
+    def arrived(self) -> int:
+        """The newest version that is in the host memory of every engine. Until the next one is, none of them drops it:
+        a call that is made at once still finds it."""
+        return self._arrived
+
     async def connect(self) -> None:
         """Compute the plan and connect the transport on all sides."""
         plan = await self.trainers[0].role.plan(self._bucket_bytes, self.retry.verify, self.retry.delta)

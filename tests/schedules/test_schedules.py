@@ -16,6 +16,7 @@ from schedules.half_step import HalfStep
 from schedules.k_step_off import KStepOff
 from schedules.one_step_off import OneStepOff
 from schedules.protocol import PauseMode
+from schedules.rolling_update import RollingUpdate
 from schedules.separated_sync import SeparatedSync
 from tests.support.fake_job import DEVICE, HOST, FakeJob
 
@@ -205,6 +206,20 @@ def test_half_step_needs_an_engine_for_every_cohort() -> None:
     assert (HalfStep().least_engines, HalfStep(cohorts=3).least_engines, DelayedUpdate().least_engines) == (2, 3, 1)
 
 
+# -- rolling_update
+
+
+async def test_the_engine_that_is_furthest_behind_takes_the_newest_version_and_skips_those_between() -> None:
+    job = FakeJob(engines=5)
+    for version in (1, 2):
+        job.weights.events[version].set()
+    log = await job.play(RollingUpdate(updating=0.4))
+    first = [line for line in log.of("0:", "2:", "4:") if "done" not in line]  # one of two rows; the other is 1 and 3
+    assert first[:9] == [f"{k}: {what}" for k in (0, 2, 4) for what in ("pause wait", "swap 2", "resume 40")]
+    assert {f"{k}: swap 4" for k in range(5)} <= set(log.lines), "in the end all have the last one"
+    assert not log.of(*(f"{k}: swap 1" for k in range(5)))
+
+
 # -- fully_async
 
 
@@ -359,6 +374,7 @@ def test_every_schedule_says_how_weights_travel_and_how_stale_it_is() -> None:
         "k_step_off": ("collective", 3.0, "fifo"),
         "delayed_update": ("host_staged", 1.0, "fifo"),
         "half_step": ("host_staged", 0.5, "fifo"),
+        "rolling_update": ("host_staged", 2.0, "fifo"),
         "fully_async": ("collective", 2.0, "fifo"),
     }
     assert FullyAsync(order="completion").order == "completion"

@@ -22,6 +22,7 @@ from schedules.half_step import HalfStep
 from schedules.k_step_off import KStepOff
 from schedules.one_step_off import OneStepOff
 from schedules.protocol import PauseMode
+from schedules.rolling_update import RollingUpdate
 from schedules.separated_sync import SeparatedSync
 
 N = 2  # samples of a group
@@ -204,6 +205,11 @@ class PlayedJob:
         for engine in rollout.engines:
             engine.load(version)
 
+    async def swap_newest(self, rollout: PlayedRollout) -> int:
+        version = max(number for number, here in self.here.items() if here.is_set())
+        await self.swap(rollout, version)
+        return version
+
 
 ITERATIONS, BATCH = 7, 6
 SPEEDS = pytest.mark.parametrize(  # engines, turns per micro-batch, turns of a transfer
@@ -271,13 +277,21 @@ async def test_half_a_step_off_has_a_mean_lag_of_a_half_where_rollout_runs_ahead
 @SPEEDS
 @pytest.mark.parametrize("mode", get_args(PauseMode))
 @pytest.mark.parametrize("eta", [0, 0.5, 1, 1.3, 2])
+@pytest.mark.parametrize("streaming", [FullyAsync, RollingUpdate])
 async def test_streaming_trains_every_row_once_within_the_bound(
-    eta: float, mode: PauseMode, speed: tuple[int, int, int]
+    streaming: type[FullyAsync | RollingUpdate], eta: float, mode: PauseMode, speed: tuple[int, int, int]
 ) -> None:
-    _, (iteration, first, last) = await played(FullyAsync(max_staleness=eta, pause=mode), speed)
+    _, (iteration, first, last) = await played(streaming(max_staleness=eta, pause=mode), speed)
     assert (iteration - first).max() <= Capacity(BATCH, eta).worst_lag
     if mode != "keep":
         assert (first == last).all(), "no sample lived through an update"
+
+
+@pytest.mark.parametrize("updating", [0.25, 0.5, 1])
+async def test_no_more_engines_roll_at_a_time_than_may_and_several_versions_sample_at_once(updating: float) -> None:
+    job, (_, first, _) = await played(RollingUpdate(updating=updating), (4, 3, 5))
+    assert 1 <= job.paused_at_once <= 4 * updating
+    assert updating == 1 or (np.diff(first) < 0).any(), "an older version began a later row"
 
 
 async def test_where_rollout_is_faster_the_bound_is_reached() -> None:

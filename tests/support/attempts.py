@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
+from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -33,7 +34,7 @@ class PlayedEvaluation(Evaluation):
         self.newest, self.fleet = session.run.evaluated, session.assembly.coordinator.fleet
         self._session = session
 
-    async def evaluate(self, version: int) -> None:
+    async def evaluate(self, version: int, held_by: Collection[str] | None = None) -> None:
         self.newest = version
         at = self._session.clock.now()
         self._session.recorder.evaluated(Evaluated(version, at, 0, 0, 0.0, 0.0, None, None, 0.0, 0, 0.0, 0.0), {})

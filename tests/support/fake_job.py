@@ -163,6 +163,11 @@ class FakeWeights:
         with self.log.call(f"{rollout.name}swap {version}"):
             await turns()
 
+    async def swap_newest(self, rollout: FakeRollout) -> int:
+        version = max(number for number, arrived in self.events.items() if arrived.is_set())
+        await self.swap(rollout, version)
+        return version
+
 
 class FakeJob:
     """`schedules.protocol.Job`."""

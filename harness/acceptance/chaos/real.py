@@ -57,7 +57,7 @@ _JOB = (
     f"save_weights=false seeds=[0] iterations={ITERATIONS} checkpoint.every=2 cluster.wait_timeout_s=60 "
     "cluster.stall_timeout_s=120"
 ).split()
-_DEVICES = {"colocate_sync": 2, "half_step": 4, "delayed_update": 3, "fully_async": 3}
+_DEVICES = {"colocate_sync": 2, "half_step": 4, "delayed_update": 3, "rolling_update": 4, "fully_async": 3}
 """Devices of schedules that do not do with two, or have two engines."""
 ROLES = ("driver", "fork server", "queue", "host", "device")
 
