@@ -55,6 +55,10 @@ class Schedule(ABC):
     """Engines that share devices load new weights between any two batches that they generate: so when they give the
     devices back, they need not keep those that they have."""
 
+    follows_time: ClassVar[bool] = False
+    """Whether what an engine loads, or how far ahead groups may be, follows from what took how long: so its runs are
+    not replayed."""
+
     def __post_init__(self) -> None:
         for made in dataclasses.fields(self):  # type: ignore[arg-type]
             if "bounds" in made.metadata:

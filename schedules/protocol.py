@@ -84,6 +84,11 @@ class Stage(Protocol):
 class Trainer(Protocol):
     """The training world."""
 
+    @property
+    def waited(self) -> float:
+        """Share of the time of the last batch that it waited for rows, mean of its ranks; 0 of one that was trained
+        before a run went on from a checkpoint."""
+
     async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
         """Train on one batch, micro-batch by micro-batch as they become ready, then take one optimizer step.
 

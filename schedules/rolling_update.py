@@ -26,6 +26,7 @@ class RollingUpdate(Schedule):
     """
 
     transport = "host_staged"
+    follows_time = True
     max_staleness: float = option(2.0, least=0, most=1_000_000)
     updating: float = option(0.25, least=0, most=1, examples=(0.0, 0.5, 1.0))
     pause: PauseMode = option(

@@ -138,6 +138,9 @@ def why_not_replayed(config: JobConfig, schedule: Schedule, backend: Backend, gp
         "gives the same bits": config.schedule.name in _REPEAT_THEMSELVES,
         f"schedule={config.schedule.name} generates batch by batch on the devices of training; only schedules whose "
         "engines stream can be replayed": schedule.colocated,
+        f"schedule={config.schedule.name}: it decides by what took how long, which is not recorded": (
+            schedule.follows_time
+        ),
         f"engine={config.engine.name}: what it samples depends on which samples are beside; replay runs of "
         "engine=torch": real and config.engine.name != "torch",
         "on GPUs what an engine samples depends on which samples are beside (docs/equivalence.md); set "

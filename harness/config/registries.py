@@ -35,6 +35,7 @@ SCHEDULES = {
     "delayed_update": "schedules.delayed_update:DelayedUpdate",
     "half_step": "schedules.half_step:HalfStep",
     "rolling_update": "schedules.rolling_update:RollingUpdate",
+    "adaptive_staleness": "schedules.adaptive_staleness:AdaptiveStaleness",
     "fully_async": "schedules.fully_async:FullyAsync",
 }
 

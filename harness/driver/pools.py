@@ -326,6 +326,7 @@ class TrainerPool:
         """trained: is told as well."""
         self.ranks, self.observer, self.trained = ranks, observer, trained
         self.critics = critics
+        self.waited = 0.0
         self._already = already or AlreadyDone()
 
     async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
@@ -336,9 +337,17 @@ class TrainerPool:
             actors = asked.create_task(ask_all(self.ranks, lambda actor: actor.train(iteration, first)))
             critics = asked.create_task(ask_all(self.critics, lambda critic: critic.train(iteration)))
         _refuse_unscored(iteration, actors.result())
+        self.waited = sum(map(_waited, actors.result())) / len(self.ranks)
         self.observer.trained(iteration, actors.result(), critics.result())
         self.trained(actors.result())
         self.observer.doing("actor", "waiting")
+
+
+def _waited(report: TrainReport) -> float:
+    """Share of a rank's batch that it waited for rows."""
+    spans = [(span.start, span.end, span.kind == "wait_for_samples") for span in report.spans]
+    began, ended = min(start for start, *_ in spans), max(end for _, end, _ in spans)
+    return sum(end - start for start, end, waits in spans if waits) / (ended - began) if ended > began else 0.0
 
 
 def _refuse_unscored(iteration: int, reports: Sequence[TrainReport]) -> None:

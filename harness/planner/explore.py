@@ -23,13 +23,15 @@ from harness.planner.period import hindered, period
 from harness.planner.search import Prospect, SearchResult, search
 from harness.planner.work import LengthSamples, PoolLayout, least_work, likely_work
 from schedules import Schedule
+from schedules.adaptive_staleness import AdaptiveStaleness
 from schedules.capacity import Capacity
 from schedules.fully_async import FullyAsync
 from schedules.half_step import HalfStep
 from schedules.k_step_off import KStepOff
 from schedules.rolling_update import RollingUpdate
 
-_STREAMING = (FullyAsync, HalfStep, RollingUpdate)  # engines go from one batch to the next without running empty
+_STREAMING = (FullyAsync, HalfStep, RollingUpdate, AdaptiveStaleness)
+"""Engines of these go from one batch to the next without running empty."""
 
 USUAL_TENSOR = (1, 2, 4)
 

@@ -11,6 +11,7 @@ from collections.abc import Callable
 
 from harness.planner.work import IterationWork
 from schedules import Schedule
+from schedules.adaptive_staleness import AdaptiveStaleness
 from schedules.colocate_sync import ColocateSync
 from schedules.delayed_update import DelayedUpdate
 from schedules.fully_async import FullyAsync
@@ -83,4 +84,5 @@ _PERIOD: dict[type, Callable[[Schedule, IterationWork, Beside], float]] = {
     HalfStep: _streamed,
     RollingUpdate: _streamed,
     FullyAsync: _streamed,
+    AdaptiveStaleness: _streamed,
 }

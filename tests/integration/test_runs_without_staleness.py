@@ -38,6 +38,8 @@ RUNS = {
     "separated": "schedule=separated_sync schedule.streaming=false",
     "separated_streaming": "schedule=separated_sync schedule.streaming=true cluster.delta_weights=true",
     "async_0": "schedule=fully_async schedule.max_staleness=0",
+    "adaptive_0": "schedule=adaptive_staleness schedule.max_staleness=0",
+    "rolling_0": "schedule=rolling_update schedule.max_staleness=0 cluster.devices=3 schedule.split.rollout=2",
     "colocated_2_ranks": "schedule=colocate_sync cluster.devices=2 algorithm.reference=true",
     "async_0_2_ranks": (
         "schedule=fully_async schedule.max_staleness=0 schedule.split.rollout=1 cluster.devices=3 "
@@ -251,7 +253,7 @@ def test_a_model_with_experts_changes_nothing_of_that(results: Path, drivers: Dr
     equal_runs(drivers, results / "experts", settings, ONE_RANK)
 
 
-@pytest.mark.parametrize("other", ["separated", "separated_streaming", "async_0", "async_0_2_ranks"])
+@pytest.mark.parametrize("other", [name for name in RUNS if not name.startswith("colocated")])
 def test_without_staleness_every_schedule_is_bitwise_equal_to_colocate_sync(runs: dict[str, Path], other: str) -> None:
     same_world = "colocated_2_ranks" if other.endswith("2_ranks") else "colocated"
     assert not differences(runs[same_world], runs[other])

@@ -8,6 +8,7 @@ import pytest
 
 from harness.config.registries import SCHEDULES, find
 from schedules import Schedule
+from schedules.adaptive_staleness import AdaptiveStaleness
 from schedules.capacity import Capacity
 from schedules.colocate_sync import ColocateSync
 from schedules.delayed_update import DelayedUpdate
@@ -220,6 +221,19 @@ async def test_the_engine_that_is_furthest_behind_takes_the_newest_version_and_s
     assert not log.of(*(f"{k}: swap 1" for k in range(5)))
 
 
+# -- adaptive_staleness
+
+
+async def test_staleness_grows_where_the_trainer_waited_and_shrinks_where_not_and_limits_never_fall() -> None:
+    job = FakeJob(iterations=6)
+    job.trainer.waits = [0.5, 0.3, 0.26, 0.25, 0.0, 0.3]
+    log = await job.play(AdaptiveStaleness(max_staleness=1.2, step=0.5, idle=0.25))
+    staleness = [0, 0.5, 1, 1.2, 1.075, 0.95, 1.2]
+    assert log.of("limit", "resume") == [
+        f"{'resume' if version else 'limit'} {Capacity(8, eta).limit(version)}" for version, eta in enumerate(staleness)
+    ]
+
+
 # -- fully_async
 
 
@@ -375,6 +389,7 @@ def test_every_schedule_says_how_weights_travel_and_how_stale_it_is() -> None:
         "delayed_update": ("host_staged", 1.0, "fifo"),
         "half_step": ("host_staged", 0.5, "fifo"),
         "rolling_update": ("host_staged", 2.0, "fifo"),
+        "adaptive_staleness": ("collective", 4.0, "fifo"),
         "fully_async": ("collective", 2.0, "fifo"),
     }
     assert FullyAsync(order="completion").order == "completion"

@@ -14,6 +14,7 @@ import pytest
 from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
 from harness.transfer_queue.local import LocalQueue
 from schedules import Schedule
+from schedules.adaptive_staleness import AdaptiveStaleness
 from schedules.capacity import Capacity
 from schedules.colocate_sync import ColocateSync
 from schedules.delayed_update import DelayedUpdate
@@ -144,6 +145,7 @@ class PlayedJob:
         self.here: defaultdict[int, asyncio.Event] = defaultdict(asyncio.Event)
         self.trained: list[tuple[int, int, int, int]] = []  # row, iteration, first version, last version
         self.paused_at_once = 0
+        self.waited = 1.0
 
     async def play(self, schedule: Schedule) -> list[tuple[int, int, int, int]]:
         async with asyncio.timeout(120):
@@ -285,6 +287,12 @@ async def test_streaming_trains_every_row_once_within_the_bound(
     assert (iteration - first).max() <= Capacity(BATCH, eta).worst_lag
     if mode != "keep":
         assert (first == last).all(), "no sample lived through an update"
+
+
+async def test_staleness_that_adapts_comes_to_its_bound_step_by_step_where_the_trainer_waits() -> None:
+    _, (iteration, first, _) = await played(AdaptiveStaleness(max_staleness=2, step=0.5), (3, 50, 5))
+    most = [(iteration - first)[iteration == i].max() for i in range(ITERATIONS)]
+    assert most[0] == most[1] == 0 and most == sorted(most) and most[-1] == 2
 
 
 @pytest.mark.parametrize("updating", [0.25, 0.5, 1])

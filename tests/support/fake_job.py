@@ -120,6 +120,12 @@ class FakeTrainer:
     log: Log
     fail_at: int | None = None
     first: list[list[tuple[int, int]]] = field(default_factory=list)
+    waits: list[float] = field(default_factory=list)
+
+    @property
+    def waited(self) -> float:
+        """Of the batch before, where a test says so."""
+        return self.waits[len(self.first) - 1] if self.waits else 0.0
 
     async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
         self.first.append(list(first))

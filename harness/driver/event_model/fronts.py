@@ -245,15 +245,25 @@ class Trainer:
 
     def __init__(self, job: Job) -> None:
         self._job, self.turns = job, job.turns_of("actor", 0)
-        self.waited: list[float] = []
+        self.waited_s: list[float] = []
+        self._took = 0.0
         self.trained: list[Sequence[int]] = []  # groups of each iteration
         self._steps = 0
 
+    @property
+    def waited(self) -> float:
+        return self.waited_s[-1] / self._took if self._took else 0.0
+
     async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
+        began = self._job.now
+        await self._train(iteration, first)
+        self._took = self._job.now - began
+
+    async def _train(self, iteration: int, first: Sequence[tuple[int, int]]) -> None:
         job, algorithm = self._job, self._job.config.algorithm
         scored_beside = job.placement.share("actor_fwd", "actor")
         steps, freezes = algorithm.steps_per_version, algorithm.freezes_proximal
-        self.waited.append(0.0)
+        self.waited_s.append(0.0)
         arriving = self._in_order(iteration) if job.in_order else self._as_completed(first)
         if steps > 1 and (freezes or scored_beside):
             parts = list[Sequence[int]]()
@@ -290,7 +300,7 @@ class Trainer:
             await job.rewarded.reached(job.rewards.needed(groups.stop))
             for frontier in inputs:
                 await frontier.reached(groups.stop)
-            self.waited[-1] += job.now - since
+            self.waited_s[-1] += job.now - since
             yield groups
 
     async def _as_completed(self, first: Sequence[tuple[int, int]]) -> AsyncIterator[Sequence[int]]:
@@ -306,7 +316,7 @@ class Trainer:
         while len(taken) < job.batch:
             since = job.now
             groups = await asked
-            self.waited[-1] += job.now - since
+            self.waited_s[-1] += job.now - since
             taken += groups
             if len(taken) < job.batch:
                 asked = ask()

@@ -129,7 +129,7 @@ class Job:
         return FastSteps(
             np.diff(np.array(self._ends), prepend=0.0),
             self._worked("generate"),
-            np.array(self.trainer.waited[:ended]),
+            np.array(self.trainer.waited_s[:ended]),
             lags - np.array(queue.versions)[trained].mean(axis=1),
             lags - np.array(queue.oldest)[trained].min(axis=1),
             np.array(queue.took)[trained].max(axis=1),
