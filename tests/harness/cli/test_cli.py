@@ -23,8 +23,8 @@ from harness.cli.commands import GROUPS as COMMAND_GROUPS
 from harness.cli.console import OUTPUT_CLOSED
 from harness.cli.front import completion, settings_of
 from harness.config import ConfigError
-from harness.config.compose import GROUPS
-from harness.config.registries import CORRECTIONS, SCHEDULES
+from harness.config.compose import GROUPS, choices
+from harness.config.registries import CORRECTIONS
 from harness.driver.checkpointing import LeftAtCheckpoint
 from harness.metrics.definitions import DEFINITIONS
 from harness.studies.papers.experiment import names
@@ -46,7 +46,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["schedule=nope"], "schedule=nope is unknown; choose one of colocate_sync, delayed_update, fully_async, "),
+        (["schedule=nope"], "schedule=nope is unknown; choose one of adaptive_staleness, colocate_sync, "),
         (["model=nope"], "model=nope is unknown; choose one of qwen0.5b, "),
         (["task=nope"], "task=nope is unknown; choose one of aime, copy, dapo_math, data, expand, gsm8k"),
         (["engine=nope"], "engine=nope is unknown; choose one of sglang, torch, vllm"),
@@ -392,7 +392,7 @@ def test_the_command_itself_ends_with_code_2_and_leaves_nothing(tmp_path: Path) 
         check=False,
     )
     assert (done.returncode, done.stdout) == (2, "")
-    assert done.stderr == f"schedule=nope is unknown; choose one of {', '.join(sorted(SCHEDULES))}\n"
+    assert done.stderr == f"schedule=nope is unknown; choose one of {', '.join(choices('schedule'))}\n"
     assert not list(tmp_path.iterdir())
 
 
