@@ -346,7 +346,8 @@ class TrainerPool:
 def _waited(report: TrainReport) -> float:
     """Share of a rank's batch that it waited for rows."""
     spans = [(span.start, span.end, span.kind == "wait_for_samples") for span in report.spans]
-    began, ended = min(start for start, *_ in spans), max(end for _, end, _ in spans)
+    began = min((start for start, *_ in spans), default=0.0)
+    ended = max((end for _, end, _ in spans), default=0.0)
     return sum(end - start for start, end, waits in spans if waits) / (ended - began) if ended > began else 0.0
 
 
