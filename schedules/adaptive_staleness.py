@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schedules.base import Schedule, gather, option
+from schedules.base import Schedule, gather, go_on, option
 from schedules.capacity import Capacity
 from schedules.protocol import Job, PauseMode
 
@@ -45,23 +45,15 @@ class AdaptiveStaleness(Schedule):
         """Consumes trained columns, produces versions; each admits the next groups and unblocks engines."""
         staleness = 0.0
         for version in range(job.iterations):
-            await gather(self._go_on(job, version, staleness), job.trainer.train(version))
+            limit = Capacity(job.batch, staleness).limit(version)
+            await gather(go_on(job, version, limit), job.trainer.train(version))
             staleness = self._next(staleness, job.trainer.waited)
             await job.rollout.pause(self.pause)
             await job.weights.publish(version + 1)
-        await self._go_on(job, job.iterations, staleness)
+        await go_on(job, job.iterations, Capacity(job.batch, staleness).limit(job.iterations))
         await job.prompts.close()
 
     def _next(self, staleness: float, waited: float) -> float:
         if waited > self.idle:
             return min(self.max_staleness, staleness + self.step)
         return max(0.0, staleness - self.step * self.idle)
-
-    async def _go_on(self, job: Job, version: int, staleness: float) -> None:
-        """Engines, which have this version, may start what is below its limit, which is then admitted."""
-        limit = Capacity(job.batch, staleness).limit(version)
-        if version:
-            await job.rollout.resume(below=limit)
-        else:
-            await job.rollout.set_dispatch_limit(below=limit)
-        await job.prompts.admit(below=limit)

@@ -107,3 +107,23 @@ async def gather(*work: Coroutine[Any, Any, None]) -> None:
     async with asyncio.TaskGroup() as tasks:
         for part in work:
             tasks.create_task(part)
+
+
+async def train_handing_over(job: Job, capacity: Capacity) -> None:
+    """Consumes trained columns, produces versions; each new version admits the next groups and goes on its way."""
+    await job.prompts.admit(below=capacity.limit(0))
+    for version in range(1, job.iterations + 1):
+        await job.trainer.train(version - 1)
+        await job.weights.start_transfer(version)
+        await job.prompts.admit(below=capacity.limit(version))
+    await job.prompts.close()
+
+
+async def go_on(job: Job, version: int, limit: int) -> None:
+    """Engines, which have this version, may start what is below the limit: they know before it is admitted, so that
+    they start nothing under another one."""
+    if version:
+        await job.rollout.resume(below=limit)
+    else:
+        await job.rollout.set_dispatch_limit(below=limit)
+    await job.prompts.admit(below=limit)

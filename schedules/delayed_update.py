@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from schedules.base import Schedule, gather
+from schedules.base import Schedule, gather, train_handing_over
 from schedules.protocol import Job, Rollout
 
 
@@ -44,12 +44,5 @@ class DelayedUpdate(Schedule):
             await engine.generate(b)
 
     async def _train(self, job: Job) -> None:
-        """Consumes trained columns, produces versions; each new version admits the next groups and goes on its way."""
-        capacity = self.capacity(job)
-        await job.prompts.admit(below=capacity.limit(0))
-        for version in range(1, job.iterations + 1):
-            await job.trainer.train(version - 1)
-            await job.weights.start_transfer(version)
-            await job.prompts.admit(below=capacity.limit(version))
-        await job.prompts.close()
+        await train_handing_over(job, self.capacity(job))
         await job.weights.wait_arrived(job.iterations)  # nothing is under way when the run ends

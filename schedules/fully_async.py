@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Literal
 
-from schedules.base import Order, Schedule, gather, option
+from schedules.base import Order, Schedule, gather, go_on, option
 from schedules.capacity import CompletionOrder
 from schedules.protocol import Job, PauseMode
 
@@ -60,14 +60,14 @@ class FullyAsync(Schedule):
         engines."""
         started = CompletionOrder(self.capacity(job))
         for version in range(job.iterations):
-            new = [self._go_on(job, version, started.limit)] if version % self.publish_every == 0 else []
+            new = [go_on(job, version, started.limit)] if version % self.publish_every == 0 else []
             if self.order == "fifo":  # which group is next depends on nothing that engines start meanwhile
                 await gather(*new, job.trainer.train(version))
             else:
                 await gather(*new)
                 await self._train_batch(job, started, version)
             await self._make_known(job, started, version + 1)
-        await self._go_on(job, job.iterations, started.limit)
+        await go_on(job, job.iterations, started.limit)
         await job.prompts.close()
 
     async def _make_known(self, job: Job, started: CompletionOrder, version: int) -> None:
@@ -79,15 +79,6 @@ class FullyAsync(Schedule):
             await job.rollout.pause(self.pause)
             await job.weights.publish(version)
             started.record_published()
-
-    async def _go_on(self, job: Job, version: int, limit: int) -> None:
-        """Engines, which have this version, may start what is below the limit: they know before it is admitted, so that
-        they start nothing under another one."""
-        if version:
-            await job.rollout.resume(below=limit)
-        else:
-            await job.rollout.set_dispatch_limit(below=limit)
-        await job.prompts.admit(below=limit)
 
     async def _train_batch(self, job: Job, started: CompletionOrder, iteration: int) -> None:
         """Train a batch in completion order."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from schedules.base import Schedule, gather, option
+from schedules.base import Schedule, gather, option, train_handing_over
 from schedules.protocol import Job, PauseMode, Rollout
 
 
@@ -60,12 +60,5 @@ class RollingUpdate(Schedule):
             await engines[k].resume(below=capacity.limit(held[k]))
 
     async def _train(self, job: Job) -> None:
-        """Consumes trained columns, produces versions; each new version admits the next groups and goes on its way."""
-        capacity = self.capacity(job)
-        await job.rollout.set_dispatch_limit(below=capacity.limit(0))
-        await job.prompts.admit(below=capacity.limit(0))
-        for version in range(1, job.iterations + 1):
-            await job.trainer.train(version - 1)
-            await job.weights.start_transfer(version)
-            await job.prompts.admit(below=capacity.limit(version))
-        await job.prompts.close()
+        await job.rollout.set_dispatch_limit(below=self.capacity(job).limit(0))
+        await train_handing_over(job, self.capacity(job))
