@@ -19,19 +19,12 @@ from harness.cost_model.transfer import sender_links
 from harness.driver.build import fair_share
 from harness.driver.event_model import fast_steps
 from harness.planner.candidates import Candidate, grid
-from harness.planner.period import hindered, period
+from harness.planner.period import hindered, period, runs_on
 from harness.planner.search import Prospect, SearchResult, search
 from harness.planner.work import LengthSamples, PoolLayout, least_work, likely_work
 from schedules import Schedule
-from schedules.adaptive_staleness import AdaptiveStaleness
 from schedules.capacity import Capacity
-from schedules.fully_async import FullyAsync
-from schedules.half_step import HalfStep
 from schedules.k_step_off import KStepOff
-from schedules.rolling_update import RollingUpdate
-
-_STREAMING = (FullyAsync, HalfStep, RollingUpdate, AdaptiveStaleness)
-"""Engines of these go from one batch to the next without running empty."""
 
 USUAL_TENSOR = (1, 2, 4)
 
@@ -232,7 +225,7 @@ def prospects_of(
     config: JobConfig, schedule: Schedule, candidates: Sequence[Candidate], lengths: LengthSamples, known: Costs
 ) -> Iterator[Prospect[Candidate]]:
     """Candidates that fit memory, with the time that they need at least, and probably. known: gets their costs."""
-    roles, streaming = device_roles(config), isinstance(schedule, _STREAMING)
+    roles, streaming = device_roles(config), runs_on(schedule)
     for candidate in candidates:
         key = schedule.transport, roles, candidate
         if key not in known:

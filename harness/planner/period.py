@@ -30,6 +30,11 @@ def period(schedule: Schedule, work: IterationWork, beside: Beside = max) -> flo
     return _PERIOD.get(type(schedule), _any)(schedule, work, beside)
 
 
+def runs_on(schedule: Schedule) -> bool:
+    """Whether its engines go from one batch to the next without running empty."""
+    return _PERIOD.get(type(schedule)) is _streamed and not schedule.loads_between_batches
+
+
 def hindered(*seconds: float) -> float:
     """Probable seconds of work that goes on beside other work: it waits now and then, the longer the more there is of
     the other. Between the longest of them and their sum."""
