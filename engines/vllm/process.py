@@ -61,9 +61,13 @@ class VLLMProcess:
         """Bytes on each of its devices, of what it gives back when it sleeps."""
         disable_progress_bar()
         self._folder = tempfile.TemporaryDirectory(prefix="cadence-vllm-model-")
-        write_model(model, Path(self._folder.name))
-        arguments = _arguments(model, slots, device, options, tensor_parallel)
-        self.llm = _start(self._folder.name, arguments, options.log_level, self._count)
+        try:
+            write_model(model, Path(self._folder.name))
+            arguments = _arguments(model, slots, device, options, tensor_parallel)
+            self.llm = _start(self._folder.name, arguments, options.log_level, self._count)
+        except BaseException:
+            self._folder.cleanup()
+            raise
         self._core: BaseProcess = self.llm.engine_core.resources.engine_manager.processes[0]
         assert self._core.pid is not None, "vLLM answers once its core has started"
         self._processes = [process_id(self._core.pid), *descendants(self._core.pid)]
