@@ -77,15 +77,15 @@ class TokenScorer(ScoringModel):
     ) -> None:
         super().__init__(model, training)
         self._temperature, self._group, self._float32 = temperature, group, float32_head(model)
+        self._logit_bytes = training.logit_bytes
 
     def forward(self, prompts: Ragged, responses: Ragged, gradient_squares: bool = False) -> Scores:
         """Scores of response tokens. prompts and responses: int64, of k rows each."""
         head = head_gradient_squares if gradient_squares else head_log_probs
         weight = local_part(self.model.get_output_embeddings().weight)
         batch = self._lay_out(prompts, responses, weight.device)
-        scores = head(
-            batch.hidden(self.model.base_model), weight, batch.targets, self._temperature, self._group, self._float32
-        )
+        hidden, how = batch.hidden(self.model.base_model), (self._group, self._float32, self._logit_bytes)
+        scores = head(hidden, weight, batch.targets, self._temperature, *how)
         return Scores(*map(batch.at_responses, scores))
 
     def at_tokens(self, prompts: Ragged, responses: Ragged) -> tuple[torch.Tensor, ...]:

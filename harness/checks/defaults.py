@@ -1,6 +1,6 @@
-"""Settings that nobody gave, chosen so that the job runs on the GPUs that are there: devices, the split, micro-batches,
-recomputation, where the optimizer's moments rest, slots, buckets of weights. What the user says stays; without GPUs
-everything stays but micro-batches that do not divide a batch."""
+"""Settings that nobody gave, chosen so that the job runs on the GPUs that are there: devices, the split, micro-batches
+and their layout, recomputation, where the optimizer's moments rest, slots, buckets of weights, bytes of logits. What
+the user says stays; without GPUs everything stays but micro-batches that do not divide a batch."""
 
 from __future__ import annotations
 
@@ -17,8 +17,9 @@ from harness.checks.plugins import looks_at_whole_batches
 from harness.config import ConfigError, JobConfig
 from harness.config.changes import as_arguments, changed
 from harness.config.machine import Machine
+from harness.config.model_folder import DRAWN, DRAWN_WITH_EXPERTS
 from harness.config.placement import Placement, resolve_split
-from harness.cost_model.memory_plan import Lengths, MemoryPlan, plan_memory
+from harness.cost_model.memory_plan import GIB, Lengths, MemoryPlan, plan_memory
 from harness.cost_model.transfer import bucket_sizes
 from schedules import Schedule
 
@@ -28,10 +29,26 @@ RECOMPUTE = "training.recompute_activations"
 OFFLOAD = "training.optimizer_offload"
 SLOTS = "engine.slots"
 SPLIT = "schedule.split"
+LAYOUT = "training.layout"
+LOGITS = "training.logit_bytes"
 BUCKETS = "cluster.bucket_bytes"
 
-FITTED = ("cluster.devices", f"{SPLIT}.rollout", MICRO_BATCH, TOKENS, RECOMPUTE, OFFLOAD, SLOTS, BUCKETS)
+FITTED = (
+    "cluster.devices",
+    f"{SPLIT}.rollout",
+    MICRO_BATCH,
+    TOKENS,
+    RECOMPUTE,
+    OFFLOAD,
+    SLOTS,
+    LAYOUT,
+    LOGITS,
+    BUCKETS,
+)
 """Settings that are chosen here: where all of them are given, nothing is."""
+
+_LOGITS = 1 / 128
+"""Share of a GPU's memory for logits that exist at a time; what depends on them takes some six times as much."""
 
 _TOKENS = (65536, 32768, 16384, 8192, 4096)
 
@@ -63,6 +80,7 @@ def fit_to_gpus(config: JobConfig, schedule: Schedule, given: Collection[str], m
     chosen: dict[str, Any] = {}
     if not {"cluster", "cluster.devices"} & set(given) and config.cluster.devices != machine.gpus:
         chosen["cluster.devices"] = machine.gpus
+    chosen |= _by_device(config, given, machine)
     base = changed(config, chosen)
     if not any(True for _ in _splits(base, schedule, given)):
         return FittedJob(config, {})  # which says what it needs, by its own devices
@@ -72,6 +90,21 @@ def fit_to_gpus(config: JobConfig, schedule: Schedule, given: Collection[str], m
     if not {"cluster", BUCKETS} & set(given):
         settings |= _buckets(changed(base, settings), schedule, machine)
     return FittedJob(changed(base, settings), chosen | settings)
+
+
+def _by_device(config: JobConfig, given: Collection[str], machine: Machine) -> dict[str, Any]:
+    """Settings that change the last bits of a result: by GPU and model alone, so that every schedule computes alike.
+
+    Rows without padding, where attention has a kernel for them; logits by the power of two below their share.
+    """
+    model, training, there = config.model, config.training, config.cluster.memory_gib
+    packs = model.dtype != "float32" and model.architecture in (*DRAWN, *DRAWN_WITH_EXPERTS)
+    share = int(_LOGITS * (machine.gpu_bytes if there is None else there * GIB))
+    wanted: dict[str, tuple[Any, Any]] = {
+        LAYOUT: (training.layout, "packed" if packs else training.layout),
+        LOGITS: (training.logit_bytes, max(training.logit_bytes, 1 << (share.bit_length() - 1))),
+    }
+    return {name: new for name, (now, new) in wanted.items() if new != now and not {"training", name} & set(given)}
 
 
 def _with_micro_batches(config: JobConfig, schedule: Schedule, given: Collection[str]) -> FittedJob:

@@ -358,6 +358,7 @@ class TrainingConfig:
     recompute_activations: RealOrRoofline[Switch] = (
         False  # keep no activations inside of layers; costs another forward pass
     )
+    logit_bytes: RealOrRoofline[Count] = 128 << 20  # float32 logits of the output layer that exist at a time
     compile: Real[Switch] = (
         False  # blocks by torch.compile: another rounding, and a start of minutes; engines/torch/compiled.py
     )

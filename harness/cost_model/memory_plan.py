@@ -201,6 +201,7 @@ def pass_of(config: JobConfig, placement: Placement, setting: PlanSetting, role:
         repeated_heads=_repeats_heads(config, setting),
         gpu=setting.gpu,
         expert_ranks=training.expert_parallel,
+        logit_bytes=training.logit_bytes,
     )
 
 

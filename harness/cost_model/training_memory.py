@@ -10,14 +10,9 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from harness.config import ModelConfig
+from harness.config import ModelConfig, TrainingConfig
+from harness.cost_model.head_rows import HeadRows
 from harness.cost_model.shape import block_parameters, bytes_per_number, head_parameters, parameters
-
-CHUNK_ELEMENTS = 1 << 25
-"""Logits at a time, as `harness.rl.log_probs.CHUNK_ELEMENTS`, which loads torch."""
-
-GRADIENT_BYTES = 1 << 29
-"""Gradients of logits at a time, from there as well."""
 
 LOGITS_AT_ONCE = 3
 """Chunks of logits that exist together in a forward pass: log-probabilities, their exponential, and the product."""
@@ -31,7 +26,8 @@ class PassShape:
     ranks: that share the parameters (FSDP); tensor: that share each layer. megatron: as published
     trainers compute: these share activations between the products too, norms keep what comes in and what goes out, and
     the optimizer works in place. repeated_heads: keys and values are kept once for each query head. gpu: the optimizer
-    works on all parameters at once, and products of half precision may come out in float32.
+    works on all parameters at once, and products of half precision may come out in float32. logit_bytes: of the output
+    layer's logits at a time.
     """
 
     tokens: int
@@ -43,6 +39,7 @@ class PassShape:
     repeated_heads: bool = False
     gpu: bool = True
     expert_ranks: int = 1
+    logit_bytes: int = TrainingConfig.logit_bytes
 
 
 @dataclass(frozen=True)
@@ -163,20 +160,24 @@ class RankMemory:
     @property
     def chunk(self) -> float:
         """Logits of one chunk, in float32."""
-        columns = self.model.vocabulary / self.work.tensor
-        return 4 * columns * self._chunk_rows
+        return 4 * self._columns * self._chunk_rows
+
+    @property
+    def _columns(self) -> float:
+        return self.model.vocabulary / self.work.tensor
+
+    @property
+    def _head_rows(self) -> HeadRows:
+        return HeadRows(int(self._columns), self.model.hidden, self._number, self.work.logit_bytes)
 
     @property
     def _chunk_rows(self) -> int:
-        columns = self.model.vocabulary // self.work.tensor
-        return min(self.work.scored, max(1, CHUNK_ELEMENTS // columns))
+        return min(self.work.scored, self._head_rows.chunk)
 
     @property
     def _gradient_rows(self) -> int:
         """Rows of logits whose gradients are made for one product."""
-        columns = self.model.vocabulary // self.work.tensor
-        chunk = max(1, CHUNK_ELEMENTS // columns)
-        return min(self.work.scored, chunk * max(1, GRADIENT_BYTES // (chunk * columns * self._number)))
+        return min(self.work.scored, self._head_rows.product(self.work.scored))
 
     @property
     def head_forward(self) -> float:
@@ -190,8 +191,7 @@ class RankMemory:
         table = head_parameters(self.model) / self.work.tensor
         several = self.work.scored > self._gradient_rows
         apart = self._number == 2 or self._gradient_rows > self._chunk_rows
-        columns = self.model.vocabulary / self.work.tensor
-        waiting = self._number * columns * self._gradient_rows if apart else 0.0
+        waiting = self._number * self._columns * self._gradient_rows if apart else 0.0
         hidden = self._number * self.work.scored * self.model.hidden
         return self.chunk + waiting + self._number * table + (4 * table if several else 0.0) + hidden + self._widened
 

@@ -1,10 +1,10 @@
 """Log-probabilities of tokens in float32, from logits or straight from hidden states.
 
 A vocabulary of 150 thousand makes the logits of a micro-batch the largest tensor by far. `head_log_probs` applies the
-output layer to a few rows at a time, forward and again backward, so that no more than CHUNK_ELEMENTS logits exist
-at once. Their gradients wait, in the dtype of the model, until GRADIENT_BYTES of them are there for one product with
-each of the other two matrices: adding to a gradient as large as the vocabulary costs the same however many rows it is
-of. `token_log_probs` takes logits that exist, and makes no float32 copy of all of them.
+output layer to a few rows at a time, forward and again backward, so that no more than so many bytes of logits exist at
+once. Their gradients wait, in the dtype of the model, for one product with each of the other two matrices: adding to a
+gradient as large as the vocabulary costs the same however many rows it is of (`harness.cost_model.head_rows`).
+`token_log_probs` takes logits that exist, and makes no float32 copy of all of them.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-CHUNK_ELEMENTS = 1 << 25
-"""Float32 logits at a time: 128 MiB; a row is never split."""
+from harness.config import TrainingConfig
+from harness.cost_model.head_rows import HeadRows
 
-GRADIENT_BYTES = 1 << 29
-"""Gradients of logits at a time, in whole chunks: 512 MiB, of eight chunks in half precision, of four in float32."""
+LOGIT_BYTES = TrainingConfig.logit_bytes
+"""Bytes of float32 logits at a time, where nobody says otherwise."""
 
 
 def token_log_probs(logits: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
@@ -70,6 +70,7 @@ def head_log_probs(
     temperature: float = 1.0,
     group: dist.ProcessGroup | None = None,
     float32: bool = False,
+    logit_bytes: int = LOGIT_BYTES,
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """log softmax(hidden weight^T / temperature) at the tokens, and the entropy of each row in nats: two float32 [N].
 
@@ -77,9 +78,11 @@ def head_log_probs(
     tokens int64 [N]. Softmax and sums are float32. Both are differentiable in hidden and weight.
 
     group: its ranks hold V rows of the vocabulary each, in the order of ranks, and the same hidden and tokens; all get
-    the same numbers.
+    the same numbers. logit_bytes: of float32 logits that exist at a time.
     """
-    log_probs, entropies, _ = HeadLogProbs.apply(hidden, weight, tokens, temperature, group, float32, False)
+    log_probs, entropies, _ = HeadLogProbs.apply(
+        hidden, weight, tokens, temperature, group, float32, logit_bytes, False
+    )
     return log_probs, entropies
 
 
@@ -90,13 +93,14 @@ def head_gradient_squares(
     temperature: float = 1.0,
     group: dist.ProcessGroup | None = None,
     float32: bool = False,
+    logit_bytes: int = LOGIT_BYTES,
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     """`head_log_probs` and, from the same pass, for each log-probability the square of its gradient by the logits over
     the temperature, float32 [N], not differentiable: |onehot - p|^2 = 1 - 2 p(token) + sum of p^2.
 
     Summed as it stands, so that of a token of probability near 1 something is left.
     """
-    return HeadLogProbs.apply(hidden, weight, tokens, temperature, group, float32, True)
+    return HeadLogProbs.apply(hidden, weight, tokens, temperature, group, float32, logit_bytes, True)
 
 
 class HeadLogProbs(torch.autograd.Function):
@@ -112,6 +116,7 @@ class HeadLogProbs(torch.autograd.Function):
         temperature: float,
         group: dist.ProcessGroup | None,
         float32: bool,
+        logit_bytes: int,
         with_squares: bool,
     ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor | None]:
         """Log-probabilities and entropies, float32, and squares where asked for."""
@@ -122,7 +127,8 @@ class HeadLogProbs(torch.autograd.Function):
         squares = hidden.new_empty(rows, dtype=torch.float32) if with_squares else None
         log_probs, entropies, normalisers = (hidden.new_empty(rows, dtype=torch.float32) for _ in range(3))
         place, here = _places(tokens, len(weight), group)
-        for chunk in _chunks(rows, len(weight)):
+        at_once = HeadRows(*weight.shape, hidden.itemsize, logit_bytes)
+        for chunk in _slices(0, rows, at_once.chunk):
             logits = multiply(hidden[chunk], weight).div_(temperature)
             normaliser = _normaliser(logits, group)
             chosen = logits.gather(1, place[chunk]).squeeze(1).where(here[chunk], 0.0)
@@ -132,7 +138,7 @@ class HeadLogProbs(torch.autograd.Function):
             if squares is not None:
                 squares[chunk] = _summed(_gradient_squares(logits, place[chunk], here[chunk]), group)
         ctx.save_for_backward(hidden, weight, place, here, normalisers, entropies)
-        ctx.temperature, ctx.group, ctx.multiply = temperature, group, multiply
+        ctx.temperature, ctx.group, ctx.multiply, ctx.at_once = temperature, group, multiply, at_once
         ctx.set_materialize_grads(False)  # entropies that only are read cost nothing
         if squares is not None:
             ctx.mark_non_differentiable(squares)
@@ -148,26 +154,26 @@ class HeadLogProbs(torch.autograd.Function):
         grad = torch.zeros_like(normalisers) if grad is None else grad
         scale = (grad / ctx.temperature).float().unsqueeze(1)
         grad_hidden = torch.empty_like(hidden)
-        at_once = gradient_rows(len(weight), hidden.itemsize)
+        of_product = ctx.at_once.product(len(hidden))
         # What several products add up is kept in float32; the sum inside of one is the matrix product's own.
-        grad_weight = None if len(hidden) <= at_once else torch.zeros_like(weight, dtype=torch.float32)
-        for rows in _slices(0, len(hidden), at_once):
+        grad_weight = None if len(hidden) <= of_product else torch.zeros_like(weight, dtype=torch.float32)
+        for rows in _slices(0, len(hidden), of_product):
             grad_logits = _logit_gradients(ctx, rows, scale, grad_entropies)
             grad_hidden[rows] = grad_logits @ weight
             part = grad_logits.T @ hidden[rows]
             del grad_logits  # or the next ones would be made beside them
             grad_weight = part if grad_weight is None else grad_weight.add_(part)
         assert grad_weight is not None, "no rows"
-        return _summed(grad_hidden, ctx.group), grad_weight.to(weight.dtype), *[None] * 5
+        return _summed(grad_hidden, ctx.group), grad_weight.to(weight.dtype), *[None] * 6
 
 
 def _logit_gradients(ctx: Any, rows: slice, scale: torch.Tensor, grad_entropies: torch.Tensor | None) -> torch.Tensor:
     """Gradients by the logits of these rows in the dtype of the hidden states: [n, V], made chunk by chunk."""
     hidden, weight, *_ = ctx.saved_tensors
-    if rows.stop - rows.start <= _rows(len(weight)):
+    if rows.stop - rows.start <= ctx.at_once.chunk:
         return _chunk_gradient(ctx, rows, scale, grad_entropies)
     made = hidden.new_empty(rows.stop - rows.start, len(weight))
-    for chunk in _slices(rows.start, rows.stop, _rows(len(weight))):
+    for chunk in _slices(rows.start, rows.stop, ctx.at_once.chunk):
         of_chunk = _chunk_gradient(ctx, chunk, scale, grad_entropies)
         made[chunk.start - rows.start : chunk.stop - rows.start] = of_chunk
     return made
@@ -238,19 +244,8 @@ def _entropy_gradient(log_probs: torch.Tensor, entropies: torch.Tensor, grad: to
     return surprise.mul_(-grad.unsqueeze(1))
 
 
-def _rows(vocabulary: int) -> int:
-    """How many rows of logits make a chunk."""
-    return max(1, CHUNK_ELEMENTS // vocabulary)
-
-
-def gradient_rows(vocabulary: int, itemsize: int) -> int:
-    """How many rows of gradients of logits, of so many bytes each, are made for one product: whole chunks."""
-    chunk = _rows(vocabulary)
-    return chunk * max(1, GRADIENT_BYTES // (chunk * vocabulary * itemsize))
-
-
 def _chunks(rows: int, vocabulary: int) -> Iterator[slice]:
-    return _slices(0, rows, _rows(vocabulary))
+    return _slices(0, rows, max(1, LOGIT_BYTES // (4 * vocabulary)))
 
 
 def _slices(start: int, stop: int, size: int) -> Iterator[slice]:

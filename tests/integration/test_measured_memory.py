@@ -14,16 +14,12 @@ from engines.torch.model import transformers_config
 from harness.config import ModelConfig
 from harness.config.compose import choices, compose_job
 from harness.config.model_folder import DRAWN
-from harness.cost_model import training_memory
 from harness.cost_model.shape import parameters, weight_bytes
-from harness.rl import log_probs
 from tests.support.counted_memory import CountedMemory
 from tests.support.fsdp_samples import FREE, World, computed
 from tests.support.training_case import TrainingCase
 
 WITHIN = 0.05
-CHUNK = 1 << 20  # elements, so that a small vocabulary too has several chunks of logits
-GRADIENT = 4 << 20  # bytes, so that several products add up the output matrix's gradient
 TIMEOUT_S = 300.0
 
 
@@ -39,9 +35,7 @@ CASES = [
 
 @pytest.mark.slow
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_training_allocates_what_is_planned(case: TrainingCase, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(training_memory, "CHUNK_ELEMENTS", CHUNK)
-    monkeypatch.setattr(training_memory, "GRADIENT_BYTES", GRADIENT)
+def test_training_allocates_what_is_planned(case: TrainingCase) -> None:
     found, planned = measured(case), case.planned
     expected = {
         "train": max(planned[phase] for phase in ("loss", "backward", "reduce")),
@@ -73,7 +67,6 @@ def measured(case: TrainingCase) -> dict[str, int]:
 
 def _rank(case: TrainingCase, rank: int, port: int, answers: Any) -> None:
     torch.set_num_threads(1)  # ranks are more than cores: threads that wait for each other would take minutes
-    log_probs.CHUNK_ELEMENTS, log_probs.GRADIENT_BYTES = CHUNK, GRADIENT
     store = TCPStore("127.0.0.1", port, None, False, wait_for_workers=False)
     batch, found = case.batch, {}
     with World(store, rank, case.world) as world, CountedMemory() as memory:

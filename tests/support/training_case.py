@@ -12,6 +12,9 @@ from harness.cost_model.training_memory import PassShape, RankMemory
 from harness.protocols import TrainBatch
 from harness.transfer_queue import Ragged
 
+LOGITS = 1 << 20
+"""Bytes of logits at a time, so that a small vocabulary too has several chunks, and several products."""
+
 
 @dataclass(frozen=True)
 class TrainingCase:
@@ -45,7 +48,7 @@ class TrainingCase:
 
     @property
     def training(self) -> TrainingConfig:
-        return TrainingConfig(layout=self.layout, recompute_activations=self.recompute)  # type: ignore[arg-type]
+        return TrainingConfig(layout=self.layout, recompute_activations=self.recompute, logit_bytes=LOGITS)  # type: ignore[arg-type]
 
     @property
     def batch(self) -> TrainBatch:
@@ -77,5 +80,6 @@ class TrainingCase:
             recompute=self.recompute,
             repeated_heads=False,
             gpu=self.gpu,
+            logit_bytes=LOGITS,
         )
         return training_peaks(RankMemory(self.model, work))

@@ -105,10 +105,20 @@ def test_what_the_user_says_stays() -> None:
     )
     assert config.cluster.devices == 4 and config.engine.slots == 32 and plan.placement.total == 4
     asked = [
-        f"{name}={value}" for name, value in zip(FITTED, (4, 2, 1, 9000, "true", "always", 16, 1 << 20), strict=True)
+        f"{name}={value}"
+        for name, value in zip(FITTED, (4, 2, 1, 9000, "true", "always", 16, "padded", 1 << 20, 1 << 20), strict=True)
     ]
     given = compose_job(["model=qwen7b", "model.checkpoint=null", *asked])
     assert fit_to_gpus(given, make_schedule(given), names_of(asked), MACHINES["8 x H100"]).config == given
+
+
+def test_what_changes_last_bits_follows_from_device_and_model_alone() -> None:
+    for name in SCHEDULES:
+        config, _ = fit(MACHINES["8 x H100"], f"schedule={name}", "model=qwen7b")
+        assert (config.training.layout, config.training.logit_bytes) == ("packed", 512 << 20)
+    assert fit(MACHINES["1 x H200"], "model=qwen0.5b", "schedule=colocate_sync")[0].training.logit_bytes == 1 << 30
+    config, _ = fit(Machine(128, 8, 24564 * MIB), "model=tiny", "model.dtype=float32")
+    assert (config.training.layout, config.training.logit_bytes) == ("padded", 128 << 20)
 
 
 def test_weights_travel_in_buckets_as_large_as_is_any_use_and_as_the_devices_hold() -> None:
@@ -121,7 +131,10 @@ def test_weights_travel_in_buckets_as_large_as_is_any_use_and_as_the_devices_hol
 
 
 def test_buckets_of_weights_are_no_larger_than_the_devices_hold() -> None:
-    rest = [f"{name}={value}" for name, value in zip(FITTED[:-1], (8, 4, 1, 9000, "true", "none", 16), strict=True)]
+    rest = [
+        f"{name}={value}"
+        for name, value in zip(FITTED[:-1], (8, 4, 1, 9000, "true", "none", 16, "padded", 1 << 27), strict=True)
+    ]
     given = ["schedule=one_step_off", "model=qwen3-8b", "model.checkpoint=null", "model.vocabulary=1000", *rest]
     asked = compose_job(given)
     schedule = make_schedule(asked)

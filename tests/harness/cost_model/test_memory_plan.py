@@ -179,13 +179,10 @@ def test_experts_and_layers_make_up_the_weights(name: str) -> None:
     assert 2 * (model.layers * rank.block + rank.embeddings) == weight_bytes(model)
 
 
-def test_chunks_of_logits_are_those_of_the_code() -> None:
+def test_slots_and_prefill_are_those_of_the_code() -> None:
     from engines.torch import kv_slots
-    from harness.cost_model import engine_memory, training_memory
-    from harness.rl import log_probs
+    from harness.cost_model import engine_memory
 
-    assert training_memory.CHUNK_ELEMENTS == log_probs.CHUNK_ELEMENTS
-    assert training_memory.GRADIENT_BYTES == log_probs.GRADIENT_BYTES
     assert engine_memory.PREFILL_TOKENS == kv_slots.PREFILL_TOKENS
     assert all(engine_memory.key_length(n) == kv_slots.key_length(n) for n in (1, 16, 17, 256, 257, 8200))
 

@@ -5,6 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from harness.cost_model.head_rows import HeadRows
 from harness.rl import log_probs as module
 from harness.rl.log_probs import head_gradient_squares, head_log_probs, token_log_probs
 
@@ -43,7 +44,7 @@ def test_working_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     whole, parts = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     one = token_log_probs(whole, tokens, 0.9)
     one.sum().backward()
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", 23)
+    monkeypatch.setattr(module, "LOGIT_BYTES", 4 * 23)
     other = token_log_probs(parts, tokens, 0.9)
     other.sum().backward()
     assert torch.equal(one, other) and torch.equal(whole.grad, parts.grad)
@@ -83,15 +84,14 @@ def gradients(log_probs: torch.Tensor, hidden: torch.Tensor, weight: torch.Tenso
     return torch.autograd.grad((log_probs * weights).sum(), [hidden, weight])
 
 
-@pytest.mark.parametrize("chunk_elements", [1 << 25, 3 * VOCABULARY, 1], ids=["whole", "chunks", "row_by_row"])
+@pytest.mark.parametrize("logit_bytes", [1 << 27, 12 * VOCABULARY, 1], ids=["whole", "chunks", "row_by_row"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 2.0])
 @pytest.mark.parametrize("of_both", [False, True], ids=["log_probs", "entropies_too"])
 def test_values_and_gradients_of_a_head_are_those_of_log_softmax(
-    of_both: bool, temperature: float, chunk_elements: int, monkeypatch: pytest.MonkeyPatch
+    of_both: bool, temperature: float, logit_bytes: int
 ) -> None:
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk_elements)
     hidden, weight, tokens = case()
-    found, entropies = head_log_probs(hidden, weight, tokens, temperature)
+    found, entropies = head_log_probs(hidden, weight, tokens, temperature, logit_bytes=logit_bytes)
     expected, surprise = plain(hidden, weight, tokens, temperature)
     torch.testing.assert_close(found, expected)
     torch.testing.assert_close(entropies, surprise)
@@ -100,15 +100,14 @@ def test_values_and_gradients_of_a_head_are_those_of_log_softmax(
     torch.testing.assert_close(gradients(found, hidden, weight), gradients(expected, hidden, weight))
 
 
-@pytest.mark.parametrize("chunk_elements", [1 << 25, 3 * VOCABULARY], ids=["whole", "chunks"])
+@pytest.mark.parametrize("logit_bytes", [1 << 27, 12 * VOCABULARY], ids=["whole", "chunks"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_squares_of_gradients_are_those_by_the_logits_and_come_with_the_same_log_probs(
-    temperature: float, chunk_elements: int, monkeypatch: pytest.MonkeyPatch
+    temperature: float, logit_bytes: int
 ) -> None:
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk_elements)
     hidden, weight, tokens = case()
-    *scores, squares = head_gradient_squares(hidden, weight, tokens, temperature)
-    expected = head_log_probs(hidden, weight, tokens, temperature)
+    *scores, squares = head_gradient_squares(hidden, weight, tokens, temperature, logit_bytes=logit_bytes)
+    expected = head_log_probs(hidden, weight, tokens, temperature, logit_bytes=logit_bytes)
     assert all(map(torch.equal, scores, expected))
     assert all(map(torch.equal, *(gradients(sum(each), hidden, weight) for each in (scores, expected))))
     scaled = (hidden @ weight.T / temperature).detach().requires_grad_()
@@ -137,10 +136,9 @@ def test_the_gradient_of_a_head_agrees_with_finite_differences() -> None:
     torch.autograd.gradcheck(log_probs, arguments, eps=1e-2, atol=1e-3, rtol=1e-2)
 
 
-def test_a_bfloat16_head_is_normalised_and_its_gradient_added_up_in_float32(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", VOCABULARY)
+def test_a_bfloat16_head_is_normalised_and_its_gradient_added_up_in_float32() -> None:
     hidden, weight, tokens = case(rows=4096, dtype=torch.bfloat16)
-    log_probs, _ = head_log_probs(hidden, weight, tokens)
+    log_probs, _ = head_log_probs(hidden, weight, tokens, logit_bytes=4 * VOCABULARY)
     assert log_probs.dtype == torch.float32
     torch.testing.assert_close(log_probs, plain(hidden, weight, tokens, 1.0)[0])
     found = torch.autograd.grad(log_probs.sum(), [weight])[0]
@@ -180,17 +178,26 @@ class LargestTensor(TorchDispatchMode):
 
 
 @pytest.mark.parametrize("chunked", [True, False], ids=["chunked", "plain"])
-def test_forward_and_backward_never_hold_more_than_a_chunk_of_logits(
-    chunked: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    rows, vocabulary, chunk = 600, 1000, 50_000
-    monkeypatch.setattr(module, "CHUNK_ELEMENTS", chunk)
-    monkeypatch.setattr(module, "GRADIENT_BYTES", 4 * chunk)
+def test_forward_and_backward_never_hold_more_than_a_chunk_of_logits(chunked: bool) -> None:
+    """Nor of their gradients than four."""
+    rows, vocabulary, limit = 600, 1000, 100_000
     hidden, weight, tokens = case(rows, vocabulary)
     with LargestTensor() as largest:
-        log_probs = head_log_probs(hidden, weight, tokens)[0] if chunked else plain(hidden, weight, tokens, 1.0)[0]
+        if chunked:
+            log_probs = head_log_probs(hidden, weight, tokens, logit_bytes=limit)[0]
+            assert largest.elements == limit // 4
+        else:
+            log_probs = plain(hidden, weight, tokens, 1.0)[0]
         gradients(log_probs, hidden, weight)
-    assert largest.elements == (chunk if chunked else rows * vocabulary)
+    assert largest.elements == (limit if chunked else rows * vocabulary)
+
+
+def test_several_products_make_the_gradient_of_one() -> None:
+    """In three; and in one where a sum of several would take the bytes that all rows need."""
+    given = case(600, 1000)
+    whole = gradients(head_log_probs(*given)[0], *given[:2])
+    assert HeadRows(1000, WIDTH, 4, 200_000).product(600) == 200 and HeadRows(1000, 400, 4, 200_000).product(600) == 600
+    torch.testing.assert_close(gradients(head_log_probs(*given, logit_bytes=200_000)[0], *given[:2]), whole)
 
 
 def test_tokens_that_cannot_be_drawn_add_nothing_to_the_entropy() -> None:

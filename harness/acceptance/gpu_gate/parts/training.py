@@ -117,7 +117,8 @@ def _steps(mesh: DeviceMesh, setting: GateSetting, training: TrainingConfig) -> 
 def _pass(training: TrainingConfig, tokens: int, gpu: bool) -> PassShape:
     """Half of each sample is its prompt, as `batch_of` makes them."""
     scored = tokens // 2 if training.layout == "packed" else tokens
-    return PassShape(tokens=tokens, scored=scored, recompute=training.recompute_activations, gpu=gpu)
+    recompute, logits = training.recompute_activations, training.logit_bytes
+    return PassShape(tokens=tokens, scored=scored, recompute=recompute, gpu=gpu, logit_bytes=logits)
 
 
 def _flops(model: ModelConfig, samples: int, length: int) -> float:
