@@ -5,16 +5,20 @@ the right reaches a real token, so no attention mask is needed and a row's numbe
 neighbours are padded.
 
 Packed, all samples stand one after the other in one row; positions start again with each. All that works token by token
-sees one long row. Attention keeps to the samples: on a GPU in half precision by torch's
-kernel for sequences of different lengths, elsewhere sample by sample. (One call under a block-diagonal mask costs the
+sees one long row. Attention keeps to the samples: on a GPU in half precision by one
+kernel for sequences of different lengths, FlashAttention 3 where it is installed on a Hopper and else torch's, which is
+FlashAttention 2; elsewhere sample by sample. (One call under a block-diagonal mask costs the
 square of all tokens together: on a CPU 10 to 20 times as much.) Heads of keys and
 values that queries share are not repeated, but in float32 on a GPU.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import cache
+from importlib import import_module
+from importlib.util import find_spec
 from inspect import signature
 from typing import TYPE_CHECKING, Any
 
@@ -208,13 +212,30 @@ def _in_one_kernel(
     scaling: float,
     window: int | None,
 ) -> torch.Tensor:
-    from torch.nn.attention.varlen import varlen_attn
-
     query, key, value = (part[0].transpose(0, 1).contiguous() for part in (query, key, value))
     offsets, longest = boundaries.offsets, max(boundaries.lengths)
-    how: dict[str, Any] = {"scale": scaling, "window_size": CAUSAL if window is None else (window - 1, 0)}
-    if "enable_gqa" in signature(varlen_attn).parameters:  # before torch 2.13 it shares heads without being told
-        how["enable_gqa"] = query.shape[1] > key.shape[1]
-    attended = varlen_attn(query, key, value, offsets, offsets, longest, longest, **how)
-    assert isinstance(attended, torch.Tensor), "no more was asked for"
+    how: dict[str, Any] = {"window_size": CAUSAL if window is None else (window - 1, 0)}
+    attend = flash_attention_3(query.device)
+    if attend is not None:
+        how |= {"softmax_scale": scaling, "causal": True}
+    else:
+        from torch.nn.attention import varlen
+
+        attend = varlen.varlen_attn
+        how["scale"] = scaling
+        if "enable_gqa" in signature(attend).parameters:  # before torch 2.13 it shares heads without being told
+            how["enable_gqa"] = query.shape[1] > key.shape[1]
+    attended = attend(query, key, value, offsets, offsets, longest, longest, **how)
+    if isinstance(attended, tuple):  # FlashAttention 3 gave logarithms of sums as well, before the end of 2025
+        attended = attended[0]
     return attended.unsqueeze(0)
+
+
+@cache
+def flash_attention_3(device: torch.device) -> Callable[..., Any] | None:
+    """`flash_attn_varlen_func` of FlashAttention 3 (hopper/flash_attn_interface.py of its repository), which shares
+    heads by itself. None where it is not installed, and on what is no Hopper."""
+    if find_spec("flash_attn_interface") is None or torch.cuda.get_device_capability(device)[0] != 9:
+        return None
+    found: Callable[..., Any] = import_module("flash_attn_interface").flash_attn_varlen_func
+    return found

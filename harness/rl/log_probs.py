@@ -127,7 +127,7 @@ class HeadLogProbs(torch.autograd.Function):
         squares = hidden.new_empty(rows, dtype=torch.float32) if with_squares else None
         log_probs, entropies, normalisers = (hidden.new_empty(rows, dtype=torch.float32) for _ in range(3))
         place, here = _places(tokens, len(weight), group)
-        at_once = HeadRows(*weight.shape, hidden.itemsize, logit_bytes)
+        at_once = HeadRows(len(weight), weight.shape[1], hidden.itemsize, logit_bytes)
         for chunk in _slices(0, rows, at_once.chunk):
             logits = multiply(hidden[chunk], weight).div_(temperature)
             normaliser = _normaliser(logits, group)

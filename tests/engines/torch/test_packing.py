@@ -1,5 +1,9 @@
 from __future__ import annotations
 
+import sys
+from types import ModuleType
+from unittest import mock
+
 import numpy as np
 import pytest
 import torch
@@ -83,6 +87,41 @@ def test_the_kernel_for_many_lengths_is_asked_for_what_one_by_one_computes(
     boundaries = packing.Boundaries([2, 5, 3], torch.tensor([0, 2, 7, 10], dtype=torch.int32))
     arguments = (query, key, value, boundaries, 0.3, None)
     torch.testing.assert_close(packing._in_one_kernel(*arguments), packing._one_by_one(*arguments))
+
+
+def varlen_of_flash_attention_3(
+    q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k, seqused_q=None, seqused_k=None,
+    softmax_scale=None, causal=False, qv=None, q_descale=None, k_descale=None, v_descale=None, window_size=(-1, -1),
+    attention_chunk=0, softcap=0.0, num_splits=1, pack_gqa=None, deterministic=False, sm_margin=0,
+    return_attn_probs=False,
+):  # type: ignore[no-untyped-def]  # fmt: skip
+    """What is computed under the signature of flash_attn_interface."""
+    assert cu_seqlens_q is cu_seqlens_k and max_seqlen_q == max_seqlen_k == int(cu_seqlens_q.diff().max())
+    assert causal and window_size[1] == 0 and q.is_contiguous()
+    window = None if window_size[0] < 0 else window_size[0] + 1
+    rows = (part.transpose(0, 1)[None] for part in (q, k, v))
+    boundaries = packing.Boundaries(cu_seqlens_q.diff().tolist(), cu_seqlens_q)
+    return packing._one_by_one(*rows, boundaries, softmax_scale, window)[0]
+
+
+@pytest.mark.parametrize("window", [None, 3])
+@pytest.mark.parametrize(("major", "called"), [(9, 1), (8, 0)])
+def test_flash_attention_3_is_called_where_it_is_installed_on_a_hopper(
+    major: int, called: int, window: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The library itself is of GPUs, where tests/gpu and the gate take it."""
+    calls = mock.Mock(wraps=varlen_of_flash_attention_3)
+    library = ModuleType("flash_attn_interface")
+    library.flash_attn_varlen_func, library.__spec__ = calls, mock.Mock()
+    monkeypatch.setitem(sys.modules, "flash_attn_interface", library)
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device: (major, 0))
+    monkeypatch.setattr(packing, "flash_attention_3", packing.flash_attention_3.__wrapped__)
+    query, key, value = (torch.randn(1, heads, 10, 8) for heads in (4, 2, 2))
+    boundaries = packing.Boundaries([2, 5, 3], torch.tensor([0, 2, 7, 10], dtype=torch.int32))
+    expected = packing._one_by_one(query, key, value, boundaries, 0.3, window)
+    monkeypatch.setattr("torch.nn.attention.varlen.varlen_attn", lambda *_, **__: (expected[0], None))
+    torch.testing.assert_close(packing._in_one_kernel(query, key, value, boundaries, 0.3, window), expected)
+    assert calls.call_count == called
 
 
 def test_heads_that_queries_share_are_never_repeated() -> None:

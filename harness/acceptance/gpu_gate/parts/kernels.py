@@ -15,6 +15,7 @@ import numpy as np
 import torch
 
 from engines.torch.model import build_model
+from engines.torch.packing import flash_attention_3
 from engines.torch.sampling import draw, uniforms
 from engines.torch.scoring import TorchLogProb
 from harness.acceptance.gpu_gate.part import GateSetting
@@ -119,7 +120,9 @@ def _layouts(device: torch.device, config: ModelConfig) -> Check:
     errors = {layout: float(np.abs(scored(build_model(config), device, layout) - exact).max()) for layout in layouts}
     allowed = 1e-3 if config.dtype == "float32" else _LOG_PROB[torch.bfloat16]
     said = ", ".join(f"{layout} off by {error:.1e}" for layout, error in errors.items())
-    return Check(f"attention in {config.dtype}", f"{said} (at most {allowed:g})", max(errors.values()) < allowed)
+    flash = device.type == "cuda" and config.dtype != "float32" and flash_attention_3(device) is not None
+    name = f"attention in {config.dtype}{', packed by FlashAttention 3' if flash else ''}"
+    return Check(name, f"{said} (at most {allowed:g})", max(errors.values()) < allowed)
 
 
 def _loss(device: torch.device, correction: str) -> Check:
