@@ -23,6 +23,7 @@ from harness.transfer_queue.rows.columns import Rows
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame
 from harness.transfer_queue.service.meetings import Meetings
 from harness.transfer_queue.service.service import QueueService
+from harness.transfer_queue.service.waiting import PendingGet
 from harness.transfer_queue.snapshots.snapshot import save
 from harness.transfer_queue.storage.gather import trimmed
 from harness.transfer_queue.storage.protocol import PayloadStore
@@ -117,7 +118,7 @@ class Requests:
         self._server, self._service = server, server.service
         self._role, self._writer, self._on_gone = role, writer, on_gone
         self._leases = HeldLeases(server.service)
-        self._waiting: dict[int, asyncio.Task[None]] = {}
+        self._waiting: dict[int, asyncio.Task[None] | PendingGet] = {}
         self._consumers: set[str] = set()  # that it asked for, and that were not released since
         self.stream = ServedStream(
             sock,
@@ -142,8 +143,8 @@ class Requests:
         return asked and not self._consumers
 
     def _ended(self, error: Exception | None) -> None:
-        for task in list(self._waiting.values()):
-            task.cancel()
+        for call in list(self._waiting):
+            self._stop_waiting(call)
         self._on_gone(self._writer)
         self._leases.lose()
 
@@ -215,12 +216,27 @@ class Requests:
     def _get(self, call: int, request: m.Get) -> None:
         self._consumers.add(request.request.consumer)
         answer = self._service.try_get(request.request)
+        if answer is not Status.WAIT:
+            return self._answer_get(call, request, answer)
+        self._check_waiting(call)
+        pending = self._waiting[call] = self._service.wait_for(request.request)
+        pending.answer.add_done_callback(partial(self._got, call, request, pending))
+
+    def _got(self, call: int, request: m.Get, pending: PendingGet, answer: asyncio.Future[Any]) -> None:
+        """A get that waited has its answer, unless it was withdrawn."""
+        self._service.answered(pending)
+        if self._waiting.get(call) is pending:
+            del self._waiting[call]
+            try:
+                self._answer_get(call, request, answer.result())
+            except Exception as error:  # the caller's, whatever it is
+                self._fail(call, error)
+
+    def _answer_get(self, call: int, request: m.Get, answer: BatchAssignment | Status) -> None:
         if isinstance(answer, BatchAssignment):
             self._assign(call, request, answer)
-        elif answer is Status.CLOSED:
-            self.send(call, m.Done())
         else:
-            self._begin(call, partial(self._service.get, request.request), request)
+            self.send(call, m.Done())
 
     def _assign(self, call: int, request: m.Get, assignment: BatchAssignment) -> None:
         """ValueError, and the rows go back, where it is more than a message takes."""
@@ -241,24 +257,29 @@ class Requests:
             self._leases.keep(lease, call)
 
     def _withdraw(self, call: int) -> None:
-        if call in self._waiting:
-            self._waiting.pop(call).cancel()
+        self._stop_waiting(call)
         self._leases.withdraw(call)
 
-    def _begin(self, call: int, begin: Callable[[], Coroutine[Any, Any, Any]], get: m.Get | None = None) -> None:
-        """A call that may wait. It begins before the client's next request does."""
+    def _stop_waiting(self, call: int) -> None:
+        waiting = self._waiting.pop(call, None)
+        if isinstance(waiting, PendingGet):
+            self._service.withdraw(waiting)
+        elif waiting is not None:
+            waiting.cancel()
+
+    def _check_waiting(self, call: int) -> None:
         if len(self._waiting) >= _WAITING or call in self._waiting:
             raise ValueError(f"call {call} cannot wait: {len(self._waiting)} calls of this client do, maybe it too")
-        self._waiting[call] = asyncio.get_running_loop().create_task(self._finish(call, begin, get))
+
+    def _begin(self, call: int, begin: Callable[[], Coroutine[Any, Any, Any]]) -> None:
+        """A call that may wait. It begins before the client's next request does."""
+        self._check_waiting(call)
+        self._waiting[call] = asyncio.get_running_loop().create_task(self._finish(call, begin))
         self.stream.hold()
 
-    async def _finish(self, call: int, begin: Callable[[], Coroutine[Any, Any, Any]], get: m.Get | None) -> None:
+    async def _finish(self, call: int, begin: Callable[[], Coroutine[Any, Any, Any]]) -> None:
         try:
-            value = await begin()
-            if get is not None and isinstance(value, BatchAssignment):
-                self._assign(call, get, value)
-            else:
-                self.send(call, m.Done(value))
+            self.send(call, m.Done(await begin()))
         except Exception as error:  # the caller's, whatever it is
             self._fail(call, error)
         finally:

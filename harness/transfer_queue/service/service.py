@@ -13,7 +13,7 @@ from harness.transfer_queue.control.leases import Lease, LeaseExpired
 from harness.transfer_queue.control.spec import GetRequest, QueueSpec, Status
 from harness.transfer_queue.rows.columns import Rows
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame
-from harness.transfer_queue.service.waiting import Alarm, CapacityWaiters, Line, PendingGet, PendingGets, deadline
+from harness.transfer_queue.service.waiting import Alarm, CapacityWaiters, Line, PendingGet, PendingGets, set_deadline
 from harness.transfer_queue.storage.protocol import PayloadStore
 
 _TICK_S = 1e-6  # a timer may ring a rounding error before the lease is due
@@ -209,12 +209,16 @@ class QueueService:
 
     async def get(self, request: GetRequest) -> BatchAssignment | None:
         """Assign rows, as `TransferQueue.get` says."""
-        request.check(self.spec)
-        self._expire()
-        request = self._controller.anchored(request)
-        answer = self._first_answer(request)
+        answer = self.try_get(request)
         if answer is Status.WAIT:
-            answer = await self._wait(request)
+            pending = self.wait_for(request)
+            try:
+                answer = await pending.answer
+            except asyncio.CancelledError:
+                self.withdraw(pending)
+                raise
+            finally:
+                self.answered(pending)
         return answer if isinstance(answer, BatchAssignment) else None
 
     def _first_answer(self, request: GetRequest) -> BatchAssignment | Status:
@@ -237,20 +241,24 @@ class QueueService:
 
     # -- waiting
 
-    async def _wait(self, request: GetRequest) -> BatchAssignment | Status:
-        pending = self._pending.add(request, asyncio.get_running_loop().create_future())
+    def wait_for(self, request: GetRequest) -> PendingGet:
+        """Let a get wait that `try_get` has just refused; when it is done with, `answered` is to be called."""
+        pending = self._pending.add(self._controller.anchored(request), asyncio.get_running_loop().create_future())
         self._set_alarm()
         limit = request.timeout_s
-        with deadline(pending.answer, limit, lambda: f"after {limit} s: {self._controller.explain(request)}"):
-            try:
-                return await pending.answer
-            except asyncio.CancelledError:
-                if (assignment := pending.granted) is not None:  # answered and cancelled at once
-                    self.give_back(assignment.lease)
-                raise
-            finally:
-                self._pending.remove(pending)
-                self._set_alarm()
+        set_deadline(pending.answer, limit, lambda: f"after {limit} s: {self._controller.explain(pending.request)}")
+        return pending
+
+    def answered(self, pending: PendingGet) -> None:
+        """The get waits no longer."""
+        self._pending.remove(pending)
+        self._set_alarm()
+
+    def withdraw(self, pending: PendingGet) -> None:
+        """Who made this get has gone: it takes nothing, and rows that it was answered with already go back."""
+        if (assignment := pending.granted) is not None:
+            self.give_back(assignment.lease)
+        pending.answer.cancel()
 
     def _serve(self, tasks: Iterable[str]) -> None:
         """Serve tasks that may have been handed something, or have more to get: answer the pending gets that can be, of

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -143,13 +142,13 @@ class CapacityWaiters:
         waiter = CapacityWaiter(size, act, what, asyncio.get_running_loop().create_future())
         self._line.append(waiter)
         self.advance()
-        with deadline(waiter.acted, timeout_s, lambda: f"no room for {what} in {timeout_s} s: {why()}"):
-            try:
-                await waiter.acted
-            finally:
-                if waiter in self._line:
-                    self._line.remove(waiter)
-                self.advance()  # those behind one that gave up
+        set_deadline(waiter.acted, timeout_s, lambda: f"no room for {what} in {timeout_s} s: {why()}")
+        try:
+            await waiter.acted
+        finally:
+            if waiter in self._line:
+                self._line.remove(waiter)
+            self.advance()  # those behind one that gave up
 
     def advance(self) -> None:
         """There may be room: serve the head of the line, as long as it fits."""
@@ -171,20 +170,16 @@ class CapacityWaiters:
                 waiter.acted.set_exception(error(waiter.what))
 
 
-@contextmanager
-def deadline(answer: asyncio.Future[Any], timeout_s: float | None, why: Callable[[], str]) -> Iterator[None]:
-    """Fail the future with TimeoutError after so many seconds; `why` is asked only then."""
+def set_deadline(answer: asyncio.Future[Any], timeout_s: float | None, why: Callable[[], str]) -> None:
+    """Fail the future with TimeoutError unless it is done in so many seconds; `why` is asked only then."""
 
     def expire() -> None:
         if not answer.done():
             answer.set_exception(TimeoutError(why()))
 
-    handle = None if timeout_s is None else asyncio.get_running_loop().call_later(timeout_s, expire)
-    try:
-        yield
-    finally:
-        if handle is not None:
-            handle.cancel()
+    if timeout_s is not None:
+        timer = asyncio.get_running_loop().call_later(timeout_s, expire)
+        answer.add_done_callback(lambda _: timer.cancel())
 
 
 class Alarm:
