@@ -208,14 +208,10 @@ def assigned(assignment: BatchAssignment, frames: tuple[Frame, ...], received: b
 
 def to_assignment(message: Assigned, descriptors: list[int]) -> BatchAssignment:
     """An assignment, with a descriptor instead of its index in a frame's place. rows: int64 [k], the reader's own."""
-    frames = [to_frame(frame) for frame in message.frames]
-    if descriptors:
-        frames = [
-            Frame(frame.rows, frame.sizes, (descriptors[frame.place[0]], frame.place[1]))
-            if isinstance(frame.place, tuple)
-            else frame
-            for frame in frames
-        ]
+    frames = [
+        Frame(rows, sizes, (descriptors[place[0]], place[1]) if descriptors and isinstance(place, tuple) else place)
+        for rows, sizes, place in message.frames
+    ]
     rows = to_rows(message.rows).copy()
     parts = tuple([Part(*part) for part in message.parts])
     return BatchAssignment(message.lease, message.partition, rows, tuple(frames), parts)
