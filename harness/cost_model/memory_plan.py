@@ -34,7 +34,9 @@ and lost between blocks: assumed, not measured."""
 
 ANOTHER_PROCESS = 1 << 30
 """Bytes of a GPU that an engine's own process takes besides what it holds: CUDA's context, kernels, workspaces,
-captured graphs. Assumed, not measured."""
+captured graphs. Assumed, not measured. One process computes on each of an engine's devices; as their sources read, no
+other makes a context: vLLM 0.32's core beside workers only schedules, its front end asks NVML, and neither SGLang
+0.5.21's HTTP process nor its detokenizer touches a device, but for weight caches and images, which nobody asks for."""
 
 _ENGINE_BUCKET = 64 << 20
 """`weight_bucket_bytes` of vLLM and SGLang, where nobody set it."""

@@ -194,5 +194,7 @@ def test_an_engine_with_processes_of_its_own_takes_memory_while_it_sleeps_and_ke
     (pool,), (alone,) = plan.pools, embedded.pools
     assert pool.of("step") == alone.of("step") + GIB
     assert bytes_of(planned(f"engine={engine}", gpu=False)[1], "rollout", "the engine's own process") == 0
+    shared = planned(f"engine={engine}", "schedule=colocate_sync", "engine.tensor_parallel=2")[1]
+    assert bytes_of(shared, "rollout", "the engine's own process") == GIB, "one on each of its devices, and no other"
     (buckets,) = (item for item in pool.items if item.what == "weights on their way into the engine")
     assert buckets.phases == ("publish", "generate")
