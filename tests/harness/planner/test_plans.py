@@ -24,10 +24,12 @@ from harness.config import ConfigError, JobConfig
 from harness.config.compose import cell_name, compose_job
 from harness.config.machine import Machine
 from harness.config.registries import SCHEDULES
+from harness.driver.session import simulate
 from harness.planner.automatic import DEVICES, plan_split
 from harness.planner.candidates import Candidate
 from harness.planner.explore import Exploration, TrialResult
 from harness.planner.judgement import Judgement, Judgements, judge
+from harness.planner.memory import planned_memory
 from harness.planner.plan import Choice, Plan, bench_command, fixed_by, plan_settings
 from harness.planner.report import print_plan, verdict, why_slower
 from harness.planner.search import SearchResult
@@ -274,6 +276,16 @@ def test_a_job_with_a_split_or_a_real_one_is_left_as_it_is(settings: tuple[str, 
 def test_a_mistake_in_a_job_that_would_be_real_is_still_told() -> None:
     with pytest.raises(ConfigError, match="half_step needs 2 rollout engines"):
         planned("model=tiny", "schedule=half_step")
+
+
+@pytest.mark.parametrize("schedule", ["fully_async", "colocate_sync"])
+def test_32b_is_split_fits_and_starts_on_machines_that_are_described(schedule: str) -> None:
+    described = (f"schedule={schedule}", "model=qwen32b", "device=h100", "cluster.devices=16")
+    assert planned_memory(described).plan.fits
+    job = planned(*described, *LARGE[1:], "iterations=3", "backend=virtual")
+    assert job.planned
+    counts = simulate(job.config, seed=0).ledger.counts()
+    assert counts["admitted"] == counts["trained"] == 3 * 8 * 4
 
 
 def test_too_few_devices_for_any_split_are_told() -> None:
