@@ -255,7 +255,7 @@ class QueueService:
         self._set_alarm()
 
     def withdraw(self, pending: PendingGet) -> None:
-        """Who made this get has gone: it takes nothing, and rows that it was answered with already go back."""
+        """Take a get back whose caller has gone: it takes nothing, and rows that it was answered with already go back."""
         if (assignment := pending.granted) is not None:
             self.give_back(assignment.lease)
         pending.answer.cancel()
