@@ -255,7 +255,7 @@ class QueueService:
         self._set_alarm()
 
     def withdraw(self, pending: PendingGet) -> None:
-        """Take a get back whose caller has gone: it takes nothing, and rows that it was answered with already go back."""
+        """Take back a get whose caller has gone: it takes nothing, and rows that answered it already are given back."""
         if (assignment := pending.granted) is not None:
             self.give_back(assignment.lease)
         pending.answer.cancel()
