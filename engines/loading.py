@@ -191,21 +191,31 @@ def rest_on_host(model: torch.nn.Module) -> None:
         parameter.data = host.view(parameter.dtype).view(parameter.shape).copy_(parameter.data)
 
 
-def write_model(model: PreTrainedModel, folder: Path) -> bool:
-    """Write a model's config.json, and link the files that it was read from, where it is only outlined: parameters on
-    meta. Whether that was so: weights that are in no file are written to none.
+def write_model(model: PreTrainedModel, folder: Path) -> None:
+    """Write a model's config.json and weights, tied ones once, whichever rank of a training world this process is:
+    transformers' own `save_pretrained` writes on the first one only.
+
+    Of a model that is only outlined, parameters on meta, the files that it was read from are linked: nothing is copied.
 
     There is no end-of-sequence token in it: what ends a sample is for its sampling parameters to say, and a server
     would add the model's own.
     """
+    from safetensors.torch import save_file
+
     config = copy.deepcopy(model.config)
     config.architectures = [type(model).__name__]
     config.eos_token_id = None
     config.save_pretrained(folder)
-    in_files = all(parameter.is_meta for parameter in model.parameters())
-    if in_files:
+    if all(parameter.is_meta for parameter in model.parameters()):
         _link_weights(Path(model.config.name_or_path), folder)
-    return in_files
+        return
+    whole = ((name, parameter.detach().cpu().contiguous()) for name, parameter in model.named_parameters())
+    # In a file no two tensors share memory, as experts do.
+    weights = {
+        name: tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()
+        for name, tensor in apart(whole)
+    }
+    save_file(weights, folder / "model.safetensors", metadata={"format": "pt"})
 
 
 def _link_weights(source: Path, folder: Path) -> None:

@@ -96,6 +96,8 @@ class LocalServer:
     """A server for one engine, on loopback, with a token that only this process knows. It ends with this object's
     process, however that ends, and with `stop`."""
 
+    has_initial_weights = True
+
     def __init__(
         self,
         model: PreTrainedModel,
@@ -115,7 +117,7 @@ class LocalServer:
         self._folder = tempfile.TemporaryDirectory(prefix="cadence-sglang-")
         folder = Path(self._folder.name)
         (folder / "model").mkdir()
-        self.has_initial_weights = write_model(model, folder / "model")
+        write_model(model, folder / "model")
         with (folder / "server.log").open("wb") as log, bound_socket() as bound:
             port = int(bound.getsockname()[1])
             self.url = f"http://127.0.0.1:{port}"
@@ -126,7 +128,6 @@ class LocalServer:
                     "-P",
                     str(_LAUNCHER),
                     *_flags(model, folder / "model", slots, device, port, options, tensor_parallel),
-                    *(() if self.has_initial_weights else ("--load-format=dummy",)),
                 ],
                 stdin=subprocess.PIPE,  # held open for as long as the server may live: see launcher.py
                 stdout=log,

@@ -48,8 +48,8 @@ class VLLMProcess:
         options: Options,
         tensor_parallel: int = 1,
     ) -> None:
-        """Blocks until the engine is up, which takes vLLM from seconds to minutes. It reads a folder that is there
-        until it has answered something; weights that are in no file it is still to get."""
+        """Blocks until the engine is up, which takes vLLM from seconds to minutes. It takes `model`'s weights as they
+        are, from a folder that is there until it has answered something."""
         self._name, self._timeout_s = name, options.timeout_s
         self.sampled = 0
         """Tokens, as vLLM counts them after each of its steps."""
@@ -62,9 +62,8 @@ class VLLMProcess:
         disable_progress_bar()
         self._folder = tempfile.TemporaryDirectory(prefix="cadence-vllm-model-")
         try:
-            self.has_initial_weights = write_model(model, Path(self._folder.name))
+            write_model(model, Path(self._folder.name))
             arguments = _arguments(model, slots, device, options, tensor_parallel)
-            arguments |= {} if self.has_initial_weights else {"load_format": "dummy"}
             self.llm = _start(self._folder.name, arguments, options.log_level, self._count)
         except BaseException:
             self._folder.cleanup()

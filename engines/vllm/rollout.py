@@ -34,8 +34,8 @@ class VLLMRollout(SlotEngine):
 
     device: of this process; tensor_parallel: devices that share each layer, that one and those after it.
 
-    `model` gives the weights to start with and is not kept beyond the first sample. Eighteen attributes: most say what
-    is under way between this process and vLLM's.
+    `model` gives the weights to start with and is not kept. Seventeen attributes: most say what is under way between
+    this process and vLLM's.
     """
 
     def __init__(
@@ -58,7 +58,6 @@ class VLLMRollout(SlotEngine):
             model, slots=slots, device=device, name=name, options=options, tensor_parallel=tensor_parallel
         )
         self._sender = VLLMWeightSender(self._process, model, device, name, options, workers=tensor_parallel)
-        self._initial = None if self._process.has_initial_weights else dict(model.named_parameters())
         self._workers = tensor_parallel
         self._numbers: dict[int, str] = {}  # of running samples, as vLLM knows them
         self._starting = asyncio.Lock()  # held while samples are handed to vLLM, and while vLLM is paused
@@ -146,7 +145,7 @@ class VLLMRollout(SlotEngine):
                 await self._sender.receive(version)
             else:
                 await self._sender.load(version, weights)
-            self.version, self._forgot, self._initial = version, False, None
+            self.version, self._forgot = version, False
         self._go_on()
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
@@ -200,9 +199,6 @@ class VLLMRollout(SlotEngine):
         """Consumes what waits, in the order of submission; produces requests of vLLM. Ends when no slot is free,
         nothing waits, or nothing may start; what changes that starts it again."""
         async with self._starting:
-            if self._initial is not None and self._refusal() is None:
-                await self._sender.load(0, self._initial.items())
-                self._initial = None
             while self._refusal() is None and (sample := self._next_to_start()) is not None:
                 self._handed_over += 1
                 number = f"{sample.sample_id}-{self._handed_over}"

@@ -18,6 +18,7 @@ import httpx2
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from engines.loading import write_model
 from engines.requests import RunningSample
@@ -476,14 +477,19 @@ def test_stop_tokens_are_told_and_nothing_else_stops_a_sample() -> None:
     assert (endless["stop_token_ids"], endless["ignore_eos"]) == ([], True)
 
 
-def test_of_weights_that_are_in_no_file_an_engine_gets_none(tmp_path: Path) -> None:
-    model = build_model(ModelConfig("small", 32, 1, 2, 1, 16, 64, 32, True, 64))
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_model_is_written_whole_and_without_an_end_of_its_own(tmp_path: Path, tied: bool) -> None:
+    model = build_model(ModelConfig("small", 32, 1, 2, 1, 16, 64, 32, tied, 64))
     model.config.eos_token_id = 5
-    assert not write_model(model, tmp_path)
+    write_model(model, tmp_path)
     assert model.config.eos_token_id == 5
     config = json.loads((tmp_path / "config.json").read_text())
     assert config.get("eos_token_id") is None and config["architectures"] == ["Qwen3ForCausalLM"]
-    assert [file.name for file in tmp_path.iterdir()] == ["config.json"]
+    written = load_file(tmp_path / "model.safetensors")
+    assert {name: tensor.shape for name, tensor in written.items()} == {
+        name: parameter.shape for name, parameter in model.named_parameters()
+    }
+    assert not (tmp_path / "generation_config.json").exists()
 
 
 @pytest.mark.parametrize("files", [1, 3])
@@ -495,7 +501,7 @@ def test_files_of_a_model_that_is_only_outlined_are_linked_not_copied(tmp_path: 
     folder.mkdir()
     outline = outline_model(replace(config, checkpoint=str(there), max_length=48))
     assert outline.in_files
-    assert write_model(outline.model, folder)
+    write_model(outline.model, folder)
     assert sum(file.lstat().st_size for file in folder.iterdir() if not file.is_symlink()) < 4096, "its config.json"
     assert json.loads((folder / "config.json").read_text())["max_position_embeddings"] == 48
     read, own = build_model(replace(config, checkpoint=str(folder), max_length=48)), build_model(config)
