@@ -30,6 +30,7 @@ class Options:
     """`engine.<option>`. None leaves the choice to the adapter on a CPU, and to SGLang on a GPU."""
 
     dtype: Read[Literal["float32", "bfloat16", "float16"] | None] = None  # of weights and cache; None: the model's
+    quantization: Read[Literal["fp8"] | None] = None  # refused, as new weights would not be quantised anew
     mem_fraction_static: Read[Fraction | None] = None  # of a GPU, for weights and KV cache; None: by the memory plan
     max_total_tokens: Read[Count | None] = (
         None  # that the KV cache holds at most; never more than every slot at full length
@@ -53,7 +54,13 @@ DEFAULTS = Options()
 
 def within(options: Options, share: EngineShare) -> Options:
     """Options completed by the memory plan where the user left them open. Raises ConfigError where a share that the
-    user gave does not hold the weights."""
+    user gave does not hold the weights, and for weights of 8 bits."""
+    if options.quantization is not None:
+        # Fp8LinearMethod of SGLang 0.5.21 makes parameters that have no loader, and restores none before an update.
+        raise ConfigError(
+            f"engine.quantization={options.quantization}: SGLang quantises the weights that it starts with, and no "
+            "later ones; set it to null, or ENGINE=vllm"
+        )
     given = options.mem_fraction_static
     cache = share.cache if given is None else share.cache_within(given, work=False)
     if cache < share.token:

@@ -209,6 +209,10 @@ def model_shape(model: PreTrainedModel) -> dict[str, Any]:
 def _without_science() -> Iterator[None]:
     """Keep transformers from loading scikit-learn, with pandas, for a metric of assisted decoding, and SciPy for losses
     of object detection: a quarter of what a role's start takes."""
+    from transformers.utils import is_scipy_available, is_sklearn_available
+
+    for is_there in (is_scipy_available, is_sklearn_available):
+        is_there.cache_clear()  # whoever loaded a part of transformers may have asked before
     hidden = [name for name in ("sklearn", "scipy") if name not in sys.modules]
     for name in hidden:
         sys.modules[name] = None  # type: ignore[assignment]  # how Python is told that there is no such module

@@ -28,6 +28,9 @@ class Options:
     """`engine.<option>`. None leaves the choice to vLLM, unless a comment says otherwise."""
 
     dtype: Read[Literal["float32", "bfloat16", "float16"] | None] = None  # of weights and cache; None: the model's
+    quantization: Read[Literal["fp8"] | None] = (
+        None  # of layers' matrices, made by vLLM of all weights that arrive; policy/mismatch_kl shows what it changes
+    )
     gpu_memory_share: Read[Fraction | None] = (
         None  # of a GPU, for weights, KV cache and a step; None: by the memory plan
     )

@@ -15,7 +15,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from engines.loading import write_model
-from engines.torch.model import model_shape
+from engines.torch.model import blocks_of, model_shape
 from engines.vllm.options import BACKEND, Options
 from harness.protocols import EngineDied
 from harness.rpc.process_id import descendants, end_within, process_id
@@ -54,10 +54,7 @@ class VLLMProcess:
         self.sampled = 0
         """Tokens, as vLLM counts them after each of its steps."""
         memory = _memory(model, slots, device, options, tensor_parallel)
-        self.holds = {
-            "weights": sum(_sizes(model, options)) / tensor_parallel,
-            "kv_cache": memory["kv_cache_memory_bytes"],
-        }
+        self.holds = {"weights": _served(model, options) / tensor_parallel, "kv_cache": memory["kv_cache_memory_bytes"]}
         """Bytes on each of its devices, of what it gives back when it sleeps."""
         disable_progress_bar()
         self._folder = tempfile.TemporaryDirectory(prefix="cadence-vllm-model-")
@@ -236,6 +233,9 @@ def _arguments(
     gpu = device.type == "cuda"
     optional = ("max_num_batched_tokens", "enable_prefix_caching", "attention_backend")
     chosen = {name: value for name in optional if (value := getattr(options, name)) is not None}
+    if options.quantization is not None:
+        # A scale for each row of a matrix and for each token; a reload layer by layer makes them anew.
+        chosen["quantization"] = "fp8_per_channel"
     return (
         chosen
         | _memory(model, slots, device, options, tensor_parallel)
@@ -288,7 +288,7 @@ def _memory(
     share = options.gpu_memory_share
     if share is None:
         sizes = _sizes(model, options)
-        weights = sum(sizes) + 4 * max(options.weight_bucket_bytes, *sizes)
+        weights = _served(model, options) + 4 * max(options.weight_bucket_bytes, *sizes)
         share = min(1.0, (cache + weights) / torch.cuda.mem_get_info(device)[1])
     return {"kv_cache_memory_bytes": cache, "gpu_memory_utilization": share}
 
@@ -298,5 +298,14 @@ def _dtype(model: PreTrainedModel, options: Options) -> torch.dtype:
 
 
 def _sizes(model: PreTrainedModel, options: Options) -> list[int]:
-    """Bytes of each parameter in vLLM."""
+    """Bytes of each parameter as it arrives in vLLM."""
     return [parameter.numel() * _dtype(model, options).itemsize for parameter in model.parameters()]
+
+
+def _served(model: PreTrainedModel, options: Options) -> int:
+    """Bytes of all parameters as vLLM holds them."""
+    bytes_ = sum(_sizes(model, options))
+    if options.quantization is None:
+        return bytes_
+    matrices = sum(weight.numel() for block in blocks_of(model) for weight in block.parameters() if weight.ndim == 2)
+    return bytes_ - matrices * (_dtype(model, options).itemsize - 1)

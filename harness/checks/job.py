@@ -40,6 +40,7 @@ from harness.config.model_folder import (
 )
 from harness.config.placement import Communicator, Placement, check_communicators, communicators
 from harness.config.registries import ENGINES
+from harness.cost_model.engine_memory import is_fp8
 from harness.cost_model.job_cost import check_memory
 from harness.cost_model.memory_plan import EngineShare, Lengths
 from harness.tasks import Task, extra_metrics, make_task, max_tokens
@@ -113,6 +114,7 @@ def _check_itself(config: JobConfig, schedule: Schedule) -> tuple[Placement, lis
     check_plugins(config, schedule)
     _check_greedy_baseline(config)
     _check_model(config.model)
+    _check_quantization(config)
     placement = check_layout(config, schedule)
     return placement, _check_communicators(config, schedule, placement)
 
@@ -231,6 +233,14 @@ def _check_model(model: ModelConfig) -> None:
         raise ConfigError(
             f"model.sliding_layers={model.sliding_layers} and model.sliding_window={model.sliding_window} of "
             f"model.layers={model.layers}: give both or neither, and no more layers than there are"
+        )
+
+
+def _check_quantization(config: JobConfig) -> None:
+    """Refuse 8 bits made of float32 weights, which no kernel computes with."""
+    if is_fp8(config.engine) and (config.engine.options.get("dtype") or config.model.dtype) == "float32":
+        raise ConfigError(
+            "engine.quantization=fp8 is made of weights of 16 bits; set engine.dtype=bfloat16, or model.dtype=bfloat16"
         )
 
 

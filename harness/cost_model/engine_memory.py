@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.config import EngineConfig, ModelConfig
-from harness.cost_model.shape import bytes_per_number, kv_bytes_per_token, weight_bytes
+from harness.cost_model.shape import bytes_per_number, kv_bytes_per_token, served_bytes
 
 PREFILL_TOKENS = 8192
 """Most tokens of a prefill pass (engines/torch/kv_slots.py; vLLM's default is the same)."""
@@ -21,6 +21,11 @@ def key_length(tokens: int) -> int:
     return -(-tokens // step) * step
 
 
+def is_fp8(engine: EngineConfig) -> bool:
+    """Whether the engine's matrices have 8 bits."""
+    return engine.options.get("quantization") == "fp8"
+
+
 @dataclass(frozen=True)
 class EngineMemory:
     """The memory of a rollout engine. longest: tokens of a sample. paged: the cache is of whatever memory is left, and
@@ -34,7 +39,7 @@ class EngineMemory:
     @property
     def weights(self) -> float:
         """Bytes of weights on each device."""
-        return weight_bytes(self.model) / self.engine.tensor_parallel
+        return served_bytes(self.model, is_fp8(self.engine)) / self.engine.tensor_parallel
 
     @property
     def token(self) -> float:

@@ -6,6 +6,7 @@ from dataclasses import replace
 
 from harness.config import ConfigError, CostConfig, JobConfig, RooflineConfig
 from harness.config.placement import Placement
+from harness.cost_model.engine_memory import is_fp8
 from harness.cost_model.memory import JobLayout, advice, kv_tokens
 from harness.cost_model.memory_plan import GIB, Lengths, MemoryPlan, PlanSetting, PoolMemory, plan_memory
 from harness.cost_model.roofline import roofline
@@ -25,6 +26,7 @@ def layout_of(config: JobConfig, placement: Placement, trained: str = "actor") -
         samples_per_call=algorithm.micro_batch_groups * algorithm.group_size,
         recompute=training.recompute_activations,
         one_node=placement.total <= config.device.per_node,
+        fp8=is_fp8(config.engine),
     )
 
 

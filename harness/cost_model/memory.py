@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.config import ConfigError, DeviceConfig, ModelConfig, RooflineConfig
-from harness.cost_model.shape import kv_bytes_per_token, parameters, weight_bytes
+from harness.cost_model.shape import kv_bytes_per_token, parameters, served_bytes
 
 GIB = 1 << 30
 
@@ -32,6 +32,7 @@ class JobLayout:
     samples_per_call: int = 1  # of a rank's micro-batch: they go through the pipeline one after another
     recompute: bool = False  # activations inside of layers are computed again for the backward pass
     one_node: bool = False  # all devices of the job stand in one node
+    fp8: bool = False  # the engine's matrices have 8 bits
 
     @property
     def tensor(self) -> int:
@@ -72,7 +73,7 @@ def kv_tokens(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig,
     Raises ConfigError where the weights leave no room.
     """
     there = engine_memory(device, factors, layout)
-    weights = weight_bytes(model) / layout.engine_devices
+    weights = served_bytes(model, layout.fp8) / layout.engine_devices
     tokens = int((there - weights) // kv_bytes_per_device(model, layout, typical_tokens(factors)))
     if tokens < 1:
         raise ConfigError(

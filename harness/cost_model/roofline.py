@@ -29,7 +29,9 @@ def roofline(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, 
         name=factors.name,
         decode_step_s=phases.decode_step_s(),
         decode_step_s_per_sample=phases.decode_s_per_sample(),
-        decode_weights_s=phases.read_s(shape.matmul_parameters(model) - shape.expert_parameters(model)),
+        decode_weights_s=phases.read_s(
+            shape.matmul_parameters(model) - shape.expert_parameters(model), whole=shape.head_parameters(model)
+        ),
         decode_experts_s=phases.read_s(shape.expert_parameters(model)),
         expert_share=model.active_experts / model.experts if model.experts else 1.0,
         decode_s_per_cached_token=phases.decode_s_per_cached_token(),
@@ -74,10 +76,12 @@ class _Phases:
         latency_s = 2 * self.model.layers * self.factors.latency_s if self.layout.engine_devices > 1 else 0.0
         return self.factors.decode_step_s + latency_s
 
-    def read_s(self, matrices: int) -> float:
+    def read_s(self, matrices: int, whole: int = 0) -> float:
         """Seconds in which an engine reads so many weights, each device its part: what a step needs it reads once (Pope
-        et al., arXiv 2211.05102, section 2)."""
-        return matrices * shape.bytes_per_number(self.model) / self.layout.engine_devices / self._memory_bytes_per_s
+        et al., arXiv 2211.05102, section 2). whole: how many of them keep the model's dtype in any case."""
+        number = shape.bytes_per_number(self.model)
+        bytes_ = whole * number + (matrices - whole) * (1 if self.layout.fp8 else number)
+        return bytes_ / self.layout.engine_devices / self._memory_bytes_per_s
 
     def decode_s_per_sample(self) -> float:
         """The matrix products of one token, and the bytes of its all-reduces: the other side of a step's roofline. So

@@ -71,6 +71,13 @@ def weight_bytes(model: ModelConfig) -> int:
     return parameters(model) * bytes_per_number(model)
 
 
+def served_bytes(model: ModelConfig, fp8: bool) -> int:
+    """Bytes of an engine's copy. fp8: of a byte for each number of layers' matrices; their scales, one a row, are left
+    out."""
+    saved = bytes_per_number(model) - 1 if fp8 else 0
+    return weight_bytes(model) - saved * (matmul_parameters(model) - head_parameters(model))
+
+
 def kv_bytes_per_token(model: ModelConfig, length: float = 0.0) -> float:
     """Keys and values of one token in all layers (Pope et al., arXiv 2211.05102, section 3.3), in a sequence of so many
     tokens: a layer with a sliding window keeps no more than the window."""

@@ -14,13 +14,17 @@ from engines.sglang import options as sglang
 from engines.sglang.server import _flags
 from engines.torch.model import build_model
 from engines.vllm import options as vllm
-from engines.vllm.process import _arguments
+from engines.vllm.process import _arguments, _served
+from harness.checks.job import plan_job
 from harness.checks.plugins import check_environment, engine_options
 from harness.config import ConfigError, ModelConfig
-from harness.config.compose import EXPERIMENTS, compose_job, plain, read_settings
+from harness.config.compose import EXPERIMENTS, compose_job, make_schedule, plain, read_settings
 from harness.config.job import COMMON_TO_ENGINES
+from harness.config.machine import NO_MACHINE
 from harness.config.registries import ENGINES
+from harness.cost_model.engine_memory import EngineMemory
 from harness.cost_model.memory_plan import EngineShare
+from harness.cost_model.shape import served_bytes
 
 SLEEP = {"--enable-memory-saver", "--enable-weights-cpu-backup"}
 SHARE = EngineShare(weights=10_000, cache=40_000, work=5_000, token=100, device=100_000, gpu=True)
@@ -52,7 +56,7 @@ def test_options_are_given_beside_the_name_and_written_there_too() -> None:
         ("engine.gpu_memory_share=1.5", "engine.gpu_memory_share=1.5 is too large; use at most 1"),
         ("engine.enforce_eager=maybe", "engine.enforce_eager=maybe is neither true nor false; use one of them"),
         ("engine.block_size=0", "engine.block_size=0 is too small; use at least 1"),
-        ("+engine.graphs=true", "engine.graphs is no option of vllm; it has dtype, gpu_memory_share, "),
+        ("+engine.graphs=true", "engine.graphs is no option of vllm; it has dtype, quantization, "),
         ("engine.graphs=true", "engine.graphs is no setting; those of engine are attention_backend, block_size, "),
         ("engine.dtype=int8", "engine.dtype=int8 is unknown; choose 'float32', 'bfloat16' or 'float16'"),
     ],
@@ -99,6 +103,27 @@ def test_options_of_vllm_become_its_arguments(monkeypatch: pytest.MonkeyPatch) -
     assert (narrow["dtype"], narrow["max_num_batched_tokens"], narrow["block_size"]) == ("bfloat16", 64, 64)
     # Keys and values of five samples at full length: a head of 16 takes the place of 32, a number 2 bytes.
     assert narrow["kv_cache_memory_bytes"] == 5 * 64 * 2 * 2 * 32 * 2
+
+
+def test_weights_of_8_bits_are_vllms_and_counted() -> None:
+    config = replace(MODEL, dtype="bfloat16", vocabulary=64)
+    model, fp8 = build_model(config), vllm.Options(quantization="fp8")
+    assert _arguments(model, 4, CPU, fp8)["quantization"] == "fp8_per_channel"
+    assert "quantization" not in _arguments(model, 4, CPU, vllm.Options())
+    matrices = 32 * (2 * 2 * 16 + 2 * 2 * 16 + 3 * 32)
+    held, whole = _served(model, fp8), _served(model, vllm.Options())
+    assert whole - held == matrices == served_bytes(config, False) - served_bytes(config, True)
+    jobs = [compose_job(["model=qwen7b", "engine=vllm", f"engine.quantization={way}"]) for way in ("fp8", "null")]
+    narrow, wide = (EngineMemory(job.model, job.engine, 1024).weights for job in jobs)
+    assert 0.5 < narrow / wide < 0.6, "embeddings and the output layer keep 16 bits"
+
+
+def test_weights_of_8_bits_are_refused_where_they_would_not_follow() -> None:
+    with pytest.raises(ConfigError, match="engine.quantization=fp8: SGLang quantises the weights that it starts with"):
+        sglang.within(sglang.Options(quantization="fp8"), SHARE)
+    with pytest.raises(ConfigError, match=r"engine.quantization=fp8 is made of weights of 16 bits"):
+        job = compose_job(["engine=vllm", "engine.quantization=fp8", "backend=virtual"])
+        plan_job(job, make_schedule(job), NO_MACHINE)
 
 
 def test_vllm_asks_for_what_it_will_take(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -5,11 +5,12 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from importlib.util import find_spec
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import psutil
@@ -19,6 +20,7 @@ from transformers import Qwen3ForCausalLM
 
 from engines.torch.model import build_model
 from engines.vllm import weights
+from engines.vllm.options import Options
 from engines.vllm.rollout import VLLMRollout
 from harness.comparison.promises import read_finished
 from harness.config import ModelConfig
@@ -47,7 +49,7 @@ def model_folder_is_there(engine: VLLMRollout) -> bool:
 
 
 @asynccontextmanager
-async def running(model: Qwen3ForCausalLM, **settings: int) -> AsyncIterator[VLLMRollout]:
+async def running(model: Qwen3ForCausalLM, **settings: Any) -> AsyncIterator[VLLMRollout]:
     sampling = Sampling(max_tokens=40, temperature=0)
     clock = RealClock.starting_now()
     engine = VLLMRollout(model, sampling=sampling, slots=4, seed=0, clock=clock, name="here", **settings)
@@ -72,6 +74,18 @@ def spread(model: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
 
 def weights_of(model: Qwen3ForCausalLM) -> Iterator[tuple[str, torch.Tensor]]:
     return ((name, parameter.detach()) for name, parameter in model.named_parameters())
+
+
+@torch.no_grad()
+def off_by(model: Qwen3ForCausalLM, samples: Sequence[tuple[Request, Completion]]) -> float:
+    """Mean difference of the samples' log-probs from the model's."""
+    found = []
+    for request, completion in samples:
+        sequence = torch.from_numpy(np.concatenate([request.prompt, completion.tokens]))
+        log_probs = torch.log_softmax(model(sequence[None]).logits[0, len(request.prompt) - 1 : -1].float(), -1)
+        own = log_probs.gather(-1, sequence[len(request.prompt) :, None])[:, 0].numpy()
+        found.append(np.abs(own - completion.log_probs).mean())
+    return float(np.mean(found))
 
 
 def requests(number: int) -> list[Request]:
@@ -146,6 +160,29 @@ async def test_workers_receive_the_trainers_weights_and_hold_the_bits_that_the_a
         assert await checksums(engine) != given
         await engine.load_weights(3, weights_of(second))
         assert await checksums(engine) == given
+
+
+@pytest.mark.parametrize("from_trainer", [True, False])
+async def test_weights_that_arrive_are_quantised_anew(from_trainer: bool) -> None:
+    """By either way, twice: those of the version before would be off by hundreds of times as much. bfloat16 is off by
+    .002, 8 bits by .02."""
+    first, second, third = (build_model(replace(TINY, hidden=256, dtype="bfloat16"), seed=seed) for seed in range(3))
+    async with running(first, options=Options(quantization="fp8")) as engine:
+        engine.sampling = Sampling(max_tokens=40)
+        trainer = await TrainerEnd.connected("collective", engine, dict(weights_of(first))) if from_trainer else None
+        for version, model in enumerate((first, second, third)):
+            if version and trainer is not None:
+                await trainer.bring(version, dict(weights_of(model)))
+            elif version:
+                await engine.load_weights(version, weights_of(model))
+            work = requests(6)
+            done = await generate(engine, work)
+            samples = [(request, done[request.sample_id]) for request in work]
+            found = [off_by(each, samples) for each in (first, second, third)]
+            assert FP8[0] < found.pop(version) < FP8[1] < min(found)
+
+
+FP8 = (0.003, 0.1)
 
 
 async def test_a_transfer_that_breaks_off_leaves_vllm_refusing_until_it_has_a_whole_version() -> None:

@@ -34,10 +34,10 @@ class BucketInfo(BucketContents, WeightTransferUpdateInfo):
 
 
 class BucketTransfer(WeightTransferEngine[WorkerRendezvous, BucketInfo]):
-    """Puts each bucket in place as it comes: the adapter lets nothing be generated before the last one. On a GPU vLLM's
-    layerwise reload makes of a layer's weights what its kernels want, once all of them are there; on a CPU, whose
-    layers compute with the plain weights, they are changed in place. Each of several workers gets all weights whole, of
-    which the model's own loading takes its part."""
+    """Puts each bucket in place as it comes: the adapter lets nothing be generated before the last one. On a GPU, and
+    where they are quantised, vLLM's layerwise reload makes of a layer's weights what its kernels want, once all of them
+    are there; else on a CPU, whose layers compute with the plain weights, they are changed in place. Each of several
+    workers gets all weights whole, of which the model's own loading takes its part."""
 
     init_info_cls = WorkerRendezvous
     update_info_cls = BucketInfo
@@ -59,13 +59,13 @@ class BucketTransfer(WeightTransferEngine[WorkerRendezvous, BucketInfo]):
         """Receive all weights from the trainer. Returns why they did not arrive whole, and whether any were put."""
         assert self._trainer is not None, "receive before join"
         # a copy: a layer of which a part has come keeps it until the rest does
-        failure = self._trainer.receive(version, self.model.load_weights, keeps=self.device.type != "cpu")
+        failure = self._trainer.receive(version, self.model.load_weights, keeps=self._layerwise)
         self._synchronize()
         return failure, self._trainer.touched
 
     def start_weight_update(self) -> None:
-        """Prepare the model for new weights, on a GPU layer by layer."""
-        if self.device.type != "cpu":
+        """Prepare the model for new weights, where it takes them layer by layer."""
+        if self._layerwise:
             initialize_layerwise_reload(self.model)
 
     def update_weights(self, update_info: dict[str, Any]) -> None:
@@ -85,15 +85,19 @@ class BucketTransfer(WeightTransferEngine[WorkerRendezvous, BucketInfo]):
 
     def finish_weight_update(self) -> None:
         """Finish layers whose weights have all come, and wait for the device."""
-        if self.device.type != "cpu":
+        if self._layerwise:
             finalize_layerwise_reload(self.model, self.model_config)
         self._synchronize()
 
     def abandon(self) -> None:
         """Give an update up that broke off: layers of which a part came forget it, and have what they had."""
-        if self.device.type != "cpu":
+        if self._layerwise:
             forget_partial_layers(self.model)
             finalize_layerwise_reload(self.model, self.model_config)
+
+    @property
+    def _layerwise(self) -> bool:
+        return self.device.type != "cpu" or self.model_config.quantization is not None
 
     def _synchronize(self) -> None:
         if self.device.type != "cpu":
