@@ -19,6 +19,10 @@ def reads_files() -> bool:
     return True
 
 
+_RUNNER = "VLLM_USE_V2_MODEL_RUNNER"
+WAYS_ON_GPUS = {"model runner V1": {_RUNNER: "0"}, "model runner V2": {_RUNNER: "1"}}
+"""Code that samples on a GPU, by the environment that chooses it. Left to itself, vLLM takes V2 wherever Triton is."""
+
 BACKEND = "cadence"
 """The name of our worker's end among vLLM's weight transfer backends."""
 

@@ -2,10 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+import os
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from importlib.util import find_spec
+from typing import Any, Literal
+from unittest import mock
 
-from tests.contract.engine_under_test import EngineUnderTest, constructed, named
+import pytest
+
+from harness.protocols import RolloutEngine
+from tests.contract.engine_under_test import EngineUnderTest, Setting, construct, constructed, named
 from tests.contract.simulated_engine import SIMULATED
 
 
@@ -15,14 +22,31 @@ def processes(engine: Any) -> Sequence[int]:
 
 
 TORCH = EngineUnderTest(name="torch", start=constructed("engines.torch.rollout:TorchRollout"))
+
+
+def vllm_by(runner: Literal["0", "1"]) -> Callable[[Setting], Awaitable[RolloutEngine]]:
+    """Start vLLM with its model runner V1 or V2, which samples by kernels of Triton."""
+
+    async def start(setting: Setting) -> RolloutEngine:
+        if runner == "1" and not (find_spec("triton") and find_spec("triton.backends.cpu")):
+            pytest.skip(
+                "model runner V2 needs Triton with a backend for CPUs; on GPUs: tests/gpu/test_vllm_on_a_gpu.py"
+            )
+        with mock.patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=runner):
+            return construct(named("engines.vllm.rollout:VLLMRollout"), setting)
+
+    return start
+
+
 VLLM = EngineUnderTest(
     name="vllm",
     marker="vllm",
-    start=constructed("engines.vllm.rollout:VLLMRollout"),
+    start=vllm_by("0"),
     processes=processes,
     cannot={"resumed draws": "vLLM's generator of a sample starts anew with each request"},
     start_timeout_s=600.0,
 )
+VLLM_V2 = replace(VLLM, name="vllm_v2", start=vllm_by("1"))
 SGLANG = EngineUnderTest(
     name="sglang",
     marker="sglang",
@@ -31,7 +55,7 @@ SGLANG = EngineUnderTest(
     start_timeout_s=400.0,
 )
 
-REGISTERED = {engine.name: engine for engine in (TORCH, SIMULATED, VLLM, SGLANG)}
+REGISTERED = {engine.name: engine for engine in (TORCH, SIMULATED, VLLM, VLLM_V2, SGLANG)}
 """By name. What an engine needs is imported when it starts, not here: this file loads in every environment."""
 
 

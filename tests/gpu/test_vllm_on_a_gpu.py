@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncIterator, Iterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -37,10 +39,12 @@ TOLERANCE = 0.05  # mean difference of log-probabilities; bfloat16 has 8 bits, o
 WAIT_S = 300.0
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def engine() -> AsyncIterator[VLLMRollout]:
+@pytest_asyncio.fixture(scope="module", loop_scope="module", params=["0", "1"], ids=["runner_v1", "runner_v2"])
+async def engine(request: pytest.FixtureRequest) -> AsyncIterator[VLLMRollout]:
     sampling, clock = Sampling(max_tokens=64), RealClock.starting_now()
-    started = VLLMRollout(build_model(SMALL), sampling=sampling, slots=16, seed=0, clock=clock, device=GPU)
+    with mock.patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=request.param):
+        started = VLLMRollout(build_model(SMALL), sampling=sampling, slots=16, seed=0, clock=clock, device=GPU)
+        assert started._process.llm.vllm_config.use_v2_model_runner == (request.param == "1")
     yield started
     await started.close()
 
@@ -97,6 +101,11 @@ async def test_weights_of_8_bits_are_made_anew_also_in_sleep() -> None:
             assert_sampled_by(model, await generate(engine), 2 * TOLERANCE)
     finally:
         await engine.close()
+
+
+async def test_draws_follow_from_the_runs_seed(engine: VLLMRollout) -> None:
+    first, again = [await generate(engine) for _ in range(2)]
+    assert all(first[sample][1].tokens.tolist() == again[sample][1].tokens.tolist() for sample in first)
 
 
 @pytest.mark.parametrize("keep_weights", [True, False])

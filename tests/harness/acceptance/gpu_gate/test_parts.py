@@ -83,6 +83,8 @@ def test_a_job_of_another_engine_takes_nothing_from_the_command_that_began_the_g
     (tmp_path / ".venv-vllm/.installed").touch()
     (tmp_path / "Makefile").write_text(
         'bench:\n\t@test "$(ENGINE)" = vllm && test -z "$(DEVICE)$(findstring PARTS,$(MAKEOVERRIDES))"\n'
+        "\tmkdir -p $(CADENCE_RESULTS)/vllm/cell\n"
+        """\techo '{"policy/mismatch_kl": 0}' > $(CADENCE_RESULTS)/vllm/cell/metrics.jsonl\n"""
     )
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("MAKEFLAGS", " -- PARTS=engines DEVICE=cpu")
