@@ -9,13 +9,11 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal, Protocol, get_args, runtime_checkable
 
 import numpy as np
-
-from schedules.protocol import PauseMode as PauseMode
 
 if TYPE_CHECKING:
     import torch
@@ -30,6 +28,8 @@ FINISH_REASONS: tuple[FinishReason, ...] = get_args(FinishReason)
 """The column `finish_reason` holds the place in here."""
 TRUNCATED = (FINISH_REASONS.index("length"), FINISH_REASONS.index("cut"))
 """Finish reasons of samples that might have gone on."""
+StopMode = Literal["keep", "wait", "abort"]
+"""How an engine itself stops; a schedule's `carry` is an abort, too, after which it gets its samples as partials."""
 
 
 class Clock(Protocol):
@@ -93,6 +93,15 @@ class Request:
     partial: Completion | None = None
     sampling: Sampling | None = None
 
+    def after(self, aborted: Completion) -> Request:
+        """The rest of this request, of which an engine gave this back; all of it, where it had no token yet."""
+        if not len(aborted.tokens):
+            return self
+        mask = None if self.partial is None else self.partial.mask
+        if mask is not None:
+            mask = np.concatenate([mask, np.ones(len(aborted.tokens) - len(mask), np.bool_)])
+        return replace(self, partial=replace(aborted, mask=mask))
+
 
 class TransferError(RuntimeError):
     """Weights did not arrive whole: a peer died, a wait timed out, a tensor is damaged. Another attempt may succeed.
@@ -134,7 +143,7 @@ class RolloutEngine(Protocol):
     def waiting(self) -> int:
         """Samples submitted that hold no slot yet."""
 
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: StopMode) -> None:
         """Stop generating. keep: running samples stay as they are; wait: start nothing new and let the running ones
         finish first; abort: running and waiting samples are returned by `finished` with reason "abort"."""
 

@@ -55,6 +55,9 @@ class Schedule(ABC):
     """Engines that share devices load new weights between any two batches that they generate: so when they give the
     devices back, they need not keep those that they have."""
 
+    awaits_completion: ClassVar[bool] = False
+    """Whether it waits for `Rollout.completed`."""
+
     follows_time: ClassVar[bool] = False
     """Whether what an engine loads, or how far ahead groups may be, follows from what took how long: so its runs are
     not replayed."""

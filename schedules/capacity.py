@@ -42,8 +42,10 @@ class CompletionOrder:
     version that engines never get, that is the limit of the one that they have.
     """
 
-    def __init__(self, capacity: Capacity) -> None:
+    def __init__(self, capacity: Capacity, worst_lag: int | None = None) -> None:
+        """worst_lag: iterations within which what a version started has to be trained; the capacity's if None."""
         self._capacity, self._limits, self._dropped = capacity, [capacity.limit(0)], 0
+        self._worst_lag = capacity.worst_lag if worst_lag is None else worst_lag
         self._published = 0  # the version that engines have
 
     @property
@@ -70,7 +72,7 @@ class CompletionOrder:
     def due(self) -> list[tuple[int, int]]:
         """(limit, groups) for `Trainer.train`: what version u started is trained in iteration u + worst lag at the
         latest, so it is among the next `groups` groups."""
-        batch, worst, now = self._capacity.batch, self._capacity.worst_lag, len(self._limits) - 1
+        batch, worst, now = self._capacity.batch, self._worst_lag, len(self._limits) - 1
         return [
             (self._limits[u], (u + worst + 1 - now) * batch)
             for u in range(max(0, now - worst), now)
@@ -79,5 +81,5 @@ class CompletionOrder:
 
     def overdue(self) -> int:
         """The limit below which groups would lag too much in the next iteration that is trained; 0: none would."""
-        newest = len(self._limits) - 1 - self._capacity.worst_lag - 1
+        newest = len(self._limits) - 1 - self._worst_lag - 1
         return self._limits[newest] if newest >= 0 else 0

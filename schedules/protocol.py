@@ -4,6 +4,7 @@ weights; it sees the roles through these protocols only, so the same file runs o
     prompts ----> rollout ----> stages ----> trainer
     admit         generate      process      train             groups, row by row, through the queue
     drop, close   stream        stream         |
+                  completed                    |
                     ^                          | version v
                     +-------- weights ---------+               publish; or start_transfer, wait_arrived, swap[_newest]
     set_dispatch_limit, pause, resume                          mark_version: to no engine
@@ -14,9 +15,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Literal, Protocol
 
-PauseMode = Literal["keep", "wait", "abort"]
+PauseMode = Literal["keep", "wait", "carry", "abort"]
 """The fate of samples under way when engines stop for new weights: they stay where they are, and go on under the new
-ones; they end first, under the old ones; or they are given up, and begin again under the new ones."""
+ones; they end first, under the old ones; or they are taken out of the engines, and go on from the tokens that they have
+under the new ones (carry), or begin again under them (abort)."""
 
 
 class Prompts(Protocol):
@@ -57,11 +59,16 @@ class Rollout(Protocol):
     async def stream(self) -> None:
         """Generate whatever the dispatch limit allows, batch after batch, until the prompts are closed and done."""
 
+    async def completed(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
+        """Wait until engines that stream have completed what `Trainer.train` trains in `iteration` with the same
+        `first`. For schedules that declare `awaits_completion`."""
+
     async def set_dispatch_limit(self, below: int) -> None:
         """Let engines start groups numbered under `below` (the dispatch limit)."""
 
     async def pause(self, mode: PauseMode) -> None:
-        """Stop all engines: between two tokens (keep, abort), or once their running samples are done (wait)."""
+        """Stop all engines: between two tokens, or once their running samples are done (wait). Where the device is
+        shared with other roles, it is given back until `resume`; then no sample may stay in an engine (not keep)."""
 
     async def resume(self, below: int) -> None:
         """Go on under the loaded weights, with dispatch limit `below`."""

@@ -25,7 +25,7 @@ from engines.sglang.options import DEFAULTS, Options
 from engines.sglang.requests import SampleRequests, body_of
 from engines.sglang.server import open_server
 from engines.sglang.weights import CudaLink, GlooLink, SGLangWeightSender
-from harness.protocols import Clock, Completion, EngineDied, FromTrainer, PauseMode, Request, Sampling, TransferOffer
+from harness.protocols import Clock, Completion, EngineDied, FromTrainer, Request, Sampling, StopMode, TransferOffer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -118,7 +118,7 @@ class SGLangRollout(SlotEngine):
             await self._change()
         return self._take_done()
 
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: StopMode) -> None:
         self._require_alive()
         self._admitting = False
         if mode == "keep":

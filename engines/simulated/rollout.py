@@ -23,7 +23,7 @@ from engines.simulated.decoding import Decoding, SimulatedSample
 from harness.config import CostConfig
 from harness.cost_model.cost import DecodeCost, offload_s, reload_s
 from harness.cost_model.lengths import ResponseLengths
-from harness.protocols import Clock, Completion, FinishReason, PauseMode, Request
+from harness.protocols import Clock, Completion, FinishReason, Request, StopMode
 
 if TYPE_CHECKING:
     import torch
@@ -125,7 +125,7 @@ class SimulatedRollout:
         done, self._done = self._done, []
         return done
 
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: StopMode) -> None:
         """Returns after the decode step that is under way (wait: after the last one)."""
         if mode == "wait" and not self._decoding.drained:
             self._require_ready()

@@ -19,7 +19,7 @@ from engines.loading import ModelWeights, rest_on_host
 from engines.requests import SlotEngine
 from engines.torch.kv_slots import SlotModel
 from engines.torch.sampling import draw_each, uniforms
-from harness.protocols import Clock, Completion, PauseMode, Request, Sampling
+from harness.protocols import Clock, Completion, Request, Sampling, StopMode
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -181,7 +181,7 @@ class TorchRollout(SlotEngine):
         self.sampled += len(self._running)
         self._retire()
 
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: StopMode) -> None:
         self._admitting = False
         if mode == "wait":
             # Whoever is in `finished` steps too; a step is whole, so it does not matter whose it is.

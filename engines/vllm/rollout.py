@@ -20,7 +20,7 @@ from engines.requests import RunningSample, SlotEngine
 from engines.vllm.options import DEFAULTS, Options
 from engines.vllm.process import VLLMProcess
 from engines.vllm.weights import VLLMWeightSender
-from harness.protocols import Clock, Completion, FinishReason, FromTrainer, PauseMode, Request, Sampling, TransferOffer
+from harness.protocols import Clock, Completion, FinishReason, FromTrainer, Request, Sampling, StopMode, TransferOffer
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -92,7 +92,7 @@ class VLLMRollout(SlotEngine):
             await self._process.outlast(self._changed.wait())
         return self._take_done()
 
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: StopMode) -> None:
         """Raises RuntimeError where the engine died, TimeoutError where it did not stop in time."""
         self._admitting = False
         async with self._starting:

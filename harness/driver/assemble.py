@@ -47,7 +47,8 @@ from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.membership import Fleet
-from harness.workers.dataflow import RECORD, JobShape, Numbering, queue_spec
+from harness.workers.dataflow import COMPLETE, RECORD, JobShape, Numbering, queue_spec
+from harness.workers.readers import CompletionReader
 from harness.workers.recording import RecordingSettings
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import AdvantageStage, columns_compared
@@ -133,7 +134,14 @@ def assemble(run: RunSpec, backend: RunBackend, observer: Observer, recording: R
     host = _host_restarts(run, backend, queue, roles, observer)
     stages = stage_pools(run, roles, observer, already, host)
     coordinator, fleet = connect_weights(run, backend, queue, roles, observer)
-    rollout = RolloutPool(fleet, observer, already=already)
+    rounds = run.schedule.colocated and run.schedule.awaits_completion
+    rollout = RolloutPool(
+        fleet,
+        observer,
+        already=already,
+        complete=_complete(run, queue),
+        devices_in_order=rounds and run.plan.backend == "virtual",  # real ranks agree on their turns
+    )
     recorder = roles[RECORD][0]
     prompts, refill = prompt_source(
         run, backend, queue, observer, lambda groups: host(lambda: recorder.role.keep(groups))
@@ -188,6 +196,7 @@ def job_shape(run: RunSpec, backend: RunBackend) -> JobShape:
         redeals_failed=config.task.on_failed_score == "redeal",
         critic_ranks=-(-counts.get("critic", 1) // tensor_parallel),
         beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
+        awaits_completion=run.schedule.awaits_completion,
     )
 
 
@@ -207,6 +216,7 @@ def start_roles(run: RunSpec, backend: RunBackend, queue: TransferQueue, recordi
         scores_beside_actor=placement.share("actor_fwd", "actor"),
         turns_of=PlacedTurns(placement.devices, counts, limit_s=run.turn_timeout_s),
         loads_after_each_batch=schedule.loads_after_each_batch,
+        awaits_completion=schedule.awaits_completion,
         replay=run.replay,
         recording=recording,
     )
@@ -283,6 +293,20 @@ def prompt_source(
         keep=keep,
     )
     return prompts, None if places is None else Refill(prompts, queue, places, refusals_of(config))
+
+
+def _complete(run: RunSpec, queue: TransferQueue) -> CompletionReader | None:
+    """The reader by which a schedule that waits for complete groups hears of them."""
+    algorithm = run.config.algorithm
+    if not run.schedule.awaits_completion:
+        return None
+    return CompletionReader(
+        queue,
+        rows=algorithm.batch_samples,
+        group_size=algorithm.group_size,
+        batch=algorithm.batch_groups,
+        task=COMPLETE,
+    )
 
 
 def _filter_reads(run: RunSpec, backend: RunBackend) -> Sequence[str] | None:

@@ -59,8 +59,10 @@ class RunSpec:
     @property
     def turn_timeout_s(self) -> float | None:
         """The longest wait for a device: what holds it may be a whole piece of work of another role. None on a clock
-        that jumps, where a wait that never ends is a Deadlock at once."""
-        return None if self.plan.backend == "virtual" else self.config.cluster.call_timeout_s
+        that jumps, where a wait that never ends is a Deadlock at once, and where engines hold it for as long as samples
+        take while stages stream."""
+        waits_for_samples = self.schedule.colocated and self.schedule.awaits_completion
+        return None if self.plan.backend == "virtual" or waits_for_samples else self.config.cluster.call_timeout_s
 
 
 @dataclass(frozen=True)

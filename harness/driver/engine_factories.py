@@ -140,9 +140,11 @@ class EngineFactory(Protocol):
     ) -> FirstDevice | OtherDevice | None:
         """The device of this training rank, which is one of several of an engine; None where an engine has one."""
 
-    def beside_turns(self, device: Turns, world: Turns, first: FirstDevice | OtherDevice | None = None) -> Turns:
+    def beside_turns(
+        self, device: Turns, world: Turns, first: FirstDevice | OtherDevice | None, *, together: bool
+    ) -> Turns:
         """Turns of an engine whose device has a training rank, which takes its turns in `world`. first: `engine_device`
-        of the same worker."""
+        of the same worker; together: as `EngineTurns`."""
 
     def local_sender(self, clock: Clock) -> WeightSender:
         """The sender of a trainer whose weights are taken from where they are."""
@@ -309,9 +311,11 @@ class RealEngines:
         free = partial(give_back, self.device)
         return OtherDevice(device, _meeting(queue), engine=engine, place=place, limit_s=limit_s, give_back=free)
 
-    def beside_turns(self, device: Turns, world: Turns, first: FirstDevice | OtherDevice | None = None) -> Turns:
+    def beside_turns(
+        self, device: Turns, world: Turns, first: FirstDevice | OtherDevice | None, *, together: bool
+    ) -> Turns:
         assert not isinstance(first, OtherDevice), "an engine lives with the worker of its first device"
-        return EngineTurns(device, world, first)
+        return EngineTurns(device, world, first, together=together)
 
     def _join_store(self) -> Store:
         _joined.append(join_store(self.place, self.training_world, self.config.cluster.wait_timeout_s))
@@ -441,7 +445,9 @@ class SimulatedEngines:
     def engine_device(self, rank: int, device: Turns, queue: TransferQueue, limit_s: float | None) -> None:
         return None
 
-    def beside_turns(self, device: Turns, world: Turns, first: FirstDevice | OtherDevice | None = None) -> Turns:
+    def beside_turns(
+        self, device: Turns, world: Turns, first: FirstDevice | OtherDevice | None, *, together: bool
+    ) -> Turns:
         return device
 
     def local_sender(self, clock: Clock) -> WeightSender:

@@ -16,6 +16,7 @@ from harness.protocols import Span
 from harness.runtime.runtime import Handle, ask_all, death_in
 from harness.weight_sync.membership import Fleet
 from harness.workers.actor import ActorRole, CriticRole
+from harness.workers.readers import MicroBatchReader
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import StageRole
 from harness.workers.training import TrainReport
@@ -115,7 +116,8 @@ class RolloutPool(Pool[RolloutRole]):
     """All rollout engines that work, or those of a cohort: the `fleet` knows which.
 
     Where one dies over a call, the fleet decides whether the run goes on. Then what it had is in the queue again, and
-    the others, of whatever cohort, are asked for the same once more.
+    the others, of whatever cohort, are asked for the same once more. Many attributes: for what an engine that comes
+    back has to be told is kept here.
     """
 
     def __init__(
@@ -127,9 +129,13 @@ class RolloutPool(Pool[RolloutRole]):
         among: Collection[str] | None = None,
         whole: RolloutPool | None = None,
         already: AlreadyDone | None = None,
+        complete: MicroBatchReader | None = None,
+        devices_in_order: bool = False,
     ) -> None:
+        """complete: reads what is complete, where a schedule waits for that. devices_in_order: before engines go on
+        they take their devices one after the other, as roles that compute on several of them do."""
         super().__init__(name, (), observer)
-        self.fleet = fleet
+        self.fleet, self._complete, self._devices_in_order = fleet, complete, devices_in_order
         self.swapped = 0  # the newest version that these were to load of what was done already
         self._already = already or AlreadyDone()
         self._among, self._whole = among, whole or self
@@ -174,7 +180,14 @@ class RolloutPool(Pool[RolloutRole]):
             raise ValueError(f"{len(names)} rollout engines cannot be split into {count} cohorts")
         made = [
             RolloutPool(
-                self.fleet, self.observer, f"{self.name} {k}", among=names[k::count], whole=self, already=self._already
+                self.fleet,
+                self.observer,
+                f"{self.name} {k}",
+                among=names[k::count],
+                whole=self,
+                already=self._already,
+                complete=self._complete,
+                devices_in_order=self._devices_in_order,
             )
             for k in range(count)
         ]
@@ -203,6 +216,13 @@ class RolloutPool(Pool[RolloutRole]):
         await self._long(self._stream())
         self.observer.doing(self.name, "done")
 
+    async def completed(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
+        assert self._complete is not None, "for schedules that declare awaits_completion"
+        if iteration < self._already.done:
+            return
+        async for _ in self._complete.read(iteration, first):
+            pass
+
     async def set_dispatch_limit(self, below: int) -> None:
         if self._ahead:
             return
@@ -222,6 +242,9 @@ class RolloutPool(Pool[RolloutRole]):
             return
         self._whole._limits |= dict.fromkeys(self._names, below)
         self._whole._paused -= self._names
+        if self._devices_in_order:
+            for worker in self.workers:
+                await self._ask(worker, lambda engine: engine.take_device())
         await self._ask_workers(lambda engine: engine.resume(below))
         self._whole.start_streams(self.workers)
         self.observer.doing(self.name, f"up to group {below - 1}")

@@ -18,8 +18,10 @@ from schedules.fully_async import FullyAsync
 from schedules.half_step import HalfStep
 from schedules.k_step_off import KStepOff
 from schedules.one_step_off import OneStepOff
+from schedules.partial_rollout_sync import PartialRolloutSync
 from schedules.rolling_update import RollingUpdate
 from schedules.separated_sync import SeparatedSync
+from schedules.sorted_batches import SortedBatches
 
 Beside = Callable[..., float]
 """Seconds of several kinds of work that go on at the same time, from the seconds of each."""
@@ -72,6 +74,12 @@ def _in_turn(schedule: Schedule, work: IterationWork, beside: Beside) -> float:
     return work.batch_s + give_back_s + work.score_s + work.train_s + work.step_s + work.publish_s
 
 
+def _carried(schedule: Schedule, work: IterationWork, beside: Beside) -> float:
+    """One phase after the other, but what is long is generated over several of them."""
+    in_turn_s = work.generate_s + work.offload_s + work.score_s + work.train_s + work.step_s + work.publish_s
+    return max(in_turn_s, _any(schedule, work, beside))
+
+
 def _two_pools(schedule: Schedule, work: IterationWork, beside: Beside) -> float:
     """Generating k batches beside scoring and then training on k batches one by one; then both wait for the weights.
     Neither hinders the other: they meet when both are done."""
@@ -82,6 +90,8 @@ def _two_pools(schedule: Schedule, work: IterationWork, beside: Beside) -> float
 
 _PERIOD: dict[type, Callable[[Schedule, IterationWork, Beside], float]] = {
     ColocateSync: _in_turn,
+    PartialRolloutSync: _carried,
+    SortedBatches: _carried,
     SeparatedSync: _together,
     OneStepOff: _two_pools,
     KStepOff: _two_pools,

@@ -173,6 +173,8 @@ class JobShape:
     redeals_failed: bool = False
     """Whether they may where a sample of a group could not be scored."""
     critic_ranks: int = 1
+    awaits_completion: bool = False
+    """Whether the schedule waits for groups to be complete."""
 
 
 def queue_spec(shape: JobShape) -> QueueSpec:
@@ -227,12 +229,16 @@ def queue_spec(shape: JobShape) -> QueueSpec:
         (*RECORDED, *(EXTRA_COLUMNS if shape.score_extras else ())), policy="ready", lease_s=math.inf, background=True
     )
     tasks["actor"] = shared(trained, training, training_ranks)
+    if shape.awaits_completion:
+        tasks[COMPLETE] = TaskSpec(("finish_reason",), policy=training, whole_groups=True)
     if shape.filter_reads is not None or shape.drops_stragglers or shape.redeals_failed:
         columns |= FILTER_COLUMNS
         tasks = _refilled(tasks, shape.filter_reads, shape.drops_stragglers)
     return QueueSpec(columns, tasks, shape.capacity_rows)
 
 
+COMPLETE = "complete"
+"""The task by which the driver hears that groups are complete, and kept."""
 VERDICTS = "verdicts"
 """The task of the queue by which whoever deals prompts hears what the filter says, and how samples ended."""
 

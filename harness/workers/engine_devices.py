@@ -13,15 +13,18 @@ from harness.workers.turns import Meeting, Turns
 
 class EngineTurns:
     """Turns of an engine beside a training rank: what it generates is its own affair, but loading gathers the weights
-    from all ranks, and so is a collective of theirs. first: of an engine of several devices, where each has a rank."""
+    from all ranks, and so is a collective of theirs. first: of an engine of several devices, where each has a rank.
+    together: all engines generate at the same time, while other roles have rows; one that took its device before
+    the others would keep the ranks from what some have begun, and these their devices from the other engines."""
 
-    def __init__(self, device: Turns, world: Turns, first: FirstDevice | None = None) -> None:
+    def __init__(self, device: Turns, world: Turns, first: FirstDevice | None = None, *, together: bool) -> None:
         self._device, self._world, self._first = device, world, first
+        self._of_world = (".load", ".generate") if together else (".load",)
 
     @asynccontextmanager
     async def turn(self, who: str) -> AsyncIterator[None]:
         loads = who.endswith(".load")
-        async with (self._world if loads else self._device).turn(who):
+        async with (self._world if who.endswith(self._of_world) else self._device).turn(who):
             if self._first is not None:
                 await self._first.take_others(who, within_turn=loads)
             yield

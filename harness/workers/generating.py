@@ -49,14 +49,28 @@ class GenerationSpans:
 
 class EngineOnDevice:
     """An engine and its turns on a device: it holds the device from its first sample on until it is idle or paused, or
-    for a whole batch, from waking to sleeping."""
+    for a whole batch, from waking to sleeping.
 
-    def __init__(self, engine: RolloutEngine, clock: Clock, turns: Turns, role: str, name: str) -> None:
+    rounds: it sleeps whenever it is paused, and holds the device until then; keeps_weights: while it sleeps.
+    """
+
+    def __init__(
+        self,
+        engine: RolloutEngine,
+        clock: Clock,
+        turns: Turns,
+        role: str,
+        name: str,
+        *,
+        rounds: bool = False,
+        keeps_weights: bool = True,
+    ) -> None:
         self.engine, self._turns, self._role = engine, turns, role
+        self._rounds, self._keeps_weights = rounds, keeps_weights
         self._turn = HeldTurn(turns, f"{role}.generate")
         self.spans = GenerationSpans(engine, clock, name)
         self.paused = False
-        self._whole_batch = False  # it holds the device to the end of a batch, idle or not
+        self._awake = False  # it holds the device until it sleeps, idle or not
 
     @property
     def busy(self) -> int:
@@ -72,8 +86,8 @@ class EngineOnDevice:
         """Take the device before the engine gets samples, unless it is paused: then `go_on` takes it."""
         if not self.paused:
             await self._turn.take()
-        if self.paused:
-            await self._turn.give_back()
+            if self.paused:
+                await self._turn.give_back()
 
     async def give_back_if_idle(self) -> None:
         """Give the device back where the engine has no samples."""
@@ -82,43 +96,59 @@ class EngineOnDevice:
 
     async def give_back(self) -> None:
         """Give the device back, but in the middle of a whole batch."""
-        if not self._whole_batch:
+        if not self._awake:
             await self._turn.give_back()
+
+    async def take_turn(self) -> None:
+        """Take the device, paused or not."""
+        await self._turn.take()
+
+    async def begin(self) -> None:
+        """Take the device before the engine goes on."""
+        await self._turn.take()
+        if self._rounds:
+            await self._wake()
 
     async def stopped(self) -> None:
         """The engine was paused: the device is others', also in the middle of a whole batch."""
         self.spans.close()
+        if self._rounds and self._awake:
+            await self._sleep()
         await self._turn.give_back()
 
     async def go_on(self) -> None:
-        """Take the device and resume the engine."""
-        await self._turn.take()
+        """Resume the engine."""
         await self.engine.resume()
         self.paused = False
 
     @asynccontextmanager
-    async def whole_batch(self, *, keep_weights: bool) -> AsyncIterator[None]:
-        """Holds the device from waking the engine to its sleep. keep_weights: while it sleeps."""
-        await self._turn.take()
-        self._whole_batch = True
+    async def whole_batch(self) -> AsyncIterator[None]:
+        """Holds the device from waking the engine to its sleep. In rounds it may do so again in between; and where it
+        is paused already, only from when it goes on."""
         try:
-            await self.engine.wake()
+            if not self.paused:
+                await self._turn.take()
+                await self._wake()
             yield
-            await self.engine.sleep(keep_weights=keep_weights)
+            if self._awake:
+                await self._sleep()
         finally:
-            self._whole_batch = False
+            self._awake = False
             await self._turn.give_back()
+
+    async def _wake(self) -> None:
+        self._awake = True
+        await self.engine.wake()
+
+    async def _sleep(self) -> None:
+        await self.engine.sleep(keep_weights=self._keeps_weights)
+        self._awake = False
 
     @asynccontextmanager
     async def borrowed(self) -> AsyncIterator[None]:
         """Holds the device for other samples, and leaves it as it was."""
-        held = self._turn.held
-        await self._turn.take()
-        try:
+        async with self.turn("evaluate"):
             yield
-        finally:
-            if not held:
-                await self._turn.give_back()
 
     def turn(self, what: str) -> AbstractAsyncContextManager[None]:
         """A turn on the device for something besides generating; none where it is held."""

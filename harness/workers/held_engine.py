@@ -11,7 +11,7 @@ from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING
 
-from harness.protocols import Completion, PauseMode, Request, RolloutEngine
+from harness.protocols import Completion, Request, RolloutEngine, StopMode
 
 if TYPE_CHECKING:
     import torch
@@ -49,7 +49,7 @@ class WrappedEngine:
     async def finished(self) -> list[Completion]:
         return await self.engine.finished()
 
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: StopMode) -> None:
         await self.engine.pause(mode)
 
     def drop_cache(self) -> None:
@@ -121,7 +121,7 @@ class HeldEngine(WrappedEngine):
         done, self._done = self._done, []
         return done
 
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: StopMode) -> None:
         async with self._touching:
             await self.engine.pause(mode)
             self._paused = True
@@ -185,17 +185,13 @@ class HeldEngine(WrappedEngine):
         """Let the engine go on with what it was doing; a sample that had no token yet begins as if it came now."""
         held, self._held = self._held, None
         assert held is not None, "hold comes first"
-        self.engine.submit([self._put_back(sample, aborted) for sample, aborted in held.taken_out.items()])
+        self.engine.submit([self._requests[sample].after(aborted) for sample, aborted in held.taken_out.items()])
         self.engine.submit(held.late)
         if held.cut:
             await self.engine.cut(held.cut)
         if not (held.paused or self._asleep):
             await self.engine.resume()
         self._touching.release()
-
-    def _put_back(self, sample: int, aborted: Completion) -> Request:
-        request = self._requests[sample]
-        return replace(request, partial=aborted) if len(aborted.tokens) else request
 
     async def _whole(self, held: _Held, request: Request, follow: Follow | None) -> Completion:
         """One borrowed sample, turn by turn."""

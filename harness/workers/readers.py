@@ -55,9 +55,19 @@ class CompletionReader:
     For a training world of one rank: with more, ranks would not agree on what is left of the batch.
     """
 
-    def __init__(self, queue: TransferQueue, *, rows: int, group_size: int, batch: int, mini_batches: int = 1) -> None:
-        """batch: groups; mini_batches: parts of it, none of which shares a micro-batch with the next."""
-        self.queue, self.rows, self.group_size, self.batch = queue, rows, group_size, batch
+    def __init__(
+        self,
+        queue: TransferQueue,
+        *,
+        rows: int,
+        group_size: int,
+        batch: int,
+        mini_batches: int = 1,
+        task: str = "actor",
+    ) -> None:
+        """batch: groups; mini_batches: parts of it, none of which shares a micro-batch with the next; task: of the
+        queue, whose rows these are."""
+        self.queue, self.rows, self.group_size, self.batch, self.task = queue, rows, group_size, batch, task
         self._part = batch // mini_batches * group_size
 
     async def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
@@ -67,7 +77,7 @@ class CompletionReader:
         while left:
             deadlines = tuple((limit * n, groups * n - taken) for limit, groups in first)
             batch = await self.queue.get(
-                "actor",
+                self.task,
                 min(self.rows, left, self._part - taken % self._part),
                 minimum=n,
                 first=("rollout", deadlines) if deadlines else None,

@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from harness.protocols import Clock, Completion, PauseMode, ReceivingEngine, Request, RolloutEngine, Sampling, Span
+from harness.protocols import Clock, Completion, ReceivingEngine, Request, RolloutEngine, Sampling, Span
 from harness.runtime.runtime import Waits, open_ended
 from harness.tasks import Problem
 from harness.transfer_queue import Batch, TransferQueue
@@ -22,6 +22,7 @@ from harness.workers.held_engine import HeldEngine, WrappedEngine
 from harness.workers.replaying import RecordedRollout, admitted, rows_of
 from harness.workers.sample_flow import EngineSamples, OpenRows, Pause, SampleFlow, SampleLimit
 from harness.workers.turns import NO_TURNS, Turns
+from schedules.protocol import PauseMode
 
 
 class FeedOrder(Protocol):
@@ -154,7 +155,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """Settings of a rollout role; a field for each, so there are eleven.
+    """Settings of a rollout role; a field for each, so there are twelve.
 
     index: of its engine; numbering: of groups in the queue; greedy: how the first sample of each group is drawn, None:
     as the others; sample_limit_s: after which a sample ends where it is, None: it takes as long as it likes.
@@ -162,7 +163,8 @@ class RolloutSettings:
 
     share: the most samples it takes from the queue at once, and has at a time of one batch; stream_share: the most it
     has at a time while it streams. With several engines, shares keep the first to ask from taking everything.
-    shares_device: with other roles; then the engine wakes for a batch, and sleeps after it; keeps_weights: meanwhile.
+    shares_device: with other roles; then the engine wakes for a batch, and sleeps after it; keeps_weights: meanwhile;
+    rounds: while it streams it has the device until it is paused, and sleeps then.
     keep_cache: when it loads weights.
     """
 
@@ -172,6 +174,7 @@ class RolloutSettings:
     stream_share: int
     keep_cache: bool
     shares_device: bool
+    rounds: bool = False
     keeps_weights: bool = True
     generate_s: float = 0.0
     greedy: Sampling | None = None
@@ -199,7 +202,15 @@ class RolloutRole(EngineWorker):
         self.consumer = f"rollout[{settings.index}]"  # its own: what it had is released to others where it dies
         self.waits = Waits(self.consumer, ports.turns.lines)
         self._ports, self.settings = ports, settings
-        self._on_device = EngineOnDevice(engine, clock, ports.turns, self.consumer, self.name)
+        self._on_device = EngineOnDevice(
+            engine,
+            clock,
+            ports.turns,
+            self.consumer,
+            self.name,
+            rounds=settings.rounds,
+            keeps_weights=settings.keeps_weights,
+        )
         self._flow = SampleFlow(
             self._on_device,
             EngineSamples(n, several_turns=episodes is not None, greedy=settings.greedy),
@@ -222,9 +233,7 @@ class RolloutRole(EngineWorker):
             await self.clock.sleep(self.settings.generate_s)
         async with self._exclusive:
             # The first engine to ask leaves the others their share of the batch; it may take more as it finishes.
-            keep_weights = self.settings.keeps_weights
-            shared = self.settings.shares_device
-            async with self._on_device.whole_batch(keep_weights=keep_weights) if shared else nullcontext():
+            async with self._on_device.whole_batch() if self.settings.shares_device else nullcontext():
                 partitions = [partition_name(i) for i in range(iteration, iteration + batches)]
                 await self._run(partitions, self.settings.share * batches)
         return await self.take_spans()
@@ -235,10 +244,11 @@ class RolloutRole(EngineWorker):
 
         Returns the last spans only: `take_spans` hands the others out while the run goes on.
         """
-        if self.settings.shares_device:
+        if self.settings.shares_device and not self.settings.rounds:
             async with self._ports.turns.turn(f"{self.consumer}.wake"):
                 await self.engine.wake()  # it started first, and sleeps until it has something to do
-        await self._run([None], self.settings.stream_share)
+        async with self._on_device.whole_batch() if self.settings.rounds else nullcontext():
+            await self._run([None], self.settings.stream_share)
         return await self.take_spans()
 
     async def _run(self, partitions: Sequence[str | None], most: int) -> None:
@@ -262,13 +272,18 @@ class RolloutRole(EngineWorker):
 
     @open_ended
     async def pause(self, mode: PauseMode) -> None:
-        """Stop between two tokens (keep: running samples stay; abort: they begin again after `resume`), or once the
-        running ones are done (wait).
+        """Stop between two tokens (keep: running samples stay; carry: they leave the engine, and go on after `resume`;
+        abort: they begin again then), or once the running ones are done (wait).
 
         Groups that were on their way from the queue still come in; they start after `resume`, under its weights.
         """
         async with self._exclusive:
             await self._pause.stop(mode)
+
+    @open_ended
+    async def take_device(self) -> None:
+        """Take the device of a paused engine, before it goes on."""
+        await self._on_device.take_turn()
 
     async def resume(self, below: int) -> None:
         """Go on under the loaded weights, with a wider dispatch limit."""
@@ -284,6 +299,8 @@ class RolloutRole(EngineWorker):
                 await self._pause.go_on()
         with self.waits("retire", "its last samples"):
             await self._idle.wait()
+        if self.settings.rounds:  # it may have taken the device for nothing
+            await self._on_device.stopped()
 
     async def rejoin(self) -> None:
         """Take groups again."""

@@ -8,7 +8,7 @@ from collections.abc import Collection, Iterable, Sequence
 
 import numpy as np
 
-from harness.protocols import Clock, Completion, PauseMode, Request, Sampling
+from harness.protocols import Clock, Completion, Request, Sampling
 from harness.runtime.runtime import Waits
 from harness.tasks import Problem
 from harness.transfer_queue import Batch, TransferQueue
@@ -16,6 +16,7 @@ from harness.workers.dataflow import rollout_columns, samples_in, texts_of
 from harness.workers.episodes import Episodes
 from harness.workers.generating import EngineOnDevice
 from harness.workers.replaying import ReplayedEngine
+from schedules.protocol import PauseMode
 
 
 class OpenRows:
@@ -80,8 +81,8 @@ class EngineSamples:
         self.playing: set[int] = set()
         """Samples of several turns that the engine has had, and that have another turn or may."""
         self.taking_back = False
-        """A pause is taking back what the engine has: its slots are empty for a moment only."""
-        self._taken_back: list[int] = []
+        """A pause takes back what the engine has, or did: its slots are empty until it goes on."""
+        self._taken_back: dict[int, Completion] = {}
         self._again: set[int] = set()  # between two turns, to begin again
         self._had: dict[int, int] = {}  # tokens sampled of what may begin again
         self.generated = self.begun_again = 0
@@ -112,9 +113,11 @@ class EngineSamples:
             if self._several_turns or self.taking_back:
                 self._had[completion.sample_id] = self._had.get(completion.sample_id, 0) + sampled
             if self.taking_back and completion.finish_reason == "abort":
-                self._taken_back.append(completion.sample_id)
+                self._taken_back[completion.sample_id] = completion
             else:
                 del self._in_engine[completion.sample_id]
+                if not self._several_turns:
+                    self._had.pop(completion.sample_id, None)
                 done.append(completion)
         return done
 
@@ -135,9 +138,17 @@ class EngineSamples:
     def given_up(self) -> list[Request]:
         """Requests of what was taken back, from their prompts and in their order, to be submitted again. Samples that
         are between two turns begin again with the next one."""
-        given_up, self._taken_back = set(self._taken_back), []
         self._again = self.playing - self._in_engine.keys()
-        return [self.request(sample, made.prompt) for sample, made in self._in_engine.items() if sample in given_up]
+        return [self.request(sample, self._in_engine.pop(sample).prompt) for sample in self._take_taken_back()]
+
+    def carried(self) -> list[Request]:
+        """Requests of what was taken back, from the tokens that they have and in their order."""
+        return [self._in_engine.pop(sample).after(aborted) for sample, aborted in self._take_taken_back().items()]
+
+    def _take_taken_back(self) -> dict[int, Completion]:
+        """Hand over all that was taken back, in the order in which the engine got it."""
+        taken_back, self._taken_back = self._taken_back, {}
+        return {sample: taken_back[sample] for sample in self._in_engine if sample in taken_back}
 
     def begins_again(self, sample: int) -> bool:
         """Whether a sample between two turns is to begin again instead."""
@@ -149,13 +160,25 @@ _SAME_TIME_S = 1e-9
 
 
 class SampleLimit:
-    """A limit on how long samples of one engine take, from when it gets each until it is done, its turns included.
-    seconds: on the run's clock that each may take."""
+    """A limit on how long samples of one engine take, from when it gets each until it is done, its turns included, but
+    not what it is set aside for. seconds: on the run's clock that each may take."""
 
     def __init__(self, seconds: float, clock: Clock) -> None:
         self._seconds, self._clock = seconds, clock
         self._due: dict[int, float] = {}
         self._begun = asyncio.Event()
+        self._stopped: float | None = None  # since when nothing counts
+
+    def stop(self) -> None:
+        """Let no time count until `go_on`."""
+        self._stopped = self._clock.now()
+
+    def go_on(self) -> None:
+        """Count again."""
+        assert self._stopped is not None
+        stood, self._stopped = self._clock.now() - self._stopped, None
+        self._due = {sample: due + stood for sample, due in self._due.items()}
+        self._begun.set()
 
     def begin(self, samples: Iterable[int]) -> None:
         """Note that samples begin now, or begin again."""
@@ -169,7 +192,7 @@ class SampleLimit:
     async def overdue(self) -> list[int]:
         """Waits until there are some. What does not end upon it is named again, some seconds later."""
         while True:
-            while not self._due:
+            while self._stopped is not None or not self._due:
                 self._begun.clear()
                 await self._begun.wait()
             now = self._clock.now()
@@ -212,6 +235,7 @@ class SampleFlow:
         """Set unless the engine is being drained: then it gets no new samples."""
         self.going = asyncio.Event()
         """Set unless the engine is paused, or its samples are taken back."""
+        self._aside: list[Request] | None = None  # what a pause took back, and what came after it
         self._taken = asyncio.Event()  # set when something came out of the engine
         self._ended = asyncio.Event()  # set when a sample of several turns is over
         self.flowing.set()
@@ -245,6 +269,9 @@ class SampleFlow:
         self._submit([self.samples.request(sample, prompt) for sample, prompt in zip(samples, prompts, strict=True)])
 
     def _submit(self, requests: Sequence[Request]) -> None:
+        if self._aside is not None:
+            self._aside += requests
+            return
         self.samples.submitted(requests)
         self.engine.submit(requests)
         if self._limit is not None:
@@ -312,18 +339,32 @@ class SampleFlow:
             self._ended.clear()
             await self._ended.wait()
 
-    async def begin_again(self) -> None:
-        """Consumes what the engine gave up; hands it the same samples again, to start after the pause. Those between
-        two turns follow in `_play`. Unblocked by `_drain`."""
+    def set_aside(self) -> None:
+        """Let what comes from now on wait with what is taken back."""
+        self.samples.taking_back, self._aside = True, []
+        if self._limit is not None:
+            self._limit.stop()
+
+    async def take_back(self, *, carry: bool) -> None:
+        """Consumes what the engine gave up, for `hand_back`: to go on from the tokens that it has (carry), or to begin
+        again; then samples between two turns follow in `_play`. Unblocked by `_drain`."""
         while not self.samples.all_taken_back(self.on_device.busy):
             self._taken.clear()
             await self._taken.wait()
-        again = self.samples.given_up()
-        if self._episodes is not None:
+        again = self.samples.carried() if carry else self.samples.given_up()
+        if self._episodes is not None and not carry:
             await asyncio.gather(*(self._episodes.begin_again(request.sample_id) for request in again))
-        self.samples.taking_back = False
-        self._submit(again)
-        self.room.set()
+        assert self._aside is not None
+        self._aside[:0] = again
+
+    def hand_back(self) -> None:
+        """Hand the engine what was taken back, before it goes on."""
+        if self._aside is not None:
+            self.samples.taking_back, aside, self._aside = False, self._aside, None
+            if self._limit is not None:
+                self._limit.go_on()
+            self._submit(aside)
+            self.room.set()
 
 
 class Pause:
@@ -333,26 +374,30 @@ class Pause:
         self._flow, self._on_device, self._waits = flow, flow.on_device, waits
 
     async def stop(self, mode: PauseMode) -> None:
-        """Stop between two tokens (keep: running samples stay; abort: they begin again with `go_on`), or once the
-        running ones are done (wait), to the last of their turns."""
+        """Stop between two tokens (keep: running samples stay; carry: they are taken out, and go on with `go_on`;
+        abort: they begin again then), or once the running ones are done (wait), to the last of their turns."""
         flow, engine = self._flow, self._flow.engine
         with self._waits("pause", "running samples to end" if mode == "wait" else "the engine to stop"):
             if mode == "wait":
                 await flow.drained()
             if isinstance(engine, ReplayedEngine):
                 await engine.caught_up()
-            flow.samples.taking_back = mode == "abort"
+            takes_back = mode in ("carry", "abort")
+            if takes_back:
+                flow.set_aside()
             if mode != "wait":
                 flow.going.clear()
-            await engine.pause(mode)
+            await engine.pause("abort" if mode == "carry" else mode)
             self._on_device.paused = True
             flow.going.clear()
-            if mode == "abort":
-                await flow.begin_again()
+            if takes_back:
+                await flow.take_back(carry=mode == "carry")
         await self._on_device.stopped()
 
     async def go_on(self) -> None:
         """Resume, once the device is free."""
+        await self._on_device.begin()
+        self._flow.hand_back()
         await self._on_device.go_on()
         self._flow.going.set()
         self._flow.flowing.set()

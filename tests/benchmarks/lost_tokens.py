@@ -21,7 +21,7 @@ from harness.cost_model.cost import transfer_times
 from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.memory import JobLayout
 from harness.cost_model.roofline import roofline
-from harness.protocols import Completion, PauseMode, Request
+from harness.protocols import Completion, Request, StopMode
 from harness.runtime.virtual_runtime import VirtualClock, run_virtual
 
 ENGINES, SLOTS, GROUP = 8, 64, 8
@@ -30,7 +30,7 @@ UPDATE_AT_S, END_S = 200.0, 500.0
 Update = Callable[[Sequence[SimulatedRollout], VirtualClock], Awaitable[None]]
 
 
-def at_once(load_s: float, mode: PauseMode, *, drop: bool = True) -> tuple[float, Update]:
+def at_once(load_s: float, mode: StopMode, *, drop: bool = True) -> tuple[float, Update]:
     """All engines pause, load and go on."""
 
     async def update(engines: Sequence[SimulatedRollout], clock: VirtualClock) -> None:
@@ -40,7 +40,7 @@ def at_once(load_s: float, mode: PauseMode, *, drop: bool = True) -> tuple[float
     return load_s, update
 
 
-def in_turn(load_s: float, mode: PauseMode, cohorts: int) -> tuple[float, Update]:
+def in_turn(load_s: float, mode: StopMode, cohorts: int) -> tuple[float, Update]:
     """One cohort after the other."""
 
     async def update(engines: Sequence[SimulatedRollout], clock: VirtualClock) -> None:

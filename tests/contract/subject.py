@@ -12,7 +12,7 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from harness.protocols import Completion, PauseMode, Request, RolloutEngine, Sampling
+from harness.protocols import Completion, Request, RolloutEngine, Sampling, StopMode
 from harness.runtime.runtime import RealClock
 from tests.contract.engine_under_test import Capability, EngineUnderTest, Setting
 from tests.contract.reference import TOLERANCE, VOCABULARY, log_probs_of, make_model, reference_model, weights_of
@@ -105,7 +105,7 @@ class Subject:
             taking.cancel()
             await asyncio.wait([taking])
 
-    async def update(self, mode: PauseMode = "keep", *, drop_cache: bool = True) -> int:
+    async def update(self, mode: StopMode = "keep", *, drop_cache: bool = True) -> int:
         """What a role does between two versions: pause, load the next one, drop the cache, go on. The new version."""
         version = self.engine.version + 1
         async with waiting_for(f"the update to version {version}"):

@@ -13,7 +13,7 @@ import torch
 from engines.torch import sampling as torch_sampling
 from engines.torch.rollout import TorchRollout
 from engines.torch.sampling import draw
-from harness.protocols import Completion, PauseMode, Request, RolloutEngine, Sampling
+from harness.protocols import Completion, Request, RolloutEngine, Sampling, StopMode
 from tests.contract import subject as contract_subject
 from tests.contract import test_in_flight, test_loading, test_pauses, test_samples, test_tokens
 from tests.contract.engine_under_test import EngineUnderTest, construct
@@ -68,12 +68,12 @@ class SaysTheFirstVersion(TorchRollout):
 
 
 class PausesNothing(TorchRollout):
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: StopMode) -> None:
         pass
 
 
 class ForgetsWhatWaited(TorchRollout):
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: StopMode) -> None:
         if mode == "abort":
             self._waiting.clear()
         await super().pause(mode)

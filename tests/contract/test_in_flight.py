@@ -7,7 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.protocols import Completion, PauseMode, Request
+from harness.protocols import Completion, Request, StopMode
 from tests.contract.in_flight import in_flight, too_late_unless
 from tests.contract.reference import log_probs_of
 from tests.contract.subject import VARIED, Subject
@@ -53,7 +53,7 @@ def assert_tells_versions_apart(
 
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
 @in_flight
-async def test_ten_updates_in_a_row_under_load(subject: Subject, mode: PauseMode) -> None:
+async def test_ten_updates_in_a_row_under_load(subject: Subject, mode: StopMode) -> None:
     """What is aborted goes on under the next version. No sample is lost, none comes twice, and each token is right."""
     subject.sample_by(VARIED)
     first = subject.engine.version
@@ -83,7 +83,7 @@ async def test_ten_updates_in_a_row_under_load(subject: Subject, mode: PauseMode
             subject.assert_sampled_by_its_versions(requests[sample_id], completion)
 
 
-def check_versions(completion: Completion, first: int, mode: PauseMode) -> None:
+def check_versions(completion: Completion, first: int, mode: StopMode) -> None:
     assert (np.diff(completion.versions) >= 0).all()
     assert first <= completion.versions[0] and completion.versions[-1] <= first + UPDATES
     if mode == "wait":

@@ -8,7 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from harness.protocols import Completion, PauseMode, Request, Sampling
+from harness.protocols import Completion, Request, Sampling, StopMode
 from tests.contract.in_flight import in_flight, too_late_unless
 from tests.contract.reference import assert_greedy
 from tests.contract.subject import VARIED, Collected, Subject, waiting_for
@@ -25,7 +25,7 @@ async def nothing_comes(samples: Collected) -> None:
     assert (len(samples.done), len(samples.aborted)) == before, "a paused engine went on"
 
 
-async def pause(subject: Subject, mode: PauseMode) -> None:
+async def pause(subject: Subject, mode: StopMode) -> None:
     async with waiting_for(f"pause({mode!r})"):
         await subject.engine.pause(mode)
 
@@ -82,9 +82,7 @@ async def test_pause_abort_returns_everything_at_once(subject: Subject) -> None:
 
 
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
-async def test_what_is_submitted_to_a_paused_engine_starts_when_it_is_resumed(
-    subject: Subject, mode: PauseMode
-) -> None:
+async def test_what_is_submitted_to_a_paused_engine_starts_when_it_is_resumed(subject: Subject, mode: StopMode) -> None:
     subject.sample_by(Sampling(max_tokens=5))
     await pause(subject, mode)
     async with subject.collecting(subject.requests(3)) as samples:

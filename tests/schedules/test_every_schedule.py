@@ -77,8 +77,8 @@ async def test_engines_forget_weights_only_where_new_ones_come_before_the_next_b
     log = await FakeJob(iterations=5).play(own)
     if own.loads_after_each_batch:
         assert own.colocated
-        kinds = [line.split()[0] for line in log.of("generate", "publish")]
-        assert kinds == ["generate", "publish"] * 5
+        kinds = [line.split()[0] for line in log.of("generate", "complete", "publish")]
+        assert kinds == ["complete" if own.awaits_completion else "generate", "publish"] * 5
 
 
 async def test_a_job_of_one_iteration_ends(schedule: str) -> None:

@@ -383,6 +383,8 @@ def test_every_schedule_says_how_weights_travel_and_how_stale_it_is() -> None:
     said = {name: (s.transport, s.eta, s.order) for name, s in ((name, find("schedule", name)()) for name in SCHEDULES)}
     assert said == {
         "colocate_sync": ("local", 0.0, "fifo"),
+        "partial_rollout_sync": ("local", 4.0, "completion"),
+        "sorted_batches": ("local", 3.0, "completion"),
         "separated_sync": ("collective", 0.0, "fifo"),
         "one_step_off": ("collective", 1.0, "fifo"),
         "k_step_off": ("collective", 3.0, "fifo"),

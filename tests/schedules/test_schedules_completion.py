@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import random
 from collections.abc import Callable, Sequence
 from typing import get_args
 
 import pytest
 
+from schedules import Schedule
 from schedules.capacity import Capacity, CompletionOrder
 from schedules.fully_async import FullyAsync
+from schedules.partial_rollout_sync import PartialRolloutSync
 from schedules.protocol import PauseMode
 
 PATIENCE = 100_000  # turns
@@ -35,11 +38,13 @@ class CompletionJob:
         self.tail = draw([1.0, 3.0])
         self.prompts = self.rollout = self.trainer = self.weights = self
         self.admitted, self.total, self.next, self.bound, self.version = 0, self.iterations * self.batch, 0, 0, 0
-        self.paused, self.closed, self.mode = False, False, "keep"
+        self.paused, self.closed, self.mode, self.stands = False, False, "keep", False
         self.running = 0
         self.started: dict[int, tuple[int, int]] = {}  # group -> bound that it was taken under, version that began it
         self.ready: list[int] = []
         self.taken: dict[int, int] = {}  # group -> iteration
+        self.complete: list[int] = []
+        self.counted: dict[int, int] = {}  # the same of those that `completed` waited for
         self.dropped: set[int] = set()
         self.widest = 0
         """The most groups from the oldest that is neither trained nor dropped to the last one admitted."""
@@ -66,6 +71,9 @@ class CompletionJob:
 
     def open(self) -> set[int]:
         return self.started.keys() - self.taken.keys() - self.dropped
+
+    async def completed(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
+        await self._take(iteration, first, self.complete, self.counted)
 
     async def close(self) -> None:
         self.closed = True
@@ -95,6 +103,7 @@ class CompletionJob:
             self.running -= 1
             if group not in self.dropped:
                 self.ready.append(group)
+                self.complete.append(group)
 
     async def set_dispatch_limit(self, below: int) -> None:
         assert below >= self.bound
@@ -109,23 +118,31 @@ class CompletionJob:
         self.bound, self.paused = below, False
 
     async def train(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
+        await self._take(iteration, first, self.ready, self.taken, self.train_turns)
+
+    async def _take(
+        self, iteration: int, first: Sequence[tuple[int, int]], ready: list[int], taken: dict[int, int], turns: int = 0
+    ) -> None:
+        """A batch of what is ready, as far as `first` leaves room."""
+        assert ready is not self.ready or not self.stands or self.paused, "engines have the devices"
         for k in range(self.batch):
-            await self.until(lambda k=k: self._next(first, k) is not None)  # type: ignore[misc]
-            group = self._next(first, k)
+            await self.until(lambda k=k: self._next(first, k, ready, taken) is not None)  # type: ignore[misc]
+            group = self._next(first, k, ready, taken)
             assert group is not None
-            self.ready.remove(group)
-            self.taken[group] = iteration
-            for _ in range(self.train_turns):
+            ready.remove(group)
+            taken[group] = iteration
+            for _ in range(turns):
                 await asyncio.sleep(0)
 
-    def _next(self, first: Sequence[tuple[int, int]], taken: int) -> int | None:
+    def _next(self, first: Sequence[tuple[int, int]], taken: int, ready: list[int], gone: dict[int, int]) -> int | None:
         """The group that has been ready for longest of those that may go now."""
         for limit, groups in first:
-            pressing = [group for group in self.open() if self.started[group][0] <= limit]
+            pressing = self.started.keys() - gone.keys() - self.dropped
+            pressing = {group for group in pressing if self.started[group][0] <= limit}
             assert len(pressing) <= groups - taken, "it is never too late already"
             if len(pressing) == groups - taken:
-                return next((group for group in self.ready if group in pressing), None)
-        return next(iter(self.ready), None)
+                return next((group for group in ready if group in pressing), None)
+        return next(iter(ready), None)
 
     async def publish(self, version: int) -> None:
         assert self.paused
@@ -136,8 +153,9 @@ class CompletionJob:
     async def mark_version(self, version: int) -> None:
         """Engines do not get it."""
 
-    async def play(self, schedule: FullyAsync) -> list[int]:
+    async def play(self, schedule: Schedule) -> list[int]:
         """Runs it, and gives the lag of every trained group at its first token."""
+        self.stands = schedule.colocated
         await schedule.run(self)  # type: ignore[arg-type]
         assert sorted(self.taken.values()) == [i for i in range(self.iterations) for _ in range(self.batch)]
         assert self.taken.keys() | self.dropped == set(range(self.admitted)) and not self.taken.keys() & self.dropped
@@ -187,6 +205,21 @@ async def test_bounds_hold_where_engines_get_every_second_or_third_version(eta: 
             dropped += len(job.dropped)
             assert on_stale == "drop" or not job.dropped
     assert (dropped > 0) == (eta > every - 1), "else all that a version may start is trained before the next"
+
+
+@pytest.mark.parametrize(("over", "worst"), [(0, 0), (0.3, 1), (1, 1), (1, 2), (0.5, 4), (2.5, 3)])
+async def test_what_is_carried_on_is_waited_for_in_time_and_trained_while_engines_stand_still(
+    over: float, worst: int
+) -> None:
+    overtaken = False
+    for seed in SEEDS:
+        job = CompletionJob(seed)
+        lags = await job.play(PartialRolloutSync(over=over, max_staleness=worst))
+        assert 0 <= min(lags) and max(lags) <= worst, seed
+        assert job.widest <= (worst + math.ceil(over) + 1) * job.batch, "what the queue has to hold"
+        assert sorted(job.counted) == sorted(job.taken)
+        overtaken |= any(group // job.batch != iteration for group, iteration in job.taken.items())
+    assert overtaken == (over > 0)
 
 
 async def test_long_groups_are_overtaken() -> None:

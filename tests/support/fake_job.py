@@ -87,6 +87,10 @@ class FakeRollout:
         with self.log.call("stream"):
             await self.closed.wait()
 
+    async def completed(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
+        with self.log.call(f"complete {iteration}"):
+            await turns(7)
+
     async def set_dispatch_limit(self, below: int) -> None:
         with self.log.call(f"limit {below}"):
             await turns()

@@ -13,7 +13,7 @@ from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
 from harness.config import ModelConfig
 from harness.config.registries import find
-from harness.protocols import Clock, Completion, PauseMode, Request, RolloutEngine, Sampling
+from harness.protocols import Clock, Completion, Request, RolloutEngine, Sampling, StopMode
 from harness.tasks import Task
 from harness.transfer_queue import Column, Ragged
 from harness.transfer_queue.local import LocalQueue
@@ -106,7 +106,7 @@ class HandEngine:
         self.batches: list[list[int]] = []
         self.was_cut: list[list[int]] = []
         self.awake = self.kept_weights = True
-        self.paused: PauseMode | None = None
+        self.paused: StopMode | None = None
         self._done: asyncio.Queue[list[Completion]] = asyncio.Queue()
 
     @property
@@ -126,7 +126,7 @@ class HandEngine:
     async def finished(self) -> list[Completion]:
         return await self._done.get()
 
-    async def pause(self, mode: PauseMode) -> None:
+    async def pause(self, mode: StopMode) -> None:
         self.paused = mode
 
     def drop_cache(self) -> None: ...

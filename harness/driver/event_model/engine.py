@@ -150,12 +150,15 @@ class Engine(Stepping):
             self._tell_paused()
         self._plan()
 
-    def give_up(self) -> None:
-        """Let all that it has begin again when it goes on."""
+    def give_up(self, *, carry: bool) -> None:
+        """Let all that it has begin again when it goes on; or go on, with the tokens that it has (carry)."""
         queue, again = self._queue, sorted([*(entry & _MASK for entry in self._heap), *self._waiting])
-        for sample in again:
-            queue.context[sample], queue.left[sample] = queue.prompt, queue.lengths[sample]
-            queue.older.pop(sample, None)
+        if carry:
+            self._all_wait_again()
+        else:
+            for sample in again:
+                queue.context[sample], queue.left[sample] = queue.prompt, queue.lengths[sample]
+                queue.older.pop(sample, None)
         self._waiting = deque(again)
         self._heap.clear()
         self._order.clear()

@@ -14,7 +14,7 @@ from harness.driver.event_model.engine import Engine
 from harness.driver.event_model.queue import Wanted
 from harness.driver.event_model.readers import Arrivals, Frontier
 from harness.rl.advantages import needs_whole_batch
-from harness.workers.turns import Turns
+from harness.workers.turns import HeldTurn, Turns
 from schedules.base import gather
 from schedules.protocol import PauseMode
 
@@ -51,6 +51,10 @@ class Rollout:
 
     def __init__(self, job: Job, engines: Sequence[Engine]) -> None:
         self._job, self.engines = job, engines
+        self._rounds = job.schedule.colocated and job.schedule.awaits_completion
+        self._turns = [
+            HeldTurn(job.turns_of("rollout", engine.number), f"rollout[{engine.number}].generate") for engine in engines
+        ]
 
     def split(self, cohorts: int | None = None) -> list[Rollout]:
         count = len(self.engines) if cohorts is None else cohorts
@@ -86,6 +90,8 @@ class Rollout:
         job = self._job
         algorithm, engines = job.config.algorithm, len(job.engines)
         most = fair_share(algorithm, engines, batches=1 + job.schedule.eta)
+        if self._rounds:
+            await self._take_devices()  # which nobody has yet: engines ask for groups before any is admitted
         await self._feed(self.engines, [None], fair_share(algorithm, engines), most)
 
     async def _feed(self, engines: Sequence[Engine], parts: Sequence[Wanted], share: int, most: int) -> None:
@@ -97,16 +103,44 @@ class Rollout:
         await asyncio.sleep(0)  # others may get another limit at the same moment: what each waited for comes first
         queue.go_on(served)
 
+    async def completed(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
+        complete, left = self._job.complete, self._job.batch
+        assert complete is not None, "for schedules that declare awaits_completion"
+        due = [(limit, complete.taken + groups) for limit, groups in first]
+        while left:
+            left -= len(await complete.ask(left, due))
+
     async def pause(self, mode: PauseMode) -> None:
-        await _all_called(self.engines, lambda engine, paused: engine.pause(mode, paused))
-        if mode == "abort":
-            for engine in self.engines:
-                engine.give_up()
+        if self._rounds:
+            await gather(*(self._end_round(*one, mode) for one in zip(self.engines, self._turns, strict=True)))
+        else:
+            await self._stop(self.engines, mode)
+
+    async def _stop(self, engines: Sequence[Engine], mode: PauseMode) -> None:
+        await _all_called(engines, lambda engine, paused: engine.pause(mode, paused))
+        if mode in ("carry", "abort"):
+            for engine in engines:
+                engine.give_up(carry=mode == "carry")
 
     async def resume(self, below: int) -> None:
         await self.set_dispatch_limit(below)
+        if self._rounds:
+            await self._take_devices()
+            await asyncio.sleep(reload_s(self._job.cost))
         for engine in self.engines:
+            engine.asleep = False
             engine.go_on()
+
+    async def _take_devices(self) -> None:
+        """One after the other, in the order in which roles on several of them do."""
+        for turn in self._turns:
+            await turn.take()
+
+    async def _end_round(self, engine: Engine, turn: HeldTurn, mode: PauseMode) -> None:
+        await self._stop([engine], mode)
+        await asyncio.sleep(offload_s(self._job.cost))
+        engine.asleep = True
+        await turn.give_back()
 
 
 async def _all_called(engines: Sequence[Engine], begin: Callable[[Engine, Callable[[], None]], None]) -> None:

@@ -73,7 +73,8 @@ class Job:
         self._keeps = None if cost.filtered_share is None else DrawnJudge(cost.filtered_share, seed, self.group_size)
         self.queue = Queue(lengths, groups, self.batch, self.group_size, cost.prompt_tokens, places)
         self._loop, self.moments = loop, Moments(loop)
-        self._stale, self._ready_at, self._lacking = set[int](), 0, dict[int, int]()
+        self._stale, self._lacking = set[int](), dict[int, int]()
+        self._ready_at = self._complete_at = 0
         engines = len(devices["rollout"]) // config.engine.tensor_parallel
         counts = {role: engines if role == "rollout" else 1 for role in devices}
         self.turns_of = PlacedTurns(devices, counts, limit_s=None)
@@ -86,6 +87,7 @@ class Job:
         self.engines = [Engine(self, number) for number in range(engines)]
         self.generated, self.rewarded = Frontier(groups), Frontier(groups)
         self.arrivals = Arrivals(self.queue.part_of)
+        self.complete = Arrivals(self.queue.part_of) if schedule.awaits_completion else None
         self.prompts, self.rollout = Prompts(self), Rollout(self, self.engines)
         self.rewards = Rewards(self)
         self.host_stages = [self.rewards]
@@ -185,6 +187,8 @@ class Job:
             self.queue.took[group] = -self.now
         if not self.in_order:
             self.arrivals.begun(groups, bound)
+        if self.complete is not None:
+            self.complete.begun(groups, bound)
 
     def completed(self, groups: Sequence[int]) -> None:
         """Note that these groups are generated."""
@@ -202,6 +206,9 @@ class Job:
                 self._can_be_scored(its)
 
     def _can_be_scored(self, groups: Sequence[int]) -> None:
+        if self.complete is not None:
+            self._complete_at += 1
+            self.complete.add(groups, self._complete_at)
         if self.in_order:
             self.generated.add(groups)
         else:
@@ -219,6 +226,8 @@ class Job:
             self.queue.keep(group)
         else:
             self.arrivals.give_back([group])
+            if self.complete is not None:
+                self.complete.give_back([group])
             self.queue.refuse(group)
 
     def came(self, groups: Sequence[int]) -> None:

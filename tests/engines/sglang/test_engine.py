@@ -35,7 +35,7 @@ from harness.checks.job import plan_job
 from harness.config import ConfigError, ModelConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
-from harness.protocols import Completion, PauseMode, Request, RolloutEngine, Sampling
+from harness.protocols import Completion, Request, RolloutEngine, Sampling, StopMode
 from harness.runtime.runtime import RealClock
 from tests.support.sglang_server import TOKEN, WAIT_S, SGLangServer, serving, token_at
 
@@ -343,7 +343,7 @@ async def test_aborted_samples_go_on_from_their_tokens(
 
 
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
-async def test_a_paused_engine_posts_no_request(engine: SGLangRollout, server: SGLangServer, mode: PauseMode) -> None:
+async def test_a_paused_engine_posts_no_request(engine: SGLangRollout, server: SGLangServer, mode: StopMode) -> None:
     await engine.pause(mode)
     engine.submit(requests(2))
     assert (engine.running, engine.waiting) == (0, 2)

@@ -12,7 +12,7 @@ from hypothesis import HealthCheck, assume, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-from harness.protocols import PauseMode, Request, Sampling
+from harness.protocols import Request, Sampling, StopMode
 from tests.contract.registered import TORCH
 from tests.contract.subject import Collected, Subject
 from tests.support.examples import examples
@@ -76,7 +76,7 @@ class EngineMachine(RuleBasedStateMachine):
 
     @precondition(lambda self: not self.asleep)
     @rule(mode=st.sampled_from(["keep", "wait", "abort"]))
-    def pause(self, mode: PauseMode) -> None:
+    def pause(self, mode: StopMode) -> None:
         assume(mode != "wait" or not self.incomplete)  # what runs would have to go on
         self.paused = True
         self.run(self.engine.pause(mode))

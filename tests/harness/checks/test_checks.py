@@ -510,6 +510,10 @@ def test_what_can_be_simulated_only_is_refused_on_real_devices_and_simulated_oth
         (["cluster.devices=3", "schedule.split.rollout=2"], None),
         (["schedule=colocate_sync", "cluster.devices=2"], None),
         (
+            ["schedule=partial_rollout_sync", "cluster.devices=2"],
+            "engine.tensor_parallel=2: engines of schedule=partial_rollout_sync take their devices in one turn with ",
+        ),
+        (
             ["cluster.devices=3", "schedule.split.rollout=2", WITH_REFERENCE, "schedule.split.reference=rollout"],
             "engine.tensor_parallel=2: a real engine of several devices has them alone, or takes turns with a "
             "colocated schedule, and schedule=fully_async has reference there; set it to 1, ",

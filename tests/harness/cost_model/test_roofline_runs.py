@@ -15,14 +15,14 @@ from harness.checks.layout import device_roles, training_ranks
 from harness.config import CostConfig, JobConfig, LengthsConfig, RooflineConfig
 from harness.config.compose import compose_job
 from harness.config.placement import Placement, resolve_split
-from harness.config.registries import SCHEDULES
+from harness.config.registries import SCHEDULES, find
 from harness.cost_model.job_cost import simulated_cost
 from harness.driver.recorder import Recorder
 from harness.driver.session import simulate
 from tests.support.examples import examples
 
 FIGURES = ("flops", "memory_bytes_per_s", "link_bytes_per_s")
-APART = [name for name in SCHEDULES if name != "colocate_sync"]
+APART = [name for name in SCHEDULES if not find("schedule", name).colocated]
 
 
 def tail(sigma: float, mean: float = 1000.0, values: int = 32) -> LengthsConfig:

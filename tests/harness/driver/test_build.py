@@ -56,7 +56,7 @@ def spec_of(log: list[str], monkeypatch: pytest.MonkeyPatch, *settings: str) -> 
         generate_s=0.0,
         transfer_pace=None,
         engine_device=lambda rank, device, queue, limit_s: None,
-        beside_turns=lambda device, world, first: device,
+        beside_turns=lambda device, world, first, together: device,
         local_receiver=lambda trainer, clock: None,
     )
     config = compose_job(["schedule=colocate_sync", *settings])

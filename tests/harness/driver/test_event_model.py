@@ -11,7 +11,7 @@ from harness.checks.layout import device_roles
 from harness.config import JobConfig
 from harness.config.compose import compose_job
 from harness.config.placement import resolve_split
-from harness.config.registries import SCHEDULES
+from harness.config.registries import SCHEDULES, find
 from harness.cost_model.job_cost import simulated_cost
 from harness.driver.event_model import fast_steps, simulated_steps
 from harness.runtime.runtime import parts_of
@@ -58,7 +58,7 @@ CACHES = (None, 10_500, 25_000)
 
 def job(schedule: str, *settings: str) -> JobConfig:
     split = ["schedule.split.rollout=actor", "schedule.split.actor=16"]
-    if schedule != "colocate_sync":
+    if not find("schedule", schedule).colocated:
         split = ["schedule.split.rollout=8", "schedule.split.actor=8"]
     beside = ["schedule.split.actor_fwd=actor", "schedule.split.reference=actor"]
     return compose_job(

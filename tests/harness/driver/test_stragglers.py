@@ -10,7 +10,7 @@ import pytest
 from harness.acceptance.chaos.jobs import base
 from harness.config import ConfigError, JobConfig, LatencyConfig, LengthsConfig
 from harness.config.compose import cell_name, compose_job
-from harness.config.registries import SCHEDULES
+from harness.config.registries import SCHEDULES, find
 from harness.driver.session import simulate
 from harness.runtime.runtime import parts_of
 from tests.support.invariants import check_run
@@ -46,7 +46,8 @@ def test_what_takes_too_long_ends_at_its_limit_and_is_trained(schedule: str, too
     assert 0 < len(cut) < len(trained)
     for sample in trained:
         assert sample.finished_at is not None and sample.started_at is not None and sample.response_tokens > 0
-        assert sample.finished_at - sample.started_at < 2.1  # a decode step, and the time of a transfer, more
+        # A decode step, and the time of a transfer, more; what is set aside for a while is there for longer.
+        assert find("schedule", schedule).awaits_completion or sample.finished_at - sample.started_at < 2.1
     shares = [metrics["straggler/cut"] for metrics in run.metrics]
     assert sum(shares) / len(shares) == pytest.approx(len(cut) / len(trained))
 

@@ -1,3 +1,5 @@
+from dataclasses import replace
+
 import numpy as np
 
 from harness.protocols import Completion, Request, Sampling
@@ -27,7 +29,21 @@ def test_what_a_pause_took_back_begins_again_from_its_prompt_in_the_order_in_whi
     again = samples.given_up()
     assert [(request.sample_id, request.partial) for request in again] == [(0, None), (2, None), (3, None)]
     assert [request.sampling is not None for request in again] == [True, True, False], "the first of each group"
-    assert 1 not in samples and 0 in samples
+    assert 1 not in samples and 0 not in samples, "until it is submitted again"
+
+
+def test_what_a_pause_took_back_to_carry_it_goes_on_from_the_tokens_that_it_has() -> None:
+    samples = having(EngineSamples(GROUP), 0, 1)
+    samples.taking_back = True
+    none = replace(out(1, "abort"), tokens=np.array([], int))
+    samples.finished([none, out(0, "abort")])
+    first, second = samples.carried()
+    assert first.partial is not None and (first.sample_id, first.partial.length) == (0, 1)
+    assert (second.sample_id, second.partial) == (1, None), "it had none"
+    samples.taking_back = False
+    samples.submitted([first, second])
+    samples.finished([replace(out(0, "stop"), tokens=np.array([1, 5])), out(1, "stop")])
+    assert (samples.generated, samples.begun_again) == (3, 0), "no token twice"
 
 
 def test_an_abort_is_what_a_sample_said_where_no_pause_takes_back() -> None:

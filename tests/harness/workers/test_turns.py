@@ -299,7 +299,7 @@ class EngineOfTwo:
         self.ranks = [
             world_turns(meeting, "actor", rank=r, ranks=2, device=shared[r], limit_s=limit_s) for r in range(2)
         ]
-        self.engine = EngineTurns(here, self.ranks[0], self.first)
+        self.engine = EngineTurns(here, self.ranks[0], self.first, together=False)
 
     def _give_back(self) -> None:
         self.given_back += 1
