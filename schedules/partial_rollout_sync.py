@@ -33,8 +33,8 @@ class PartialRolloutSync(Schedule):
         super().__post_init__()
         if self.max_staleness < math.ceil(self.over):
             raise ValueError(
-                f"schedule.max_staleness={self.max_staleness}: with schedule.over={self.over:g} the last groups that "
-                f"are begun are trained {math.ceil(self.over)} iterations later; set max_staleness to that or more"
+                f"schedule.max_staleness={self.max_staleness}: schedule.over={self.over:g} begins more groups ahead "
+                f"than are trained in so many iterations; set max_staleness={math.ceil(self.over)} or more"
             )
 
     @property
