@@ -82,6 +82,11 @@ class Schedule(ABC):
         return "fifo"
 
     @property
+    def in_rounds(self) -> bool:
+        """Whether engines have devices that they share until a batch is complete, and the other roles after that."""
+        return self.colocated and self.awaits_completion
+
+    @property
     def least_engines(self) -> int:
         """Rollout engines that it needs at least."""
         return 1

@@ -398,13 +398,12 @@ def _check_engine_devices(config: JobConfig, schedule: Schedule, placement: Plac
             f"a colocated schedule, and schedule={config.schedule.name} has {' and '.join(sorted(others))} there; set "
             "it to 1, give rollout devices of its own, SCHEDULE=colocate_sync, or BACKEND=virtual"
         )
-    rounds = schedule.colocated and schedule.awaits_completion
-    if rounds and config.cluster.serve_membership:
+    if schedule.in_rounds and config.cluster.serve_membership:
         raise ConfigError(
             f"cluster.serve_membership=true: engines of schedule={config.schedule.name} take their devices in one turn "
             "with the training ranks, so none can leave; set it to false"
         )
-    if together > 1 and rounds:
+    if together > 1 and schedule.in_rounds:
         raise HardwareMissing(
             f"engine.tensor_parallel={together}: engines of schedule={config.schedule.name} take their devices in one "
             "turn with the training ranks, for now of one device each; set it to 1, SCHEDULE=colocate_sync, or "

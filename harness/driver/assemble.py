@@ -134,13 +134,12 @@ def assemble(run: RunSpec, backend: RunBackend, observer: Observer, recording: R
     host = _host_restarts(run, backend, queue, roles, observer)
     stages = stage_pools(run, roles, observer, already, host)
     coordinator, fleet = connect_weights(run, backend, queue, roles, observer)
-    rounds = run.schedule.colocated and run.schedule.awaits_completion
     rollout = RolloutPool(
         fleet,
         observer,
         already=already,
         complete=_complete(run, queue),
-        devices_in_order=rounds and run.plan.backend == "virtual",  # real ranks agree on their turns
+        devices_in_order=run.schedule.in_rounds and run.plan.backend == "virtual",  # real ranks agree on their turns
     )
     recorder = roles[RECORD][0]
     prompts, refill = prompt_source(
@@ -216,7 +215,7 @@ def start_roles(run: RunSpec, backend: RunBackend, queue: TransferQueue, recordi
         scores_beside_actor=placement.share("actor_fwd", "actor"),
         turns_of=PlacedTurns(placement.devices, counts, limit_s=run.turn_timeout_s),
         loads_after_each_batch=schedule.loads_after_each_batch,
-        awaits_completion=schedule.awaits_completion,
+        in_rounds=schedule.in_rounds,
         replay=run.replay,
         recording=recording,
     )

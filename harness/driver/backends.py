@@ -61,8 +61,8 @@ class RunSpec:
         """The longest wait for a device: what holds it may be a whole piece of work of another role. None on a clock
         that jumps, where a wait that never ends is a Deadlock at once, and where engines hold it for as long as samples
         take while stages stream."""
-        waits_for_samples = self.schedule.colocated and self.schedule.awaits_completion
-        return None if self.plan.backend == "virtual" or waits_for_samples else self.config.cluster.call_timeout_s
+        unlimited = self.plan.backend == "virtual" or self.schedule.in_rounds
+        return None if unlimited else self.config.cluster.call_timeout_s
 
 
 @dataclass(frozen=True)

@@ -54,10 +54,9 @@ class WorkerSpec:
 
     engine_count: of rollout; colocated: rollout shares devices with the roles that work in turn, and takes its weights
     from the trainer beside it; scores_beside_actor: actor_fwd scores by the trainer's weights; turns_of: by role and
-    number, on its devices, shared by the roles of a process; loads_after_each_batch, awaits_completion: as the schedule
-    says; started:
-    engines that are there before the roles, by number, and sleep; engine_device: of this worker, where an engine has it
-    among several; replay: of a recorded run, what is to be done again.
+    number, on its devices, shared by the roles of a process; loads_after_each_batch, in_rounds: as the schedule says;
+    started: engines that are there before the roles, by number, and sleep; engine_device: of this worker, where an
+    engine has it among several; replay: of a recorded run, what is to be done again.
     """
 
     config: JobConfig
@@ -73,7 +72,7 @@ class WorkerSpec:
     turns_of: Callable[[str, int], Turns]
     recording: RecordingSettings
     loads_after_each_batch: bool = False
-    awaits_completion: bool = False
+    in_rounds: bool = False
     started: Mapping[int, RolloutEngine] = field(default_factory=dict)
     engine_device: FirstDevice | OtherDevice | None = None
     replay: Replay | None = None
@@ -147,7 +146,7 @@ def _rollout(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> Rollout
         spec.engines.device,
         turns=turns
         if beside is None
-        else spec.engines.beside_turns(turns, beside.turns, spec.engine_device, together=spec.awaits_completion),
+        else spec.engines.beside_turns(turns, beside.turns, spec.engine_device, together=spec.in_rounds),
         episodes=episodes,
     )
     settings = RolloutSettings(
@@ -157,7 +156,7 @@ def _rollout(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> Rollout
         stream_share=fair_share(algorithm, spec.engine_count, batches=1 + spec.eta),
         keep_cache=spec.config.engine.keep_cache,
         shares_device=spec.colocated,
-        rounds=spec.colocated and spec.awaits_completion,
+        rounds=spec.in_rounds,
         keeps_weights=not spec.loads_after_each_batch,
         generate_s=spec.engines.generate_s,
         greedy=replace(sampling_of(spec.config, task), temperature=0.0, top_p=1.0)

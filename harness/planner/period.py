@@ -70,14 +70,17 @@ def _together(schedule: Schedule, work: IterationWork, beside: Beside) -> float:
 
 def _in_turn(schedule: Schedule, work: IterationWork, beside: Beside) -> float:
     """One phase after the other; a device that is shared is given back before it is used otherwise."""
+    return _phases(schedule, work, work.batch_s)
+
+
+def _phases(schedule: Schedule, work: IterationWork, generate_s: float) -> float:
     give_back_s = work.offload_s if schedule.colocated else 0.0
-    return work.batch_s + give_back_s + work.score_s + work.train_s + work.step_s + work.publish_s
+    return generate_s + give_back_s + work.score_s + work.train_s + work.step_s + work.publish_s
 
 
 def _carried(schedule: Schedule, work: IterationWork, beside: Beside) -> float:
     """One phase after the other, but what is long is generated over several of them."""
-    in_turn_s = work.generate_s + work.offload_s + work.score_s + work.train_s + work.step_s + work.publish_s
-    return max(in_turn_s, _any(schedule, work, beside))
+    return max(_phases(schedule, work, work.generate_s), _any(schedule, work, beside))
 
 
 def _two_pools(schedule: Schedule, work: IterationWork, beside: Beside) -> float:

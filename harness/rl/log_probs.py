@@ -16,7 +16,7 @@ import torch
 import torch.distributed as dist
 
 from harness.config import TrainingConfig
-from harness.cost_model.head_rows import HeadRows
+from harness.cost_model.head_rows import HeadRows, rows_at_once
 
 LOGIT_BYTES = TrainingConfig.logit_bytes
 """Bytes of float32 logits at a time, where nobody says otherwise."""
@@ -245,7 +245,7 @@ def _entropy_gradient(log_probs: torch.Tensor, entropies: torch.Tensor, grad: to
 
 
 def _chunks(rows: int, vocabulary: int) -> Iterator[slice]:
-    return _slices(0, rows, max(1, LOGIT_BYTES // (4 * vocabulary)))
+    return _slices(0, rows, rows_at_once(vocabulary, LOGIT_BYTES))
 
 
 def _slices(start: int, stop: int, size: int) -> Iterator[slice]:

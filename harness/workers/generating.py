@@ -144,12 +144,6 @@ class EngineOnDevice:
         await self.engine.sleep(keep_weights=self._keeps_weights)
         self._awake = False
 
-    @asynccontextmanager
-    async def borrowed(self) -> AsyncIterator[None]:
-        """Holds the device for other samples, and leaves it as it was."""
-        async with self.turn("evaluate"):
-            yield
-
     def turn(self, what: str) -> AbstractAsyncContextManager[None]:
         """A turn on the device for something besides generating; none where it is held."""
         return nullcontext() if self._turn.held else self._turns.turn(f"{self._role}.{what}")

@@ -341,7 +341,7 @@ class RolloutRole(EngineWorker):
             follow = episodes.follow
             for request, answer in zip(requests, answers, strict=True):
                 episodes.begin(request.sample_id, Problem(request.prompt, answer))
-        async with self._on_device.borrowed():
+        async with self._on_device.turn("evaluate"):
             with self.waits("evaluate", f"{len(requests)} samples"):
                 return await self.engine.generate(requests, follow)
 

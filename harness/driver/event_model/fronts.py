@@ -51,7 +51,7 @@ class Rollout:
 
     def __init__(self, job: Job, engines: Sequence[Engine]) -> None:
         self._job, self.engines = job, engines
-        self._rounds = job.schedule.colocated and job.schedule.awaits_completion
+        self._rounds = job.schedule.in_rounds
         self._turns = [
             HeldTurn(job.turns_of("rollout", engine.number), f"rollout[{engine.number}].generate") for engine in engines
         ]
