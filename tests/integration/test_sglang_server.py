@@ -23,7 +23,7 @@ from engines.torch.model import build_model
 from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.promises import read_finished
 from harness.config import ModelConfig
-from harness.config.registries import SCHEDULES
+from harness.config.registries import SCHEDULES, find
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.runtime import RealClock
 from tests.support.forked_drivers import Drivers
@@ -174,7 +174,9 @@ async def test_a_server_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPat
 
 
 SMALLER = f"{SMALL} engine=sglang engine.slots=16 iterations=3 algorithm.batch_groups=4 algorithm.group_size=4"
-OWN_SERVERS = {"colocate_sync": "cluster.devices=1", "half_step": "cluster.devices=3 schedule.split.rollout=2"}
+OWN_SERVERS = {"half_step": "cluster.devices=3 schedule.split.rollout=2"} | {
+    name: "cluster.devices=1" for name in SCHEDULES if find("schedule", name).colocated
+}
 """Schedules whose runs start servers of their own, with the settings that they need."""
 
 

@@ -21,7 +21,7 @@ from harness.cli.front import settings_of
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import compose_job, make_schedule, names_of
 from harness.config.machine import Machine
-from harness.config.registries import SCHEDULES
+from harness.config.registries import SCHEDULES, find
 from harness.cost_model.cost import rank_shares, slowest_share_s
 from harness.driver.session import simulate
 from harness.planner import explore as explore_module
@@ -177,15 +177,13 @@ def door_of_a_real_run(choice: Choice, settings: Sequence[str], monkeypatch: pyt
 def test_what_is_proposed_for_a_real_run_passes_its_door(
     device: str, devices: int, engine: str, every_trial: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    fits = 0
     for name in SCHEDULES:
         settings = (*REAL, f"schedule={name}", f"engine={engine}", f"device={device}", f"cluster.devices={devices}")
         settings += ("model=qwen0.5b",) if devices == 1 else ()  # no plan moves moments to the host
         choices = proposable(*settings)
-        fits += bool(choices)
+        assert bool(choices) == (devices > 1 or find("schedule", name).colocated), name
         for choice in random.Random(name).sample(choices, min(3, len(choices))):
             assert door_of_a_real_run(choice, settings, monkeypatch).backend == "real"
-    assert fits == (len(SCHEDULES) if devices > 1 else 1)
 
 
 def test_what_users_would_try_is_tried_whatever_seems_likely(every_trial: None) -> None:
