@@ -96,6 +96,11 @@ class Schedule(ABC):
         """Batches that are generated as one, so iterations after which what it does repeats."""
         return 1
 
+    def window_groups(self, batch: int) -> int | None:
+        """How many groups may be trained next, counted in their order from the oldest untrained one, where `order` lets
+        some overtake others; None: all of them."""
+        return None
+
     def capacity(self, job: Job) -> Capacity:
         """How far ahead groups of this job may be."""
         return Capacity(job.batch, self.eta)

@@ -100,7 +100,8 @@ class Trainer(Protocol):
         """Train on one batch, micro-batch by micro-batch as they become ready, then take one optimizer step.
 
         With order "fifo" these are the groups of batch `iteration`, in group order. With order "completion" they are
-        the next `batch` groups to become ready, of whatever batch, as far as `first` leaves room: for each pair
+        the next `batch` groups to become ready, of whatever batch, within the window that the schedule says
+        (`Schedule.window_groups`), as far as `first` leaves room: for each pair
         (limit, groups), those that an engine started under this dispatch limit, or a lower one, are all among the next
         `groups` groups that are trained, counted from this call on. Where they would not be if another one went
         before them, they are waited for.

@@ -39,6 +39,7 @@ SCHEDULES = {
     "rolling_update": "schedules.rolling_update:RollingUpdate",
     "adaptive_staleness": "schedules.adaptive_staleness:AdaptiveStaleness",
     "fully_async": "schedules.fully_async:FullyAsync",
+    "windowed": "schedules.windowed:Windowed",
 }
 
 ENGINES = {

@@ -181,6 +181,7 @@ def job_shape(run: RunSpec, backend: RunBackend) -> JobShape:
     """The facts that the job's queue depends on."""
     config, placement, task = run.config, run.plan.placement, backend.engines.task
     counts, tensor_parallel = worker_counts(run, backend), config.training.tensor_parallel
+    algorithm, window = config.algorithm, run.schedule.window_groups(config.algorithm.batch_groups)
     return JobShape(
         list(placement.devices),
         training_ranks=-(-counts["actor"] // tensor_parallel),
@@ -188,14 +189,15 @@ def job_shape(run: RunSpec, backend: RunBackend) -> JobShape:
         order=run.schedule.order,
         score_extras=bool(extra_metrics(task)),
         environment=environment_of(task) is not None,
-        advantages_read=columns_compared(config.algorithm),
-        batches_compared=needs_whole_batch(config.algorithm),
+        advantages_read=columns_compared(algorithm),
+        batches_compared=needs_whole_batch(algorithm),
         filter_reads=_filter_reads(run, backend),
         drops_stragglers=config.engine.on_straggler == "drop",
         redeals_failed=config.task.on_failed_score == "redeal",
         critic_ranks=-(-counts.get("critic", 1) // tensor_parallel),
         beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
         awaits_completion=run.schedule.awaits_completion,
+        window=None if window is None else window * algorithm.group_size,
     )
 
 

@@ -22,6 +22,7 @@ from schedules.partial_rollout_sync import PartialRolloutSync
 from schedules.rolling_update import RollingUpdate
 from schedules.separated_sync import SeparatedSync
 from schedules.sorted_batches import SortedBatches
+from schedules.windowed import Windowed
 
 Beside = Callable[..., float]
 """Seconds of several kinds of work that go on at the same time, from the seconds of each."""
@@ -45,10 +46,13 @@ def hindered(*seconds: float) -> float:
 
 def _any(schedule: Schedule, work: IterationWork, beside: Beside, *, handing_over_s: float = 0.0) -> float:
     """Each pool has its work; and a batch is sampled by versions at most ceil(eta) behind it, so that its longest
-    response begins, is trained on and has made a version within ceil(eta) + 1 iterations; in its fresh part, floor."""
+    response begins, is trained on and has made a version within ceil(eta) + 1 iterations; in its fresh part, where
+    groups are trained in their order, floor."""
     after_s = work.micro_s + work.step_s
     response_s = (work.longest_s + after_s) / (1 + math.ceil(schedule.eta))
-    fresh_s = (work.fresh_s + after_s) / (1 + math.floor(schedule.eta)) if work.fresh_s else 0.0
+    fresh_s = (
+        (work.fresh_s + after_s) / (1 + math.floor(schedule.eta)) if work.fresh_s and schedule.order == "fifo" else 0.0
+    )
     return beside(work.generate_s, work.actor_s + handing_over_s, work.scorers_s, max(response_s, fresh_s))
 
 
@@ -102,5 +106,6 @@ _PERIOD: dict[type, Callable[[Schedule, IterationWork, Beside], float]] = {
     HalfStep: _streamed,
     RollingUpdate: _streamed,
     FullyAsync: _streamed,
+    Windowed: _streamed,
     AdaptiveStaleness: _streamed,
 }

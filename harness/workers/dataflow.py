@@ -175,6 +175,8 @@ class JobShape:
     critic_ranks: int = 1
     awaits_completion: bool = False
     """Whether the schedule waits for groups to be complete."""
+    window: int | None = None
+    """Samples from the oldest untrained one on that may be trained; None: all of them."""
 
 
 def queue_spec(shape: JobShape) -> QueueSpec:
@@ -228,9 +230,9 @@ def queue_spec(shape: JobShape) -> QueueSpec:
     tasks[RECORD] = TaskSpec(
         (*RECORDED, *(EXTRA_COLUMNS if shape.score_extras else ())), policy="ready", lease_s=math.inf, background=True
     )
-    tasks["actor"] = shared(trained, training, training_ranks)
+    tasks["actor"] = replace(shared(trained, training, training_ranks), window=shape.window)
     if shape.awaits_completion:
-        tasks[COMPLETE] = TaskSpec(("finish_reason",), policy=training, whole_groups=True)
+        tasks[COMPLETE] = TaskSpec(("finish_reason",), policy=training, whole_groups=True, window=shape.window)
     if shape.filter_reads is not None or shape.drops_stragglers or shape.redeals_failed:
         columns |= FILTER_COLUMNS
         tasks = _refilled(tasks, shape.filter_reads, shape.drops_stragglers)

@@ -23,6 +23,7 @@ RUNS = (
     f"{COMPLETION} schedule.on_stale=wait",
     f"{COMPLETION} schedule.on_stale=drop schedule.pause=abort algorithm.micro_batch_groups=1 algorithm.mini_batches=2",
     "cluster.devices=4 schedule=fully_async schedule.order=completion schedule.split.rollout=2",
+    f"{TWO_ENGINES} schedule=windowed schedule.window=1",
     "cluster.devices=4 schedule=half_step schedule.split.rollout=3",
 )
 

@@ -33,7 +33,11 @@ REPEATABLE = (
 )
 KILLED_AFTER = (1, 8, 7, 5, 8, 2, 4, 6)
 """Iterations; of each of `REPEATABLE`."""
-OTHERS = ("schedule=fully_async cluster.devices=2", "schedule=half_step cluster.devices=4")
+OTHERS = (
+    "schedule=fully_async cluster.devices=2",
+    "schedule=windowed cluster.devices=2",
+    "schedule=half_step cluster.devices=4",
+)
 
 
 def check_went_on(folder: Path, after: int) -> None:

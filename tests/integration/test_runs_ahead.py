@@ -35,6 +35,7 @@ RUNS = {
         "task=expand engine.slots=8 cluster.devices=3 schedule.split.actor=2 algorithm.reference=true "
         "algorithm.micro_batch_groups=1"
     ),
+    "windowed": f"{SHORT} schedule=windowed schedule.max_staleness=0.5 schedule.window=0.5 task=expand engine.slots=8",
     "every_second_version": (
         f"{SHORT} schedule=fully_async schedule.max_staleness=1 schedule.publish_every=2 algorithm.mini_batches=2"
     ),

@@ -61,6 +61,20 @@ def test_samples_of_several_turns_live_through_an_update_only_where_a_pause_keep
     assert spans["wait"] == spans["abort"] == {1}
 
 
+def test_groups_are_overtaken_by_fewer_than_a_window() -> None:
+    config = base("windowed")
+    lengths = LengthsConfig(kind="lognormal", mean=300.0, sigma=1.0, cap=4000)
+    config = replace(config, iterations=6, cost=replace(config.cost, lengths=lengths))
+    overtaken = []
+    for window in (0, 0.25, 6):
+        run = play(with_options(config, {"max_staleness": 2.0, "window": window})).finished
+        check_run(run)
+        begins = [(sample.group_id, run.batch * sample.trained_iteration) for sample in run.trained]
+        overtaken.append(max(begin - group for group, begin in begins))  # at least so far, before its batch
+        assert overtaken[-1] <= window * run.batch
+    assert 0 == overtaken[0] < overtaken[1] < overtaken[2]
+
+
 @checked
 @given(job=jobs("half_step"), seed=st.integers(0, 3))
 def test_half_step_lags_by_half_an_iteration_in_the_mean_and_loads_into_one_cohort_at_a_time(

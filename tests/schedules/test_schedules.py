@@ -19,6 +19,7 @@ from schedules.one_step_off import OneStepOff
 from schedules.protocol import PauseMode
 from schedules.rolling_update import RollingUpdate
 from schedules.separated_sync import SeparatedSync
+from schedules.windowed import Windowed
 from tests.support.fake_job import DEVICE, HOST, FakeJob
 
 # -- colocate_sync
@@ -207,6 +208,15 @@ def test_half_step_needs_an_engine_for_every_cohort() -> None:
     assert (HalfStep().least_engines, HalfStep(cohorts=3).least_engines, DelayedUpdate().least_engines) == (2, 3, 1)
 
 
+# -- windowed
+
+
+async def test_without_a_window_groups_are_trained_in_their_order_and_calls_are_those_of_fully_async() -> None:
+    windowed, streamed = Windowed(max_staleness=1.5, window=0), FullyAsync(max_staleness=1.5)
+    assert (windowed.order, windowed.eta, windowed.window_groups(8)) == (streamed.order, streamed.eta, None)
+    assert (await FakeJob().play(windowed)).lines == (await FakeJob().play(streamed)).lines
+
+
 # -- rolling_update
 
 
@@ -392,6 +402,7 @@ def test_every_schedule_says_how_weights_travel_and_how_stale_it_is() -> None:
         "half_step": ("host_staged", 0.5, "fifo"),
         "rolling_update": ("host_staged", 2.0, "fifo"),
         "adaptive_staleness": ("collective", 4.0, "fifo"),
+        "windowed": ("collective", 2.0, "completion"),
         "fully_async": ("collective", 2.0, "fifo"),
     }
     assert FullyAsync(order="completion").order == "completion"

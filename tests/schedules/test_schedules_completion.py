@@ -15,6 +15,7 @@ from schedules.capacity import Capacity, CompletionOrder
 from schedules.fully_async import FullyAsync
 from schedules.partial_rollout_sync import PartialRolloutSync
 from schedules.protocol import PauseMode
+from schedules.windowed import Windowed
 
 PATIENCE = 100_000  # turns
 
@@ -23,7 +24,7 @@ class CompletionJob:
     """Groups are numbers; engines and trainer take turns of the event loop. What cannot go on is an error.
 
     The trainer keeps what the protocol says of `first`: a group may go before those of a pair only while these would
-    still be among the next `groups` trained.
+    still be among the next `groups` trained; and takes none beyond the schedule's window.
     """
 
     host_stages: Sequence[None] = ()
@@ -46,6 +47,7 @@ class CompletionJob:
         self.complete: list[int] = []
         self.counted: dict[int, int] = {}  # the same of those that `completed` waited for
         self.dropped: set[int] = set()
+        self.window: int | None = None
         self.widest = 0
         """The most groups from the oldest that is neither trained nor dropped to the last one admitted."""
 
@@ -142,7 +144,8 @@ class CompletionJob:
             assert len(pressing) <= groups - taken, "it is never too late already"
             if len(pressing) == groups - taken:
                 return next((group for group in ready if group in pressing), None)
-        return next(iter(ready), None)
+        oldest = next(group for group in range(self.total + 1) if group not in gone)
+        return next((group for group in ready if self.window is None or group < oldest + self.window), None)
 
     async def publish(self, version: int) -> None:
         assert self.paused
@@ -156,6 +159,7 @@ class CompletionJob:
     async def play(self, schedule: Schedule) -> list[int]:
         """Runs it, and gives the lag of every trained group at its first token."""
         self.stands = schedule.colocated
+        self.window = 1 if schedule.order == "fifo" else schedule.window_groups(self.batch)
         await schedule.run(self)  # type: ignore[arg-type]
         assert sorted(self.taken.values()) == [i for i in range(self.iterations) for _ in range(self.batch)]
         assert self.taken.keys() | self.dropped == set(range(self.admitted)) and not self.taken.keys() & self.dropped
@@ -220,6 +224,25 @@ async def test_what_is_carried_on_is_waited_for_in_time_and_trained_while_engine
         assert sorted(job.counted) == sorted(job.taken)
         overtaken |= any(group // job.batch != iteration for group, iteration in job.taken.items())
     assert overtaken == (over > 0)
+
+
+@ETAS
+@pytest.mark.parametrize("window", [0, 0.2, 1, 2.5])
+@pytest.mark.parametrize("mode", get_args(PauseMode))
+async def test_nothing_is_overtaken_from_beyond_a_window(eta: float, window: float, mode: PauseMode) -> None:
+    ahead = 0.0
+    for seed in SEEDS:
+        job, schedule = CompletionJob(seed), Windowed(max_staleness=eta, window=window, pause=mode)
+        lags = await job.play(schedule)
+        assert 0 <= min(lags), seed
+        most = math.floor(window * job.batch) if eta else 0
+        assert max(lags) <= (math.ceil(eta + most / job.batch) if eta else 0) <= math.ceil(schedule.eta), seed
+        assert job.widest <= math.ceil((1 + eta) * job.batch) + most, "what the queue has to hold"
+        positions = {group: position for position, group in enumerate(job.taken)}
+        overtaken = max(position - group for group, position in positions.items())
+        assert overtaken <= most, seed
+        ahead = max(ahead, overtaken / job.batch)
+    assert (ahead > 0) == (eta > 0 and window > 0)
 
 
 async def test_long_groups_are_overtaken() -> None:

@@ -86,8 +86,9 @@ class Job:
         # fronts
         self.engines = [Engine(self, number) for number in range(engines)]
         self.generated, self.rewarded = Frontier(groups), Frontier(groups)
-        self.arrivals = Arrivals(self.queue.part_of)
-        self.complete = Arrivals(self.queue.part_of) if schedule.awaits_completion else None
+        window = schedule.window_groups(self.batch)
+        self.arrivals = Arrivals(self.queue.part_of, window)
+        self.complete = Arrivals(self.queue.part_of, window) if schedule.awaits_completion else None
         self.prompts, self.rollout = Prompts(self), Rollout(self, self.engines)
         self.rewards = Rewards(self)
         self.host_stages = [self.rewards]

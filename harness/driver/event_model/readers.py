@@ -40,8 +40,9 @@ class Arrivals:
     """Groups that one reader takes as they come, where the order is that of completion
     (harness/transfer_queue/control/policies.py): of one partition at a time, that whose first one came first."""
 
-    def __init__(self, part_of: Sequence[int]) -> None:
-        self.taken = 0
+    def __init__(self, part_of: Sequence[int], window: int | None = None) -> None:
+        """window: groups from the oldest that was not taken on, which may be taken."""
+        self.taken, self._window, self._oldest, self._ahead = 0, window, 0, set[int]()
         self._started: dict[int, set[int]] = {}  # groups that are not taken yet, by the bound under which they began
         self._part_of, self._ready = part_of, dict[int, list[tuple[int, int]]]()
         self._most, self._due = 0, tuple[tuple[int, int], ...]()
@@ -65,6 +66,7 @@ class Arrivals:
         """Take out what was begun under this bound or a lower one."""
         dropped = self._begun_under(below)
         self._forget(dropped)
+        self._pass(dropped)
         for part, ready in self._ready.items():
             self._ready[part] = [one for one in ready if one[1] not in dropped]
         return dropped
@@ -91,6 +93,9 @@ class Arrivals:
         if bound is not None:
             among = self._begun_under(bound)
             ready = {part: [one for one in its if one[1] in among] for part, its in ready.items()}
+        if self._window is not None:
+            end = self._oldest + self._window
+            ready = {part: [one for one in its if one[1] < end] for part, its in ready.items()}
         turns = [(its[0][0], part) for part, its in ready.items() if its]
         if not turns:
             return
@@ -100,8 +105,15 @@ class Arrivals:
         self._ready[part] = [one for one in self._ready[part] if one not in taken]
         self._forget(groups)
         self.taken += len(groups)
+        self._pass(groups)
         asked, self._asked = self._asked, None
         asked.set_result(groups)
+
+    def _pass(self, groups: Iterable[int]) -> None:
+        self._ahead.update(groups)
+        while self._oldest in self._ahead:
+            self._ahead.remove(self._oldest)
+            self._oldest += 1
 
     def _begun_under(self, bound: int) -> set[int]:
         return set().union(*(groups for begun, groups in self._started.items() if begun <= bound))

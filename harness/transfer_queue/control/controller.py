@@ -187,8 +187,8 @@ class Controller:
         return precedence(request, list(self._partitions.asked(request.partition)), self._dispatched[request.task])
 
     def _in_turn(self, request: GetRequest, first: Precedence) -> Iterator[tuple[Partition, TaskProgress, int]]:
-        """Places to look for rows, in this order, and the first unit of each that is beyond the consumer's bound."""
-        below = self.bound(request.task, request.consumer)
+        """Places to look for rows, in this order, and the first unit of each that is beyond the reader's reach."""
+        below = self._first_beyond(request)
         policy = policy_of(self.spec.tasks[request.task].policy)
         strict = policy.strict_partitions
         asked = (
@@ -201,6 +201,15 @@ class Controller:
         if policy.takes_turns:
             return iter(sorted(asked, key=lambda one: one[1].turn(one[2], first.units.get(one[0].name))))
         return asked
+
+    def _first_beyond(self, request: GetRequest) -> int | None:
+        """The first id that is beyond the consumer's bound, or the task's window; None: there is neither."""
+        bound, window = self.bound(request.task, request.consumer), self.spec.tasks[request.task].window
+        oldest = None if window is None else next((p for p in self._partitions if p.tasks[request.task].left), None)
+        if oldest is None or window is None:
+            return bound
+        end = oldest.first_open(request.task) + window
+        return end if bound is None else min(bound, end)
 
     def _exhausted(self, request: GetRequest) -> bool:
         """No row is left for this reader, none can come back by itself, and no partition it asks for can come."""
@@ -369,7 +378,9 @@ class Controller:
     def explain(self, request: GetRequest) -> str:
         """Why this request is not served."""
         asked = list(self._partitions.asked(request.partition))
-        return reporting.explain(request, asked, self.bound(request.task, request.consumer), self._precedence(request))
+        return reporting.explain(
+            request, self.spec.tasks[request.task], asked, self._first_beyond(request), self._precedence(request)
+        )
 
     def slowest_task(self) -> str:
         """Why there is no room."""

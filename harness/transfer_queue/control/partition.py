@@ -49,6 +49,11 @@ class Partition:
         progress = self.tasks[task]
         return progress.units if below is None else int(self._highest.searchsorted(below)) // progress.unit_rows
 
+    def first_open(self, task: str) -> int:
+        """The id of the first row that is neither dispatched to the task nor dropped, of which there is one."""
+        progress = self.tasks[task]
+        return int(self.rows[progress.unit_rows * int(progress.open.argmax())])
+
     def started(self, task: str, other: str, below: int) -> Units:
         """The units that `task` is still to be handed, and `other` was handed (of a group: a row) under a bound of
         `below` or less."""

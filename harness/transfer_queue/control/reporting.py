@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.transfer_queue.control.partition import Partition, Precedence
-from harness.transfer_queue.control.spec import GetRequest
+from harness.transfer_queue.control.spec import GetRequest, TaskSpec
 
 SHOWN_ROWS = 16
 
@@ -37,14 +37,18 @@ class Latency:
         return {"count": self._count, "p50_s": p50, "p99_s": p99, "max_s": most}
 
 
-def explain(request: GetRequest, partitions: Sequence[Partition], below: int | None, first: Precedence) -> str:
+def explain(
+    request: GetRequest, spec: TaskSpec, partitions: Sequence[Partition], below: int | None, first: Precedence
+) -> str:
     """Why this request is not served: the rows that are left and the columns that they lack.
 
-    partitions: those it asks for; below: the bound of its consumer; first: what has to go before all else.
+    spec: of its task; partitions: those it asks for; below: the first id that is beyond its reach; first: what has to
+    go before all else.
     """
     what = f"task {request.task!r} waits for {min(request.least, first.at_most)} rows"
     if below is not None:
-        what += f" with ids below {below} (the bound of consumer {request.consumer!r})"
+        of = f"the bound of consumer {request.consumer!r}" if spec.window is None else f"a window of {spec.window} rows"
+        what += f" with ids below {below} ({of})"
     for partition in partitions:
         progress = partition.tasks[request.task]
         if partition.name in first.units:

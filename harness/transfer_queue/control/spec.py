@@ -30,8 +30,10 @@ class TaskSpec:
     `policies.SPLITS`: how a micro-batch is cut into shares for the ranks. writes: columns that its readers write,
     perhaps a row at a time. A row that has them is done, whichever reader wrote them: what goes out again goes out
     without it. settled_by: a column; until a row has it, it may begin again (`TransferQueue.begin_again`), so that
-    readers wait for it rather than hear that nothing is left. background: nobody waits for it. Rows that only such
-    tasks have still to finish stay where they are, but take no room that others wait for, and count in no depth.
+    readers wait for it rather than hear that nothing is left. window: rows are numbered in the order of the partitions,
+    and none goes out whose id is by so much, or more, above the first that did not. background: nobody waits for it.
+    Rows that only such tasks have still to finish stay where they are, but take no room that others wait for, and count
+    in no depth.
     """
 
     columns: tuple[str, ...]
@@ -43,6 +45,7 @@ class TaskSpec:
     split: str = "contiguous"
     writes: tuple[str, ...] = ()
     settled_by: str | None = None
+    window: int | None = None
     background: bool = False
 
     @property
@@ -105,6 +108,8 @@ class QueueSpec:
             raise ValueError(f"task {name!r} needs at least one rank, not {task.ranks}")
         if task.lease_s is not None and task.lease_s <= 0:
             raise ValueError(f"task {name!r} needs a lease of more than 0 seconds, not {task.lease_s}")
+        if task.window is not None and task.window < 1:
+            raise ValueError(f"task {name!r} needs a window of at least 1 row, not {task.window}")
         unknown = sorted(set(task.writes) - set(self.columns))
         if unknown:
             raise ValueError(f"task {name!r} writes unknown columns {unknown}; the schema has {sorted(self.columns)}")

@@ -43,6 +43,12 @@ OF_SCHEDULE: dict[str, dict[str, tuple[object, ...]]] = {
     "separated_sync": {"schedule.streaming": ("true", "false"), "algorithm.epochs": (1, 2)},
     "k_step_off": {"schedule.k": (2, 3)},
     "half_step": {"schedule.pause": ("keep", "wait")},
+    "windowed": {
+        "schedule.pause": ("keep", "abort", "wait"),
+        "schedule.max_staleness": (0, 1, 2.5),
+        "schedule.window": (0, 0.1, 0.5, 2),
+        "cost.reward_s_per_sample": (0,),
+    },
     "fully_async": {
         "schedule.pause": ("keep", "abort", "wait"),
         "schedule.max_staleness": (1, 2.5),

@@ -70,6 +70,23 @@ async def test_completion_goes_to_the_partition_that_was_ready_first_and_takes_n
 
 
 @virtual
+async def test_nothing_beyond_a_window_from_the_oldest_undispatched_row_goes_out_whatever_its_partition() -> None:
+    q = queue(score=TaskSpec(("reward",), policy="completion", window=4))
+    await q.create_partition("a", range(4))
+    await q.create_partition("b", range(4, 8))
+    for name, rows in (("b", [6, 5, 4]), ("a", [3, 1])):
+        await q.put(name, rows, rewards(rows))
+    assert ids(await q.get("score", 3, minimum=1)) == [1, 3]
+    later = asyncio.create_task(q.get("score", 3, minimum=1))
+    assert await waits(later) and "with ids below 4 (a window of 4 rows)" in q.waiting_now()[0]
+    await q.put("a", [0], rewards([0]))
+    assert ids(await later) == [0]
+    assert ids(await q.get("score", 3, minimum=1)) == [4, 5]
+    await q.put("a", [2], rewards([2]))
+    assert [ids(await q.get("score", 3, minimum=1)) for _ in range(2)] == [[2], [6]]
+
+
+@virtual
 async def test_completion_passes_over_a_partition_that_has_less_than_the_minimum() -> None:
     q = queue(score=COMPLETION)
     await q.create_partition("a", range(4))
