@@ -6,7 +6,7 @@ version, or one observation, and `versions` the version of each. Only these engi
 know.
 
 Between two turns of a sample the engine keeps its cache, as real ones keep prefixes: only what it observed is
-prefilled, unless the cache was dropped meanwhile. What is kept takes no room.
+prefilled, unless the cache was dropped or new weights came meanwhile. What is kept takes no room.
 """
 
 from __future__ import annotations
@@ -166,6 +166,7 @@ class SimulatedRollout:
             lasts_s = self._load_s + self._cost.evaluation.of(version)
             await self._clock.sleep(max(0.0, lasts_s - (self._clock.now() - start)))
             self.version, self._partial_version = version, None
+            self._kept.clear()
             self._decoding.load(version)
 
     async def sleep(self, *, keep_weights: bool = True) -> None:

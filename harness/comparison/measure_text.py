@@ -6,11 +6,11 @@ import math
 from dataclasses import dataclass
 
 from harness.comparison.comparison import Comparison
-from harness.comparison.measures import SPEED, CellMeasure, Measure
+from harness.comparison.measures import EXACT_MATCH, GOOD, SPEED, CellMeasure, Measure
 from harness.comparison.statistics import Interval
 from harness.metrics.formatting import decimals, number, signed
 
-_SHARES = ("idle/", "eval/", "reward/exact_match", "ledger/", "selection/tokens", "throughput/fraction_of_bound")
+_SHARES = ("idle/", "eval/", EXACT_MATCH, GOOD, "ledger/", "selection/tokens", "throughput/fraction_of_bound")
 _MORE_HEADLINES = ("throughput/fraction_of_bound", "idle/rollout", "idle/actor")
 _MOST_HEADLINES = 6
 

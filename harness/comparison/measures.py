@@ -10,7 +10,15 @@ from typing import Literal
 import numpy as np
 
 from harness.comparison.runs import Cell, Run
-from harness.comparison.selection import discarded_tokens, length_distance, length_ratio, reward_gap, selects
+from harness.comparison.selection import (
+    discarded_lag,
+    discarded_tokens,
+    length_distance,
+    length_ratio,
+    reward_distance,
+    reward_gap,
+    selects,
+)
 from harness.comparison.statistics import (
     Difference,
     Interval,
@@ -32,6 +40,7 @@ from harness.metrics.samples import CUSTOM
 
 SPEED = "throughput/samples_per_s"
 EXACT_MATCH = "reward/exact_match"
+GOOD, GOOD_RATE = "reward/correct_and_complete", "throughput/correct_and_complete_per_s"
 LAG = "staleness/mean"
 HELD_OUT = {key: definition(key).title for key in ("eval/sampled", "eval/greedy", "eval/pass_at_k")}
 """Metrics of runs that were evaluated (`eval.every`), and how each is called."""
@@ -135,7 +144,7 @@ def outcome_of(measures: Sequence[Measure]) -> str | None:
 
 def of_trained_samples(key: str) -> bool:
     """Whether a measure is of the rewards of samples that were trained."""
-    return key.startswith("reward/")
+    return key.startswith("reward/") or key == GOOD_RATE
 
 
 def measures_of_pairs(pairs: Sequence[tuple[Cell, Cell]]) -> list[tuple[Measure, ...]]:
@@ -255,12 +264,18 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
             ),
             _share(f"{EXACT_MATCH}/run", "exact match of all samples trained", "higher", _mean(EXACT_MATCH)),
         ]
+    if in_every_iteration(runs, GOOD):
+        metrics += [
+            _share(GOOD, f"{definition(GOOD).title}, of all iterations", "higher", _mean(GOOD)),
+            _rate(GOOD_RATE, _good_per_s),
+        ]
     metrics += [
         _declared(LAG, _lag_mean),
         _declared("staleness/max", _lag_worst),
         *_in_steps(runs),
         _declared("response_length/mean", _mean("response_length/mean")),
         *(_declared(key, _mean(key)) for key in OF_TRAINING if in_every_iteration(runs, key)),
+        *_of_caches(runs),
     ]
     sync = "time/weight_sync_exposed_s"
     if in_every_iteration(runs, sync):
@@ -304,7 +319,18 @@ def _of_selection(runs: Sequence[Run]) -> list[MetricDefinition]:
     if not any(math.isnan(reward_gap(run)) for run in runs):
         title = "mean reward, trained less completed"
         metrics.append(MetricDefinition("selection/reward_gap", title, "", None, "difference", reward_gap, _ANY))
+        title = "KS distance of rewards, trained to completed"
+        metrics.append(_share("selection/reward_distance", title, "lower", reward_distance))
+    if not any(math.isnan(discarded_lag(run)) for run in runs):
+        metrics.append(_neutral("selection/lag_discarded", "mean lag of discarded tokens", "iterations", discarded_lag))
     return metrics
+
+
+def _of_caches(runs: Sequence[Run]) -> list[MetricDefinition]:
+    """The age of caches beside that of tokens, where some run kept any over new weights."""
+    key = "staleness/cache_mean"
+    kept = in_every_iteration(runs, key) and any(run.config["engine"].get("keep_cache") for run in runs)
+    return [_declared(key, _mean(key))] if kept else []
 
 
 def _in_steps(runs: Sequence[Run]) -> list[MetricDefinition]:
@@ -438,6 +464,10 @@ def _mean(key: str) -> Callable[[Run], float]:
 
 def _samples_per_s(run: Run) -> float:
     return steady_rate(seconds(run), np.diff(column(run, "samples"), prepend=0.0), warmup(run))
+
+
+def _good_per_s(run: Run) -> float:
+    return steady_rate(seconds(run), column(run, GOOD) * np.diff(column(run, "samples"), prepend=0.0), warmup(run))
 
 
 def _tokens_per_s(run: Run) -> float:

@@ -45,9 +45,26 @@ def length_ratio(run: Run) -> float:
 def length_distance(run: Run) -> float:
     """The Kolmogorov-Smirnov distance of trained lengths from completed ones: the largest difference of their
     distribution functions."""
-    trained, completed = map(np.sort, _of_both(run, "response_tokens"))
-    below = (np.searchsorted(one, completed, side="right") / one.size for one in (trained, completed))
+    return _distance(*_of_both(run, "response_tokens"))
+
+
+def reward_distance(run: Run) -> float:
+    """The same distance of rewards, of those that were scored."""
+    return _distance(*(values[~np.isnan(values)] for values in _of_both(run, "reward")))
+
+
+def _distance(trained: np.ndarray, completed: np.ndarray) -> float:
+    below = (np.searchsorted(np.sort(one), completed, side="right") / one.size for one in (trained, completed))
     return float(np.abs(np.subtract(*below)).max())
+
+
+def discarded_lag(run: Run) -> float:
+    """Mean lag of the tokens in samples that were dropped; 0 without any, NaN where one has none."""
+    samples = run.samples
+    lags, tokens = (samples[name].to_numpy().astype(np.float64) for name in ("lag_mean", "response_tokens"))
+    fates = samples["fate"].to_numpy()
+    of = np.isin(fates, ("trained", "in_flight", "dropped_baseline"), invert=True) & (tokens > 0)
+    return float(np.average(lags[of], weights=tokens[of])) if of.any() else 0.0
 
 
 def reward_gap(run: Run) -> float:

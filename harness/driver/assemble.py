@@ -19,7 +19,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
@@ -49,7 +49,7 @@ from harness.weight_sync.coordinator import Coordinator, RetryPolicy
 from harness.weight_sync.membership import Fleet
 from harness.workers.dataflow import COMPLETE, RECORD, JobShape, Numbering, queue_spec
 from harness.workers.readers import CompletionReader
-from harness.workers.recording import RecordingSettings
+from harness.workers.recording import Recorded, RecordingSettings, TrainedIteration
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import AdvantageStage, columns_compared
 from harness.workers.training import RememberingRole
@@ -145,6 +145,11 @@ def assemble(run: RunSpec, backend: RunBackend, observer: Observer, recording: R
     prompts, refill = prompt_source(
         run, backend, queue, observer, lambda groups: host(lambda: recorder.role.keep(groups))
     )
+
+    async def record(trained: TrainedIteration) -> Recorded:
+        recorded = await host(lambda: recorder.role.record(trained))
+        return replace(recorded, generated=await rollout.tokens())
+
     job = RunningJob(
         iterations=config.iterations,
         batch=config.algorithm.batch_groups,
@@ -158,7 +163,7 @@ def assemble(run: RunSpec, backend: RunBackend, observer: Observer, recording: R
             queue,
             observer,
             [rollout, *stages.values()],
-            lambda trained: host(lambda: recorder.role.record(trained)),
+            record,
             _evaluation(run, backend, fleet, roles, observer),
             already,
             _checkpoints(run, backend, queue, worlds, roles["advantages"][0], prompts),

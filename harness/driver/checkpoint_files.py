@@ -120,7 +120,7 @@ class RecorderState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     skipped_steps: dict[str, float]
     last_end: float
     engines: list[dict[str, Any]]
-    unread: list[tuple[int, Fate, int, float, int, float | None]] = []
+    unread: list[tuple[int, Fate, int, float, int, int, float | None]] = []
 
 
 class Cut(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

@@ -249,6 +249,17 @@ class RolloutPool(Pool[RolloutRole]):
         self._whole.start_streams(self.workers)
         self.observer.doing(self.name, f"up to group {below - 1}")
 
+    async def tokens(self) -> tuple[int, int]:
+        """Tokens that engines which work have sampled, and those of them thrown away, as their samples began again."""
+        told = [(0, 0)]
+
+        async def ask(engine: RolloutRole) -> None:
+            told.append(await engine.tokens())
+
+        await self._ask_workers(ask)
+        generated, begun_again = map(sum, zip(*told, strict=True))
+        return generated, begun_again
+
     def start_streams(self, workers: Sequence[Handle[RolloutRole]]) -> None:
         """Let these workers stream, too, while engines do. They have weights and a dispatch limit."""
         if self._streams is not None and self._streaming:

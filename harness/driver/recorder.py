@@ -16,7 +16,7 @@ import msgspec
 from harness.driver.checkpoint_files import AdmittedGroup, Checkpoint, RecorderState
 from harness.driver.evaluation import Evaluated
 from harness.driver.observer import EndedIteration, EngineEvent, RunListener
-from harness.metrics.definitions import iteration_metrics, throughput_metrics
+from harness.metrics.definitions import good_rate, iteration_metrics, throughput_metrics, token_metrics
 from harness.metrics.ledger import ENGINE_EVENTS, DropReason, Ledger
 from harness.metrics.parts import DriverParts, SampleParts
 from harness.metrics.run_files import RunDirectory
@@ -75,9 +75,11 @@ class Recorder:
         self.restarts: list[Restart] = []
         """Restarts of roles that died."""
         self.tokens: dict[str, int] = {}
-        """Tokens that engines generated, and those thrown away as samples began again; of a run that lost no role."""
+        """Tokens that engines generated, those thrown away as samples began again, and those of samples by fate; of a
+        run that lost no role and was not resumed."""
         self._admitted: dict[int, _Admitted] = {}  # in flight
         self._trained_samples = 0
+        self._sampled: Counter[str] | None = Counter()  # tokens by fate; None: of a run that was resumed
         self._records: list[SampleRecord] = []  # of a run without parts
         self._since = _SinceVersion()
         self._spans: list[Span] = []  # not in the parts yet; of a run that has some
@@ -209,6 +211,7 @@ class Recorder:
         """The metrics of what was trained. counts: of the ledger and the queue, as the iteration ended."""
         iteration = trained.iteration
         self._trained_samples += recorded.samples
+        self._note(trained, recorded)
         times = self.timeline.iteration_metrics(iteration)
         seconds = times["time/iteration_s"]
         metrics = iteration_metrics(
@@ -218,6 +221,8 @@ class Recorder:
             times,
             throughput_metrics(recorded.samples, recorded.tokens, seconds, self.devices),
             recorded.metrics,
+            good_rate(recorded.metrics, recorded.samples / seconds),
+            token_metrics(self.tokens),
             self._step_metrics("train", reports),
             _rank_metrics(reports),
             value_metrics(_added_up(of_values)),
@@ -227,15 +232,19 @@ class Recorder:
         )
         for listener in self.listeners:
             listener.iteration(metrics)
-        self._note(trained, recorded)
         if self._parts is not None:
             self._write_parts(self._parts, {iteration: at})
             self.timeline.forget(iteration)
 
     def _note(self, trained: TrainedIteration, recorded: Recorded) -> None:
-        """Note what was recorded of samples."""
+        """Note what was recorded of samples. What was in an engine that is gone nobody counts."""
         unread = set(recorded.unread)
         self._unread = [one for one in trained.untrained if one.sample in unread]
+        self.tokens = {}
+        if self._sampled is not None and not (self.engines or self.restarts):
+            self._sampled.update(recorded.sampled)
+            generated, begun_again = recorded.generated
+            self.tokens = {"generated": generated, "begun_again": begun_again, **self._sampled}
         if self._parts is None:
             self._records += recorded.records
         else:
@@ -270,7 +279,7 @@ class Recorder:
         state = cut.recorder
         if checkpoint.elsewhere:  # what was done on other devices is in the other run's timeline
             self.timeline.started_at = state.last_end
-        self.ledger = Ledger.restored(cut.ledger)
+        self.ledger, self._sampled = Ledger.restored(cut.ledger), None
         for one in cut.admitted:
             told = _Admitted(one.group, one.at, one.prompt_tokens)
             self._admitted |= dict.fromkeys(range(one.group * n, (one.group + 1) * n), told)
@@ -335,7 +344,7 @@ class Recorder:
     def _without_training(self, row: int, fate: Fate, reward: float | None = None) -> Untrained:
         admitted = self._admitted[row]
         tokens = self.recording.decoder.prompt_tokens(admitted.prompt_tokens)
-        return Untrained(row, fate, admitted.group_id, admitted.at, tokens, reward)
+        return Untrained(row, fate, admitted.group_id, admitted.at, tokens, self.version, reward)
 
 
 def _rank_metrics(reports: Sequence[TrainReport]) -> dict[str, float]:

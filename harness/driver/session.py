@@ -8,7 +8,7 @@ from collections import defaultdict
 from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import ExitStack, asynccontextmanager, closing
 from dataclasses import replace
-from typing import Any, cast
+from typing import Any
 
 from harness.checks.job import plan_job
 from harness.config import JobConfig, RooflineConfig
@@ -43,15 +43,20 @@ from harness.tasks import environment_of, extra_metrics, make_task
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.membership import LostEngine
 from harness.workers.recording import RecordingSettings, RunLengthDecoder, SampleDecoder, TokenDecoder, Work
-from harness.workers.rollout import RolloutRole
 
 
 def _of_samples(config: JobConfig, real: bool) -> tuple[SampleDecoder, bool]:
     """The decoder of samples' columns, and whether samples have several turns."""
     if not real:
-        return RunLengthDecoder(config.cost.prompt_tokens), config.cost.turns is not None
+        return RunLengthDecoder(config.cost.prompt_tokens, _keeps_cache(config)), config.cost.turns is not None
     task = make_task(config)
-    return TokenDecoder(extra_metrics(task)), environment_of(task) is not None
+    return TokenDecoder(extra_metrics(task), _keeps_cache(config)), environment_of(task) is not None
+
+
+def _keeps_cache(config: JobConfig) -> bool:
+    """Whether samples that run as new weights come go on with what older ones put into their caches."""
+    schedule = make_schedule(config)
+    return config.engine.keep_cache and not schedule.in_rounds and getattr(schedule, "pause", "keep") == "keep"
 
 
 def _work(run: RunSpec) -> Work | None:
@@ -200,13 +205,7 @@ class Session:
         weights = self.assembly.job.weights
         await weights.recorded()
         rest, note = self.recorder.after_the_last()
-        if rest.untrained:
-            note(await weights.record(rest))
-        if not (self.run.resumed or self.recorder.engines or self.recorder.restarts):  # all there were are still there
-            engines = [handle for handle in self.assembly.roles if kind_of(handle.name) == "rollout"]
-            told = await asyncio.gather(*(cast("RolloutRole", engine.role).tokens() for engine in engines))
-            generated, begun_again = map(sum, zip(*told, strict=True))
-            self.recorder.tokens = {"generated": generated, "begun_again": begun_again}
+        note(await weights.record(rest))
         if weights.checkpoints is not None:
             await weights.checkpoints.finish()
         await weights.evaluate_last(self.run.config.iterations)

@@ -63,6 +63,7 @@ DEFINITIONS: tuple[Metric, ...] = (
     Metric("throughput/samples_per_s", "samples per second", "1/s", "higher"),
     Metric("throughput/tokens_per_s", "tokens per second", "tokens/s", "higher"),
     Metric("throughput/tokens_per_s_per_device", "tokens per second and device", "tokens/s", "higher"),
+    Metric("throughput/correct_and_complete_per_s", "correct and complete samples per second", "1/s", "higher"),
     Metric("throughput/mfu", "share of the devices' peak operations", "", "higher"),
     Metric("throughput/fraction_of_bound", "share of ideal throughput", "", "higher"),
     Metric("staleness/mean", "mean lag of a sample", "iterations"),
@@ -72,8 +73,11 @@ DEFINITIONS: tuple[Metric, ...] = (
     Metric("staleness/in_flight_mean", "lag that grew while sampled", "iterations"),
     Metric("staleness/in_queue_mean", "lag that grew in the queue", "iterations"),
     Metric("staleness/span_max", "versions that sampled one sample, at most", "versions"),
+    Metric("staleness/cache_mean", "age of the KV cache, behind the weights that sample", "iterations"),
+    Metric("staleness/discarded_mean", "mean lag of discarded tokens", "iterations"),
     Metric("reward/mean", "mean reward of trained samples", "", "higher"),
     Metric("reward/exact_match", "exact match of trained samples", "", "higher"),
+    Metric("reward/correct_and_complete", "trained samples that are correct and complete", "", "higher"),
     Metric(
         "reward/failed",
         "samples that could not be scored",
@@ -214,6 +218,10 @@ DEFINITIONS: tuple[Metric, ...] = (
     ),
     Metric("ledger/dropped_spare", "not needed", "samples"),
     Metric("ledger/in_flight", "in flight", "samples"),
+    Metric("ledger/tokens_generated", "tokens that were generated", "tokens"),
+    Metric("ledger/tokens_consumed", "tokens that were trained", "tokens"),
+    Metric("ledger/tokens_discarded", "tokens that were discarded", "tokens"),
+    Metric("ledger/tokens_in_flight", "tokens in flight", "tokens"),
 )
 """Metrics of an iteration, besides those of `FAMILIES`."""
 
@@ -223,6 +231,7 @@ MEANINGS: dict[str, str] = {
     "time/wait_for_slowest_rank_s": "mean over ranks, as if a micro-batch lasted by its fullest rank's packed tokens",
     "throughput/tokens_per_s": "prompts and responses",
     "throughput/tokens_per_s_per_device": "over all devices of the run",
+    "throughput/correct_and_complete_per_s": "of the trained ones",
     "throughput/mfu": "these samples' operations, each once / (window x devices x dense bfloat16 peak)",
     "throughput/fraction_of_bound": "(largest over pools of: mean busy seconds of the pool's devices) / window",
     "staleness/mean": "mean of lag_mean",
@@ -232,8 +241,11 @@ MEANINGS: dict[str, str] = {
     "staleness/in_flight_mean": "mean of lag_in_flight",
     "staleness/in_queue_mean": "mean of lag_in_queue",
     "staleness/span_max": "largest span",
+    "staleness/cache_mean": "mean of cache_age; 0 unless schedule.pause=keep and engine.keep_cache",
+    "staleness/discarded_mean": "over tokens of dropped samples that were read in this iteration, as they were dropped",
     "reward/mean": "of those that were scored",
     "reward/exact_match": "as sampled, not greedy",
+    "reward/correct_and_complete": "share that is right and ended by itself: cut off by no limit",
     "reward/same_in_group": "share of groups; their advantages are 0",
     "reward/baseline": "the greedy ones of algorithm.advantage=remax",
     "filter/refused": "since the last iteration",
@@ -273,6 +285,9 @@ MEANINGS: dict[str, str] = {
     "policy/proximal_lag": "behind the trainer's, mean over samples",
     "straggler/cut": "share, where engine.on_straggler=cut",
     "straggler/dropped": "since the last iteration",
+    "ledger/tokens_generated": "in what engines handed over; these four where no role was lost and nothing resumed",
+    "ledger/tokens_discarded": "of dropped samples, and what was thrown away as samples began again",
+    "ledger/tokens_in_flight": "generated - trained - discarded: in responses that wait, and in prefixes",
 }
 """Formula, condition or whole of the metrics whose titles leave it open; `mu` sampled, `pi` is trained."""
 
@@ -410,4 +425,24 @@ def throughput_metrics(samples: int, tokens: int, seconds: float, devices: int) 
         "throughput/samples_per_s": samples / seconds,
         "throughput/tokens_per_s": tokens / seconds,
         "throughput/tokens_per_s_per_device": tokens / seconds / devices,
+    }
+
+
+def good_rate(of_samples: Mapping[str, float], samples_per_s: float) -> dict[str, float]:
+    """throughput/correct_and_complete_per_s, where samples are rewarded. of_samples: their metrics."""
+    share = of_samples.get("reward/correct_and_complete")
+    return {} if share is None else {"throughput/correct_and_complete_per_s": share * samples_per_s}
+
+
+def token_metrics(tokens: Mapping[str, int]) -> dict[str, float]:
+    """ledger/tokens_*, where they are known. tokens: as ledger.json has them, so far."""
+    if not tokens:
+        return {}
+    consumed = tokens.get("trained", 0)
+    discarded = sum(tokens.values()) - tokens["generated"] - consumed
+    return {
+        "ledger/tokens_generated": float(tokens["generated"]),
+        "ledger/tokens_consumed": float(consumed),
+        "ledger/tokens_discarded": float(discarded),
+        "ledger/tokens_in_flight": float(tokens["generated"] - consumed - discarded),
     }

@@ -37,9 +37,13 @@ CUSTOM = "custom/"
 class SampleRecord:
     """A row of samples.parquet. Times: seconds since the run began, on the run's clock. Lags: iterations.
 
-    None stands where there is nothing to say: every lag and `trained_*` of a sample that was not trained, the versions
-    of one that has no token yet, the reward of one that was not judged, or could not be (reward_failed; failure says
-    why). custom: the extra values of its score, columns `custom/<name>`.
+    None stands where there is nothing to say: `trained_*` of a sample that was not trained, versions and lags of one
+    that has no token yet, the reward of one that was not judged, or could not be (reward_failed; failure says why).
+    custom: the extra values of its score, columns `custom/<name>`. A dropped sample lags behind the newest
+    version as it was dropped, or as its last token was sampled, if that was later.
+
+    cache_age: versions from the weights that made an entry of the KV cache to those that sampled by it, mean over the
+    entries behind each token, then over the tokens that were sampled.
 
     response_tokens: those that the policy sampled; environment_tokens: those between them that an environment wrote,
     which count in no lag. finish_reason: one of `harness.protocols.FINISH_REASONS`; turns: how often the policy spoke.
@@ -57,6 +61,7 @@ class SampleRecord:
     lag_in_flight: int | None
     lag_in_queue: int | None
     span: int | None
+    cache_age: float | None
     admitted_at: float
     started_at: float | None
     finished_at: float | None
@@ -116,7 +121,8 @@ class TrainedSamples:
     versions: the policy version of each response token, of all samples in a row; or, with run_tokens (each at least 1),
     the version of each run of that many tokens. runs [k]: how many of `versions` belong to each sample. mask: for each
     of `versions`, whether the policy sampled; where not, that of the token before stands there. finish_reason: places
-    in `harness.protocols.FINISH_REASONS`.
+    in `harness.protocols.FINISH_REASONS`. keeps_cache: samples that run as new weights come keep what older ones put
+    into their KV caches; else it is computed again.
     """
 
     sample_id: np.ndarray
@@ -132,6 +138,7 @@ class TrainedSamples:
     trained_at: np.ndarray
     finish_reason: np.ndarray
     turns: np.ndarray
+    keeps_cache: bool = False
 
 
 def trained_records(
@@ -185,6 +192,7 @@ def trained_records(
         (last - first).tolist(),
         (iteration - last).tolist(),
         (1 + np.add.reduceat(steps != 0, starts)).tolist(),
+        (_cache_ages(samples, every, starts) / tokens).tolist() if samples.keeps_cache else [0.0] * count,
         samples.admitted_at.tolist(),
         samples.started_at.tolist(),
         samples.finished_at.tolist(),
@@ -201,6 +209,26 @@ def trained_records(
         [_present(custom or {}, sample) for sample in range(count)],
     ]
     return [SampleRecord(*row) for row in zip(*columns, strict=True)]
+
+
+def _cache_ages(samples: TrainedSamples, every: np.ndarray, starts: np.ndarray) -> np.ndarray:
+    """`cache_age` of each sample, summed over the tokens that were sampled. every: tokens of each of `versions`.
+
+    The entry of a token is made as the one behind it is sampled, those of the prompt as the first is. So in a run of
+    version v behind T tokens, of which token t has version v_t, the j-th token has P + T + j - 1 entries, whose ages
+    add up to v (P + T - 1) - (P - 1) v_1 - (v_1 + ... + v_T), whatever j is. Where weights came between two turns, all
+    that was said before is a prompt again.
+    """
+    versions, mask = samples.versions.astype(np.int64), samples.mask
+    before, summed = (np.cumsum(counts) - counts for counts in (every, every * versions))
+    entries = np.repeat(samples.prompt_tokens - before[starts], samples.runs) + before
+    anew = np.zeros(versions.size, np.bool_)
+    anew[1:] = ~mask[:-1] & (np.diff(versions) > 0)
+    anew[starts] = True
+    first = np.flatnonzero(anew)[np.cumsum(anew) - 1]
+    ages = versions * (entries - 1) - (entries[first] - 1) * versions[first] - (summed - summed[first])
+    harmonic = np.concatenate(([0.0], np.cumsum(1 / np.arange(1, (entries + every).max()))))
+    return np.add.reduceat(mask * ages * (harmonic[entries + every - 1] - harmonic[entries - 1]), starts)
 
 
 def _judged(rewards: Sequence[float], exact_matches: Sequence[bool]) -> list[bool | None]:
@@ -220,9 +248,9 @@ def staleness_metrics(records: Iterable[SampleRecord], steps_per_version: int = 
     """The staleness/* metrics of the trained samples among `records`, in iterations; every sample counts once.
 
     mean: mean over samples of lag_mean; max: the worst lag of all; in_flight_mean, in_queue_mean: means of the two
-    parts of the worst lag; span_max: the most versions that sampled one sample. steps_mean, steps_max: mean and max in
-    optimizer steps, as the iteration begins, of which a version is made by so many. Raises ValueError if none was
-    trained.
+    parts of the worst lag; span_max: the most versions that sampled one sample; cache_mean: mean of cache_age.
+    steps_mean, steps_max: mean and max in optimizer steps, as the iteration begins, of which a version is made by so
+    many. Raises ValueError if none was trained.
     """
     trained = _trained(records)
     mean, worst = float(np.mean([r.lag_mean for r in trained])), float(np.max([r.lag_worst for r in trained]))
@@ -234,7 +262,18 @@ def staleness_metrics(records: Iterable[SampleRecord], steps_per_version: int = 
         "staleness/in_flight_mean": float(np.mean([r.lag_in_flight for r in trained])),
         "staleness/in_queue_mean": float(np.mean([r.lag_in_queue for r in trained])),
         "staleness/span_max": float(np.max([r.span for r in trained])),
+        "staleness/cache_mean": float(np.mean([r.cache_age for r in trained])),
     }
+
+
+def discarded_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
+    """The mean lag of the tokens of those among `records` that were dropped, where there are some; what others are
+    compared with is of use."""
+    dropped = [r for r in records if r.fate not in ("trained", "dropped_baseline") and r.lag_mean is not None]
+    if not dropped:
+        return {}
+    lags = np.array([r.lag_mean for r in dropped], np.float64)
+    return {"staleness/discarded_mean": float(np.average(lags, weights=[r.response_tokens for r in dropped]))}
 
 
 def length_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
@@ -272,8 +311,9 @@ def reward_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
     """reward/* of the trained samples among `records`; every sample that was scored counts once.
 
     same_in_group: the share of groups in which all such samples have one reward, so that a comparison within them says
-    nothing; failed: samples that could not be scored. Raises ValueError if none was trained, if a trained one has
-    neither reward nor failure, or if none was scored.
+    nothing; failed: samples that could not be scored; correct_and_complete: the share of the trained ones that are
+    right, and ended by themselves. Raises ValueError if none was trained, if a trained one has neither reward nor
+    failure, or if none was scored.
     """
     trained = _trained(records)
     scored = [r for r in trained if r.reward is not None and r.exact_match is not None]
@@ -284,6 +324,8 @@ def reward_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
     return {
         "reward/mean": float(np.mean([r.reward for r in scored])),
         "reward/exact_match": float(np.mean([r.exact_match for r in scored])),
+        "reward/correct_and_complete": sum(r.finish_reason == "stop" and bool(r.exact_match) for r in scored)
+        / len(trained),
         "reward/failed": float(sum(bool(r.reward_failed) for r in trained)),
         "reward/same_in_group": _same_in_group(scored, {r.group_id for r in trained}),
     }

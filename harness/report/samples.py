@@ -137,7 +137,7 @@ class RunSamples:
         }
         if row["version_first"] is not None:
             facts["versions"] = _versions(row, response.get("version_runs"))
-            if row["lag_worst"] is not None:  # one that was dropped has been sampled, and trained by nobody
+            if row["lag_worst"] is not None:  # in runs of older versions one that was dropped has no lag
                 facts["lag"] = (
                     f"{row['lag_worst']} at worst, {number(row['lag_mean'])} on average: {row['lag_in_flight']} while "
                     f"it was sampled, {row['lag_in_queue']} in the queue"

@@ -29,6 +29,7 @@ from harness.metrics.samples import (
     TrainedSamples,
     baseline_metrics,
     custom_metrics,
+    discarded_metrics,
     filter_metrics,
     length_metrics,
     reward_metrics,
@@ -78,9 +79,11 @@ class SampleDecoder(Protocol):
 
 @dataclass(frozen=True)
 class TokenDecoder:
-    """A value per token, a reward per sample. extra_names: of the values in `score_extras`."""
+    """A value per token, a reward per sample. extra_names: of the values in `score_extras`; keeps_cache: as
+    `TrainedSamples` has it."""
 
     extra_names: Sequence[str] = ()
+    keeps_cache: bool = False
     has_tokens = True
 
     def prompt_tokens(self, values: int) -> int:
@@ -89,7 +92,8 @@ class TokenDecoder:
     def records(
         self, batch: Batch, samples: np.ndarray, trained_at: np.ndarray, iteration: int, group_size: int
     ) -> list[SampleRecord]:
-        trained = _samples(batch, samples, trained_at, batch.ragged("prompt").lengths, run_tokens=None)
+        prompts = batch.ragged("prompt").lengths
+        trained = _samples(batch, samples, trained_at, prompts, None, self.keeps_cache)
         extras: Sequence[np.ndarray] = ()
         if self.extra_names:
             extras = list(batch.ragged("score_extras").values.reshape(-1, len(self.extra_names)).T)
@@ -118,6 +122,7 @@ class RunLengthDecoder:
 
     prompt: int
     """Tokens of every prompt."""
+    keeps_cache: bool = False
     extra_names = ()
     has_tokens = False
 
@@ -128,7 +133,7 @@ class RunLengthDecoder:
         self, batch: Batch, samples: np.ndarray, trained_at: np.ndarray, iteration: int, group_size: int
     ) -> list[SampleRecord]:
         prompts = np.full(samples.size, self.prompt)
-        trained = _samples(batch, samples, trained_at, prompts, batch.ragged("response").values)
+        trained = _samples(batch, samples, trained_at, prompts, batch.ragged("response").values, self.keeps_cache)
         return trained_records(trained, iteration, group_size)
 
     def metrics(self, records: Sequence[SampleRecord], sums: Mapping[str, float]) -> dict[str, float]:
@@ -139,7 +144,12 @@ class RunLengthDecoder:
 
 
 def _samples(
-    batch: Batch, samples: np.ndarray, trained_at: np.ndarray, prompt_tokens: np.ndarray, run_tokens: np.ndarray | None
+    batch: Batch,
+    samples: np.ndarray,
+    trained_at: np.ndarray,
+    prompt_tokens: np.ndarray,
+    run_tokens: np.ndarray | None,
+    keeps_cache: bool,
 ) -> TrainedSamples:
     versions = batch.ragged("versions")
     of_rows = ("engine", "admitted_at", "started_at", "finished_at", "finish_reason", "turns")
@@ -151,6 +161,7 @@ def _samples(
         mask=batch.ragged("loss_mask").values,
         prompt_tokens=prompt_tokens,
         trained_at=trained_at,
+        keeps_cache=keeps_cache,
         **{name: batch.dense(name) for name in of_rows},
     )
 
@@ -162,19 +173,21 @@ _IN_A_GET = 2048  # rows, of the 4,096 that it may name
 
 
 class Untrained(NamedTuple):
-    """A sample that was dropped. prompt_tokens: tokens, not values; reward: None where it is not known."""
+    """A sample that was dropped. prompt_tokens: tokens, not values; version: the newest as it was dropped; reward: None
+    where it is not known."""
 
     sample: int
     fate: Fate
     group: int
     admitted_at: float
     prompt_tokens: int
+    version: int
     reward: float | None = None
 
     @property
     def record(self) -> SampleRecord:
         """The row of samples.parquet."""
-        sample, fate, group, admitted_at, prompt_tokens, reward = self
+        sample, fate, group, admitted_at, prompt_tokens, _, reward = self
         return untrained_record(
             sample, fate, group_id=group, admitted_at=admitted_at, prompt_tokens=prompt_tokens, reward=reward
         )
@@ -189,11 +202,12 @@ class _KeptSample(NamedTuple):
 
     def as_told(self, one: Untrained) -> SampleRecord:
         """The row of samples.parquet."""
-        of_training: dict[str, Any] = dict.fromkeys(_OF_TRAINING)
-        return replace(self.record, fate=one.fate, admitted_at=one.admitted_at, **of_training)
-
-
-_OF_TRAINING = ("trained_iteration", "trained_at", "lag_worst", "lag_mean", "lag_in_flight", "lag_in_queue")
+        read = self.record
+        assert read.trained_iteration is not None and read.version_last is not None
+        later = max(one.version, read.version_last) - read.trained_iteration
+        lags = {name: getattr(read, name) + later for name in ("lag_worst", "lag_mean", "lag_in_queue")}
+        read = replace(read, trained_iteration=None, trained_at=None, **lags)
+        return replace(read, fate=one.fate, admitted_at=one.admitted_at)
 
 
 @dataclass(frozen=True)
@@ -263,14 +277,18 @@ class TrainedIteration:
 
 @dataclass
 class Recorded:
-    """tokens: of prompts and responses; flops: where `RecordingSettings.work` is known; metrics: of the samples; files,
-    digests: bytes and SHA-256 of what is written; records: where nothing is; unread: samples that were dropped and are
-    not recorded, as nobody has read yet what they say; stale: rows of those that are, which are done with."""
+    """tokens: of prompts and responses; flops: where `RecordingSettings.work` is known; metrics: of the samples;
+    sampled: tokens of responses by fate, of those that were dropped, too; generated: tokens that engines have sampled
+    so far, and those of them thrown away as samples began again, where somebody asked them; files, digests: bytes and
+    SHA-256 of what is written; records: where nothing is; unread: samples that were dropped and are not recorded, as
+    nobody has read yet what they say; stale: rows of those that are, which are done with."""
 
     samples: int
     tokens: int
     flops: float
     metrics: dict[str, float]
+    sampled: dict[str, int] = field(default_factory=dict)
+    generated: tuple[int, int] = (0, 0)
     files: dict[str, int] = field(default_factory=dict)
     digests: dict[str, str] = field(default_factory=dict)
     records: list[SampleRecord] = field(default_factory=list)
@@ -433,7 +451,12 @@ class _IterationSamples:
             unread=[one.sample for one in told.untrained if one.sample not in kept],
         )
         known = {one.sample: kept[one.sample] for one in told.untrained if one.sample in kept}
-        records = [*(known[one.sample].as_told(one) for one in told.untrained if one.sample in known), *records]
+        dropped = [known[one.sample].as_told(one) for one in told.untrained if one.sample in known]
+        records = [*dropped, *records]
+        sampled: dict[str, int] = {}
+        for record in records:
+            sampled[record.fate] = sampled.get(record.fate, 0) + record.response_tokens
+        answer = replace(answer, sampled=sampled, metrics=answer.metrics | discarded_metrics(dropped))
         if self._parts is None:
             return replace(answer, records=records)
         if self._recording.run_of is not None and told.ranks:

@@ -31,6 +31,7 @@ def trained_record(
     mask: Sequence[bool] | None = None,
     finish_reason: FinishReason = "stop",
     turns: int = 1,
+    keeps_cache: bool = False,
 ) -> SampleRecord:
     """A sample that was trained in `iteration`. times: admitted, started, finished, trained."""
     admitted_at, started_at, finished_at, trained_at = (np.array([time]) for time in times)
@@ -48,6 +49,7 @@ def trained_record(
         trained_at=trained_at,
         finish_reason=np.array([FINISH_REASONS.index(finish_reason)]),
         turns=np.array([turns]),
+        keeps_cache=keeps_cache,
         **given,
     )
     extra = {name: np.array([value]) for name, value in (custom or {}).items()}

@@ -1,7 +1,7 @@
 """What only the embedded engine promises, to the bit; what every engine does is held in tests/contract."""
 
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
@@ -17,6 +17,7 @@ from harness.config import ModelConfig
 from harness.cost_model.shape import parameters
 from harness.protocols import Completion, Request, RolloutEngine, Sampling
 from tests.support.role_setting import TickingClock
+from tests.support.sample_records import trained_record
 
 TINY = ModelConfig("tiny", 64, 2, 4, 2, 16, 256, 32, True, 128)
 UNTIED = replace(TINY, name="untied", tied_embeddings=False, vocabulary=50, heads=8, ff=96, layers=3)
@@ -361,3 +362,42 @@ def test_a_checkpoint_is_loaded_and_its_shape_is_checked(tmp_path: Path) -> None
     assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), loaded.parameters(), strict=True))
     with pytest.raises(ValueError, match="ff 256, not 512.*max_length 128, less than 256"):
         build_model(replace(config, ff=512, max_length=256))
+
+
+async def test_caches_that_are_kept_are_as_old_as_the_versions_of_their_samples_say() -> None:
+    """What a run reports (harness/metrics/samples.py) against the weights that filled each place of the cache."""
+    engine = make_engine(Sampling(max_tokens=12, stop_tokens=()), slots=3)
+    made: dict[tuple[int, int], int] = {}  # of slots and places in them
+    ages: dict[int, list[float]] = {}
+    prefill, decode, move = engine._cache.prefill, engine._cache.decode, engine._cache.move
+
+    def prefilled(contexts: Sequence[tuple[int, Sequence[int]]]) -> None:
+        made.update({(row, at): engine.version for row, context in contexts for at in range(len(context))})
+        prefill(contexts)
+
+    def decoded(tokens: Sequence[int], positions: Sequence[int]) -> torch.Tensor:
+        for row, (sample, at) in enumerate(zip(engine._running, positions, strict=True)):
+            made[row, at] = engine.version
+            behind = [made[row, place] for place in range(at + 1)]
+            ages.setdefault(sample.sample_id, []).append(engine.version - float(np.mean(behind)))
+        return decode(tokens, positions)
+
+    def moved(source: int, target: int) -> None:
+        made.update({(target, at): version for (row, at), version in made.items() if row == source})
+        move(source, target)
+
+    engine._cache.prefill, engine._cache.decode, engine._cache.move = prefilled, decoded, moved  # type: ignore[method-assign]
+    todo = requests(6, longest=5)
+    engine.submit(todo)
+    for version in range(1, 8):
+        for _ in range(3):
+            engine.step()
+        await engine.pause("keep")
+        await engine.load_weights(version, weights_of(build_model(TINY)))
+        await engine.resume()
+    done = await drain(engine)
+    assert max(np.mean(of_one) for of_one in ages.values()) > 0.5
+    for request in todo:
+        versions, prompt = done[request.sample_id].versions.tolist(), len(request.prompt)
+        told = trained_record(versions, max(versions), prompt_tokens=prompt, keeps_cache=True).cache_age
+        assert told == pytest.approx(np.mean(ages[request.sample_id]))

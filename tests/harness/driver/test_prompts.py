@@ -151,13 +151,14 @@ async def test_what_a_dropped_group_says_is_recorded_once_all_of_it_is_scored_an
 
     await say(list(range(2 * N - 1)))  # the first group, and half of the second
     assert await prompts.drop(started_below=BATCH) == 2
-    told = [Untrained(row, "dropped_stale", row // N, 0.5, 4) for row in heard.dropped_rows]
+    told = [Untrained(row, "dropped_stale", row // N, 0.5, 4, 3) for row in heard.dropped_rows]
     for first, unread in ((0, list(range(N, 2 * N))), (N, [])):
         recorded = await recorder.record(TrainedIteration(0, [], {}, told[first:], [], 0, 0, None))
         assert recorded.unread == unread and recorded.stale == list(range(first, first + N))
         assert [(one.fate, one.response_tokens, one.reward, one.lag_worst) for one in recorded.records] == [
-            ("dropped_stale", 2, 0.5, None)
+            ("dropped_stale", 2, 0.5, 3)
         ] * N
+        assert recorded.sampled == {"dropped_stale": 2 * N} and recorded.metrics == {"staleness/discarded_mean": 3.0}
         await queue.finish(RECORD, recorded.stale)
         if unread:
             await say([2 * N - 1])

@@ -121,7 +121,8 @@ def end(recorder: Recorder, version: int, batches: Sequence[Batch], queue: dict[
     ended = recorder.published(version)
     rows: Any = Rows(batches)
     role = RecordRole(rows, recorder.clock, recorder.recording)
-    ended.close(asyncio.run(role.record(ended.trained)), queue or {})
+    recorded = asyncio.run(role.record(ended.trained))
+    ended.close(replace(recorded, generated=(12 * version + 3, 1)), queue or {})
     role.close()
     assert not rows.leases, "all was given back"
 
@@ -176,6 +177,7 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
         "policy/proximal_lag",
         "policy/rejected",
         "reward/baseline",
+        "staleness/discarded_mean",
         "throughput/mfu",
         "train/rank_imbalance",
         *(name for name in METRIC_NAMES if name.startswith(("turns/", "filter/", "critic/", "straggler/"))),
@@ -192,6 +194,9 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
     assert (second["train/grad_norm"], second["train/learning_rate"]) == (0.5, 1e-3)
     assert [first["train/skipped_steps"], second["train/skipped_steps"]] == [1, 1]
     assert (first["ledger/trained"], first["ledger/in_flight"], second["ledger/in_flight"]) == (6, 6, 0)
+    told = [second[f"ledger/tokens_{name}"] for name in ("generated", "consumed", "discarded", "in_flight")]
+    assert told == [27, 24, 1, 2], "a token was thrown away as its sample began again"
+    assert second["reward/correct_and_complete"] == 0.5 and second["throughput/correct_and_complete_per_s"] == 3.0
 
 
 def test_work_over_what_the_devices_could_do_is_reported_where_that_is_known(

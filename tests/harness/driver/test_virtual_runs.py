@@ -83,7 +83,8 @@ def test_what_would_lag_too_much_is_dropped_and_others_trained_instead() -> None
     assert run.counts["trained"] == 20 * 4 * 2
     dropped = [sample for sample in run.samples if sample.fate == "dropped_stale"]
     assert len(dropped) == run.counts["dropped_stale"]
-    assert {(sample.trained_iteration, sample.lag_worst) for sample in dropped} == {(None, None)}
+    assert {sample.trained_iteration for sample in dropped} == {None}
+    assert all(2 <= sample.lag_worst for sample in dropped if sample.lag_worst is not None)
     assert all(sample.finished_at is not None for sample in dropped), "engines end what they had begun, and that counts"
 
 

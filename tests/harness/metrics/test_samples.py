@@ -36,8 +36,8 @@ from tests.support.sample_records import trained_record, write_samples
 
 COLUMNS = (
     "sample_id group_id engine fate trained_iteration version_first version_last lag_worst lag_mean lag_in_flight "
-    "lag_in_queue span admitted_at started_at finished_at trained_at prompt_tokens response_tokens reward exact_match "
-    "finish_reason turns environment_tokens reward_failed failure"
+    "lag_in_queue span cache_age admitted_at started_at finished_at trained_at prompt_tokens response_tokens reward "
+    "exact_match finish_reason turns environment_tokens reward_failed failure"
 ).split()
 
 
@@ -96,6 +96,41 @@ def test_what_an_environment_wrote_counts_in_no_lag_and_no_length() -> None:
         trained_record([1, 1], 5, mask=[False, False])
 
 
+TURN = st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(0, 2))
+
+
+@given(st.lists(st.lists(TURN, min_size=1, max_size=4), min_size=1, max_size=3), st.integers(1, 6))
+def test_the_age_of_a_cache_is_that_of_its_entries_one_by_one(
+    drawn: list[list[tuple[int, int, int]]], prompt: int
+) -> None:
+    """Of each turn tokens are sampled, weights come after the first of them, and an environment writes; then weights
+    come once more, and an engine that does not run the sample meanwhile keeps nothing of it."""
+    versions, mask, expected = [], [], []
+    for turns in drawn:
+        version, entries, ages = 0, [0] * prompt, list[int | float]()
+        own: list[tuple[int, bool]] = []
+        for said, newer, written in turns:
+            for number in range(said):
+                ages.append(version - sum(entries) / len(entries))
+                own.append((version, True))
+                version += newer * (number == 0 < said - 1)
+                entries.append(version)
+            if written:
+                own += [(version, False)] * written
+                version += 1
+                entries = [version] * (len(entries) + written)
+        versions.append([one for one, _ in own])
+        mask += [sampled for _, sampled in own]
+        expected.append(sum(ages) / len(ages))
+    tokens = {"versions": np.concatenate(versions), "mask": np.array(mask), "run_tokens": None, "keeps_cache": True}
+    runs, prompts = np.array([len(one) for one in versions]), np.full(len(drawn), prompt)
+    samples = many(len(drawn), runs=runs, prompt_tokens=prompts, **tokens)
+    found = [record.cache_age for record in trained_records(samples, 99, 2)]
+    assert found == pytest.approx(expected)
+    dropped = replace(samples, keeps_cache=False)
+    assert [record.cache_age for record in trained_records(dropped, 99, 2)] == [0] * len(drawn)
+
+
 def test_a_sample_that_was_not_trained_has_no_version_no_lag_and_no_reward() -> None:
     record = waiting()
     known = {"sample_id", "group_id", "fate", "admitted_at", "prompt_tokens", "response_tokens", "custom"}
@@ -113,21 +148,28 @@ def test_staleness_metrics_count_every_trained_sample_once_and_no_other() -> Non
         "staleness/in_flight_mean": 1.0,
         "staleness/in_queue_mean": 0.5,
         "staleness/span_max": 2.0,
+        "staleness/cache_mean": 0.0,
     }
 
 
 def test_reward_metrics_are_means_over_trained_samples() -> None:
     short, long = trained_record([0] * 2, 0, reward=0.5, exact_match=False), trained_record([0] * 102, 0)
+    cut = replace(long, finish_reason="length")
     failed = replace(trained_record([0], 0, reward=0.0, exact_match=False), reward_failed=True)
     assert reward_metrics([short, long, waiting()]) == {
-        "reward/mean": 0.75, "reward/exact_match": 0.5, "reward/failed": 0.0, "reward/same_in_group": 0.0
+        "reward/mean": 0.75, "reward/exact_match": 0.5, "reward/correct_and_complete": 0.5,
+        "reward/failed": 0.0, "reward/same_in_group": 0.0,
     }  # fmt: skip
+    assert reward_metrics([short, long, cut, waiting()])["reward/correct_and_complete"] == 1 / 3, (
+        "cut off is not complete"
+    )
     assert reward_metrics([failed, failed, waiting()])["reward/failed"] == 2.0
     unscored = replace(
         failed, reward=None, exact_match=None, group_id=7
     )  # in no mean, and in a group that says nothing
     assert reward_metrics([short, long, unscored, unscored]) == {
-        "reward/mean": 0.75, "reward/exact_match": 0.5, "reward/failed": 2.0, "reward/same_in_group": 0.5
+        "reward/mean": 0.75, "reward/exact_match": 0.5, "reward/correct_and_complete": 0.25,
+        "reward/failed": 2.0, "reward/same_in_group": 0.5,
     }  # fmt: skip
     assert length_metrics([short, long, waiting()]) == {"response_length/mean": 52.0, "response_length/p99": 101.0}
 
@@ -230,7 +272,7 @@ def test_of_many_samples_the_first_that_is_off_is_named(changes: dict[str, np.nd
 
 def test_no_samples_are_no_records() -> None:
     empty = np.zeros(0, np.int64)
-    none = TrainedSamples(**{field.name: empty for field in fields(TrainedSamples)})
+    none = TrainedSamples(*[empty] * (len(fields(TrainedSamples)) - 1))
     assert trained_records(none, 3, 2) == []
 
 
