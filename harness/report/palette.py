@@ -15,9 +15,14 @@ CELLS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4
 """Colours of cells that are not a schedule each, in their order, again from the first where there are more. Okabe and
 Ito (2008), without the yellow that vanishes on white; the last two are of equal distance to the others."""
 
-OWN = dict(zip(SCHEDULES, CELLS, strict=False))
+_MORE = (
+    *("#882255", "#999933", "#332288", "#117733", "#AA4499"),
+    *("#CC6677", "#44AA99", "#661100", "#6699CC", "#AA7744", "#777711", "#771155"),
+)  # Paul Tol's muted and other qualitative schemes
+
+OWN = dict(zip(SCHEDULES, (*CELLS, *_MORE), strict=False))
 """A built-in schedule has one colour on every page and in every picture; those of the user's get what is left."""
-_OTHERS = (*CELLS[len(OWN) :], "#882255", "#999933", "#332288")
+_OTHERS = (*CELLS, *_MORE)[len(OWN) :]
 
 DASHES = ("", "7 3", "2 3", "10 3 2 3")
 """Dashes of lines, likewise: they can be told apart in grey, too."""
