@@ -1,13 +1,18 @@
-"""Whether every sample of finished runs is accounted for: ledger, samples, responses and metrics say the same."""
+"""Whether every sample and token of finished runs is accounted for: ledger, samples, responses and metrics say the
+same."""
 
 from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
+import numpy as np
+
 from harness.comparison.runs import Run
+from harness.comparison.selection import sampled_tokens
 from harness.config.job import trained_in_iteration
 from harness.metrics.samples import FATES, read_columns
 from harness.metrics.schemas import reading
@@ -17,11 +22,13 @@ _RESPONSES = "responses.parquet"
 
 @dataclass(frozen=True)
 class Conservation:
-    """The result of checking some runs. problems: one line each, with the run's folder; empty where all close."""
+    """The result of checking some runs. tokens: that were generated, as far as runs counted them; problems: one line
+    each, with the run's folder; empty where all close."""
 
     runs: int
     admitted: int
     trained: int
+    tokens: int
     problems: tuple[str, ...]
 
     @property
@@ -35,7 +42,7 @@ class Conservation:
             return f"conservation FAILED: {len(self.problems)} contradictions in the ledgers of {self.runs} runs"
         return (
             f"conservation passed: {self.runs} ledgers close ({self.admitted:,} samples admitted, {self.trained:,} "
-            "trained) and agree with samples, responses and metrics"
+            f"trained; {self.tokens:,} tokens generated) and agree with samples, responses and metrics"
         )
 
 
@@ -46,6 +53,7 @@ def check_conservation(runs: Iterable[Run]) -> Conservation:
         runs=len(listed),
         admitted=sum(run.ledger["admitted"] for run in listed),
         trained=sum(run.ledger["trained"] for run in listed),
+        tokens=sum(run.ledger.get("tokens", {}).get("generated", 0) for run in listed),
         problems=tuple(f"{run.path}: {problem}" for run in listed for problem in _problems(run)),
     )
 
@@ -54,6 +62,7 @@ def _problems(run: Run) -> Iterator[str]:
     yield from _of_ledger(run)
     yield from _of_samples(run)
     yield from _of_metrics(run)
+    yield from _of_tokens(run)
 
 
 def _of_ledger(run: Run) -> Iterator[str]:
@@ -118,3 +127,28 @@ def _of_metrics(run: Run) -> Iterator[str]:
         counted, listed = last.get(f"ledger/{name}", 0), run.ledger.get(name, 0)
         if name != "in_flight" and (counted > listed or (name == "trained" and last["samples"] != listed)):
             yield f"metrics.jsonl ends with {counted:.0f} {name}, the ledger with {listed}"
+
+
+def _of_tokens(run: Run) -> Iterator[str]:
+    """What engines say that they generated is in samples, each token once, or was thrown away as one began again; after
+    each iteration no less was generated than trained and discarded. Of a run whose engines are known to its end."""
+    told, sampled = run.ledger.get("tokens", {}), sampled_tokens(run.samples)
+    if not told:
+        return
+    accounted = sum(sampled.values()) + told["begun_again"]
+    if told["generated"] != accounted:
+        yield f"ledger.json has {told['generated']} tokens generated, samples.parquet and what began again {accounted}"
+    by_fate = {fate: told[fate] for fate in FATES if told.get(fate)}
+    if by_fate and by_fate != {fate: count for fate, count in sampled.items() if count}:
+        yield f"ledger.json has the tokens {by_fate}, samples.parquet {sampled}"
+    iterations, tokens = (run.samples[name].to_numpy() for name in ("trained_iteration", "response_tokens"))
+    consumed = np.cumsum(np.bincount(iterations[iterations >= 0].astype(int), tokens[iterations >= 0]))
+    counted = [metrics for metrics in run.metrics if "token_ledger/generated" in metrics]
+    for metrics in counted:
+        if metrics["token_ledger/consumed"] != consumed[metrics["iteration"]] or metrics["token_ledger/in_flight"] < 0:
+            yield f"metrics.jsonl has other tokens than samples.parquet in iteration {metrics['iteration']}"
+            return
+    for name in ("token_ledger/generated", "token_ledger/discarded"):
+        after = [*(metrics[name] for metrics in counted), told["generated"]]
+        if any(later < sooner for sooner, later in pairwise(after)):
+            yield f"metrics.jsonl has a {name} that falls, or ends above all that was generated"

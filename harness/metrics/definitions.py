@@ -74,7 +74,7 @@ DEFINITIONS: tuple[Metric, ...] = (
     Metric("staleness/in_queue_mean", "lag that grew in the queue", "iterations"),
     Metric("staleness/span_max", "versions that sampled one sample, at most", "versions"),
     Metric("staleness/cache_mean", "age of the KV cache, behind the weights that sample", "iterations"),
-    Metric("staleness/discarded_mean", "mean lag of discarded tokens", "iterations"),
+    Metric("token_ledger/discarded_lag", "mean lag of discarded tokens", "iterations"),
     Metric("reward/mean", "mean reward of trained samples", "", "higher"),
     Metric("reward/exact_match", "exact match of trained samples", "", "higher"),
     Metric("reward/correct_and_complete", "trained samples that are correct and complete", "", "higher"),
@@ -218,10 +218,10 @@ DEFINITIONS: tuple[Metric, ...] = (
     ),
     Metric("ledger/dropped_spare", "not needed", "samples"),
     Metric("ledger/in_flight", "in flight", "samples"),
-    Metric("ledger/tokens_generated", "tokens that were generated", "tokens"),
-    Metric("ledger/tokens_consumed", "tokens that were trained", "tokens"),
-    Metric("ledger/tokens_discarded", "tokens that were discarded", "tokens"),
-    Metric("ledger/tokens_in_flight", "tokens in flight", "tokens"),
+    Metric("token_ledger/generated", "tokens that were generated", "tokens"),
+    Metric("token_ledger/consumed", "tokens that were trained", "tokens"),
+    Metric("token_ledger/discarded", "tokens that were discarded", "tokens"),
+    Metric("token_ledger/in_flight", "tokens in flight", "tokens"),
 )
 """Metrics of an iteration, besides those of `FAMILIES`."""
 
@@ -242,7 +242,7 @@ MEANINGS: dict[str, str] = {
     "staleness/in_queue_mean": "mean of lag_in_queue",
     "staleness/span_max": "largest span",
     "staleness/cache_mean": "mean of cache_age; 0 unless schedule.pause=keep and engine.keep_cache",
-    "staleness/discarded_mean": "over tokens of dropped samples that were read in this iteration, as they were dropped",
+    "token_ledger/discarded_lag": "over tokens of dropped samples that were read in this iteration, when dropped",
     "reward/mean": "of those that were scored",
     "reward/exact_match": "as sampled, not greedy",
     "reward/correct_and_complete": "share that is right and ended by itself: cut off by no limit",
@@ -285,9 +285,9 @@ MEANINGS: dict[str, str] = {
     "policy/proximal_lag": "behind the trainer's, mean over samples",
     "straggler/cut": "share, where engine.on_straggler=cut",
     "straggler/dropped": "since the last iteration",
-    "ledger/tokens_generated": "in what engines handed over; these four where no role was lost and nothing resumed",
-    "ledger/tokens_discarded": "of dropped samples, and what was thrown away as samples began again",
-    "ledger/tokens_in_flight": "generated - trained - discarded: in responses that wait, and in prefixes",
+    "token_ledger/generated": "in what engines handed over; these four where no role was lost and nothing resumed",
+    "token_ledger/discarded": "of dropped samples, and what was thrown away as samples began again",
+    "token_ledger/in_flight": "generated - trained - discarded: in responses that wait, and in prefixes",
 }
 """Formula, condition or whole of the metrics whose titles leave it open; `mu` sampled, `pi` is trained."""
 
@@ -435,14 +435,14 @@ def good_rate(of_samples: Mapping[str, float], samples_per_s: float) -> dict[str
 
 
 def token_metrics(tokens: Mapping[str, int]) -> dict[str, float]:
-    """ledger/tokens_*, where they are known. tokens: as ledger.json has them, so far."""
+    """token_ledger/*, where they are known. tokens: as ledger.json has them, so far."""
     if not tokens:
         return {}
     consumed = tokens.get("trained", 0)
     discarded = sum(tokens.values()) - tokens["generated"] - consumed
     return {
-        "ledger/tokens_generated": float(tokens["generated"]),
-        "ledger/tokens_consumed": float(consumed),
-        "ledger/tokens_discarded": float(discarded),
-        "ledger/tokens_in_flight": float(tokens["generated"] - consumed - discarded),
+        "token_ledger/generated": float(tokens["generated"]),
+        "token_ledger/consumed": float(consumed),
+        "token_ledger/discarded": float(discarded),
+        "token_ledger/in_flight": float(tokens["generated"] - consumed - discarded),
     }

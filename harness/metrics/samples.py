@@ -273,7 +273,7 @@ def discarded_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
     if not dropped:
         return {}
     lags = np.array([r.lag_mean for r in dropped], np.float64)
-    return {"staleness/discarded_mean": float(np.average(lags, weights=[r.response_tokens for r in dropped]))}
+    return {"token_ledger/discarded_lag": float(np.average(lags, weights=[r.response_tokens for r in dropped]))}
 
 
 def length_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:

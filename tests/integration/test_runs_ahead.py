@@ -6,7 +6,9 @@ from pathlib import Path
 
 import pytest
 
+from harness.comparison.conservation import check_conservation
 from harness.comparison.promises import read_finished
+from harness.comparison.runs import read_run
 from harness.metrics.run_files import load_ledger, load_metrics, load_samples
 from harness.report.summary import summarize
 from tests.support.forked_drivers import Drivers
@@ -39,6 +41,12 @@ RUNS = {
     "every_second_version": (
         f"{SHORT} schedule=fully_async schedule.max_staleness=1 schedule.publish_every=2 algorithm.mini_batches=2"
     ),
+    "begun_again": (
+        f"{SHORT} schedule=fully_async schedule.max_staleness=1 schedule.pause=abort task=expand engine.slots=8"
+    ),
+    "caches_kept": (
+        f"{SHORT} schedule=fully_async schedule.max_staleness=1 engine.keep_cache=true task=expand engine.slots=8"
+    ),
     "drained": DRAINED,
     "one_pool": (
         f"{SHORT} schedule=tests.support.colocated_stream:ColocatedStream cluster.devices=1 "
@@ -64,8 +72,17 @@ def test_a_real_run_keeps_what_its_schedule_promises(runs: dict[str, Path], name
     run = read_finished(runs[name])
     check_run(run)
     check_devices(run)
+    kept = check_conservation([read_run(runs[name])])
+    assert kept.problems == () and kept.tokens > 0
     worst = summarize(runs[name]).lag_worst
     assert worst == FIXED[name] if name in FIXED else worst <= 1
+
+
+def test_a_cache_is_older_than_the_weights_only_where_it_was_kept_while_these_changed(runs: dict[str, Path]) -> None:
+    for name in RUNS:
+        samples = load_samples(runs[name]).to_pydict()
+        for span, age in zip(samples["span"], samples["cache_age"], strict=True):
+            assert (age > 0) == (span > 1 and name == "caches_kept"), name
 
 
 def test_engines_get_every_second_version_and_the_last(runs: dict[str, Path]) -> None:

@@ -16,6 +16,7 @@ from hypothesis import strategies as st
 
 from harness.acceptance.chaos.jobs import base, with_options
 from harness.checks.layout import capacity_rows
+from harness.comparison.conservation import check_conservation
 from harness.comparison.promises import FinishedRun
 from harness.config import JobConfig
 from harness.config.compose import make_schedule
@@ -99,12 +100,13 @@ async def test_the_first_failure_ends_every_schedule(schedule: str) -> None:
 
 
 def check(job: JobConfig, seed: int) -> float:
-    """It ends, its queue stayed within its bound, and everything of tests/support/invariants.py holds. When the last
-    sample was trained."""
+    """It ends, its queue stayed within its bound, everything of tests/support/invariants.py holds, and every sample and
+    token is accounted for. When the last sample was trained."""
     run = play(job, seed)
     assert run.most_rows <= capacity_rows(job, make_schedule(job))
     check_run(run.finished)
     check_devices(run.finished)
+    assert check_conservation([run.files]).problems == ()
     check_critic(job, run.metrics)
     return max(sample.trained_at or 0 for sample in run.finished.samples)
 

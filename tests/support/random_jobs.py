@@ -3,15 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any
 
+import pyarrow as pa
 from hypothesis import strategies as st
 
 from harness.acceptance.chaos.jobs import random_job, random_options
+from harness.comparison import runs
 from harness.comparison.promises import FinishedRun
 from harness.config import JobConfig
+from harness.config.compose import plain
 from harness.driver.observer import IterationListener
 from harness.driver.session import Session, simulate
+from harness.metrics.samples import SCHEMA
 from schedules import Schedule
 
 
@@ -23,6 +28,8 @@ class Run:
     most_rows: int
     metrics: list[dict[str, float]]
     """Of each iteration."""
+    files: runs.Run
+    """The same run, as it is read from its folder."""
 
 
 def without_limit(config: JobConfig) -> JobConfig:
@@ -56,7 +63,11 @@ def play(config: JobConfig, seed: int = 0) -> Run:
     finished = FinishedRun(
         config, recorder.samples(), recorder.ledger.counts(), recorder.timeline, tokens=recorder.tokens
     )
-    return Run(finished, most[0], metrics)
+    ledger = recorder.ledger.to_json() | {"tokens": recorder.tokens}
+    files = runs.Run(Path("played"), {}, plain(config), metrics, ledger)
+    columns = {name: [getattr(sample, name) for sample in finished.samples] for name in SCHEMA.names}
+    files.__dict__["samples"] = pa.table(columns, schema=SCHEMA)
+    return Run(finished, most[0], metrics, files)
 
 
 @st.composite

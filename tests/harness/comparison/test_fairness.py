@@ -160,9 +160,27 @@ def a_sample_twice(run: Run) -> Run:
     return damaged
 
 
+def a_token_from_nowhere(run: Run) -> Run:
+    tokens = run.ledger["tokens"]
+    return dataclasses.replace(run, ledger=run.ledger | {"tokens": tokens | {"generated": tokens["generated"] + 1}})
+
+
+def tokens_of_another_fate(run: Run) -> Run:
+    tokens = run.ledger["tokens"]
+    moved = tokens | {"trained": tokens["trained"] - 1, "dropped_stale": 1}
+    return dataclasses.replace(run, ledger=run.ledger | {"tokens": moved})
+
+
+def less_generated_than_trained(run: Run) -> Run:
+    return dataclasses.replace(run, metrics=[m | {"token_ledger/in_flight": -1.0} for m in run.metrics])
+
+
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
+        (a_token_from_nowhere, "tokens generated, samples.parquet and what began again"),
+        (tokens_of_another_fate, "ledger.json has the tokens"),
+        (less_generated_than_trained, "metrics.jsonl has other tokens than samples.parquet in iteration 0"),
         (less_trained, "and accounts for"),
         (one_more_in_flight, "samples.parquet has "),
         (an_uneven_iteration, "iteration 0 trained 17 samples, its batch has 16"),

@@ -158,7 +158,7 @@ async def test_what_a_dropped_group_says_is_recorded_once_all_of_it_is_scored_an
         assert [(one.fate, one.response_tokens, one.reward, one.lag_worst) for one in recorded.records] == [
             ("dropped_stale", 2, 0.5, 3)
         ] * N
-        assert recorded.sampled == {"dropped_stale": 2 * N} and recorded.metrics == {"staleness/discarded_mean": 3.0}
+        assert recorded.sampled == {"dropped_stale": 2 * N} and recorded.metrics == {"token_ledger/discarded_lag": 3.0}
         await queue.finish(RECORD, recorded.stale)
         if unread:
             await say([2 * N - 1])

@@ -177,7 +177,7 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
         "policy/proximal_lag",
         "policy/rejected",
         "reward/baseline",
-        "staleness/discarded_mean",
+        "token_ledger/discarded_lag",
         "throughput/mfu",
         "train/rank_imbalance",
         *(name for name in METRIC_NAMES if name.startswith(("turns/", "filter/", "critic/", "straggler/"))),
@@ -194,7 +194,7 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
     assert (second["train/grad_norm"], second["train/learning_rate"]) == (0.5, 1e-3)
     assert [first["train/skipped_steps"], second["train/skipped_steps"]] == [1, 1]
     assert (first["ledger/trained"], first["ledger/in_flight"], second["ledger/in_flight"]) == (6, 6, 0)
-    told = [second[f"ledger/tokens_{name}"] for name in ("generated", "consumed", "discarded", "in_flight")]
+    told = [second[f"token_ledger/{name}"] for name in ("generated", "consumed", "discarded", "in_flight")]
     assert told == [27, 24, 1, 2], "a token was thrown away as its sample began again"
     assert second["reward/correct_and_complete"] == 0.5 and second["throughput/correct_and_complete_per_s"] == 3.0
 

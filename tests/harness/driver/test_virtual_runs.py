@@ -13,6 +13,7 @@ import pytest
 
 from harness.checks.job import plan_job
 from harness.cli import main as cli
+from harness.comparison.conservation import check_conservation
 from harness.comparison.promises import FinishedRun, read_finished
 from harness.config import CostConfig, JobConfig, LengthsConfig
 from harness.config.compose import compose_job, make_schedule
@@ -27,6 +28,7 @@ from harness.runtime.virtual_runtime import Deadlock
 from schedules.fully_async import FullyAsync
 from schedules.protocol import Job
 from tests.support.invariants import check_run
+from tests.support.random_jobs import play
 
 SMALL = (
     "cost=tiny_cpu",
@@ -95,6 +97,21 @@ def test_what_would_lag_too_much_can_be_waited_for_instead() -> None:
     assert run.counts["admitted"] == 160
     order = [sample.trained_iteration for sample in run.samples]
     assert order != sorted(order), "nothing was overtaken: completion order made no difference"  # type: ignore[type-var]
+
+
+@pytest.mark.parametrize("pause", ["keep", "wait", "carry", "abort"])
+def test_a_token_is_counted_once_whatever_becomes_of_samples_as_weights_come(pause: str) -> None:
+    """The same samples are trained: those that go on have no token twice, those that begin again threw some away."""
+    config = replace(job(max_staleness=2.0, pause=pause), iterations=8)
+    config = replace(config, engine=replace(config.engine, keep_cache=True))
+    run = play(config)
+    assert check_conservation([run.files]).problems == ()
+    tokens, trained = run.files.ledger["tokens"], sum(sample.response_tokens for sample in run.finished.trained)
+    assert tokens["trained"] == trained and tokens["generated"] - tokens["begun_again"] == trained
+    assert (tokens["begun_again"] > 0) == (pause == "abort")
+    spans = max(sample.span or 0 for sample in run.finished.samples)
+    ages = max(metrics["staleness/cache_mean"] for metrics in run.metrics)
+    assert (spans > 1) == (pause in ("keep", "carry")) and (ages > 0) == (pause == "keep"), "a carried cache is new"
 
 
 # -- a run that cannot go on
