@@ -229,6 +229,7 @@ _TREATMENTS: dict[str, tuple[Any, str, Callable[[Run], float]]] = {
     ),
     "algorithm.rejection": ({}, "left out no token", _total("policy/rejected")),
     "algorithm.mask_truncated": (False, "masked no response", _total("response_length/truncated")),
+    "algorithm.max_token_staleness": (None, "masked no token", _total("token_ledger/masked")),
 }
 """Settings that choose samples: the value of doing so never, what it says of one that never did, and how much it
 chose."""

@@ -298,6 +298,7 @@ OF_TRAINING = (
     "policy/effective_samples",
     "policy/left_out",
     "policy/cut",
+    "token_ledger/masked",
     "response_length/truncated",
     "reward/same_in_group",
     "train/rank_imbalance",

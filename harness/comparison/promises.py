@@ -190,7 +190,7 @@ def lag_problems(run: FinishedRun, *, newer: bool = False) -> Iterator[str]:
     """Every token's lag is within what the schedule says: the ends of each sample's range, which hold all between them.
     newer: a sample may have newer versions than its schedule has for it; so may, always, those of an engine that was
     started again, which gets the weights that training has come to."""
-    schedule = make_schedule(run.config)
+    schedule, most = make_schedule(run.config), run.config.algorithm.max_token_staleness
     for sample in run.trained:
         iteration, first, last = sample.trained_iteration, sample.version_first, sample.version_last
         assert iteration is not None and first is not None and last is not None, "of a trained sample"
@@ -202,6 +202,9 @@ def lag_problems(run: FinishedRun, *, newer: bool = False) -> Iterator[str]:
                 f"sample {sample.sample_id}, trained in iteration {iteration}, is of versions {first} to {last}: a lag "
                 f"outside of {least} to {worst}"
             )
+        too_old = most is not None and iteration - first > most
+        if bool(sample.stale_tokens) != too_old:
+            yield f"sample {sample.sample_id} has a lag of {iteration - first}, and {sample.stale_tokens} masked tokens"
         if schedule.order == "fifo" and iteration != place_of(sample) // run.config.algorithm.admitted_groups:
             yield f"group {place_of(sample)} was trained in iteration {iteration}, out of order"
 

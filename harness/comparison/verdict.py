@@ -32,7 +32,7 @@ _SAME_SAMPLES = ("algorithm.", "training.")
 _OTHER_SAMPLES = tuple(
     f"algorithm.{name}"
     for name in (
-        *("filter", "over_sampling", "rejection", "mask_truncated", "temperature", "top_p"),
+        *("filter", "over_sampling", "rejection", "mask_truncated", "max_token_staleness", "temperature", "top_p"),
         *("batch_groups", "group_size", "options"),
     )
 )

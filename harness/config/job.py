@@ -248,6 +248,7 @@ class AlgorithmConfig:
         1.0  # times a batch that is admitted at first, so that refused groups are replaced at once
     )
     mask_truncated: Read[Switch] = False  # responses cut off at max_tokens have no loss
+    max_token_staleness: Read[CountFromZero | None] = None  # iterations; tokens that lag by more have no loss
     entropy_coef: Real[NotNegative] = 0.0  # of the entropy of each token's distribution, which the loss is less
     options: Real[dict[str, Any]] = field(default_factory=dict)  # of the correction, advantage, shaping and filter
 

@@ -43,7 +43,7 @@ from harness.workers.stages import (
     RewardStage,
     TrainersLogProbStage,
 )
-from harness.workers.training import ONE_STEP, Updates
+from harness.workers.training import ONE_STEP, LossMask, Updates
 from harness.workers.turns import NO_TURNS, DeviceTurns, Turns
 from schedules import Order
 
@@ -276,7 +276,7 @@ def _actor(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> ActorRole
         reader=reader,
         device=spec.engines.device,
         turns=turns,
-        mask_truncated=spec.config.algorithm.mask_truncated,
+        loss_mask=LossMask(spec.config.algorithm.mask_truncated, spec.config.algorithm.max_token_staleness),
         updates=_updates(engine, spec),
         baseline_of=spec.config.algorithm.group_size if spec.config.algorithm.has_greedy_baseline else None,
         reports=number % spec.engines.ranks_together == 0,
@@ -307,7 +307,7 @@ def _critic(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> CriticRo
         engine,
         _in_order("critic", CRITIC_TRAINING, number, spec),
         rank=number,
-        mask_truncated=algorithm.mask_truncated,
+        loss_mask=LossMask(algorithm.mask_truncated),  # a value may be learnt from any token
         updates=ONE_STEP if steps == 1 else updates,
         reports=number % tensor_parallel == 0,
         name=str(number),

@@ -47,10 +47,11 @@ from harness.workers.recording import RecordingSettings, RunLengthDecoder, Sampl
 
 def _of_samples(config: JobConfig, real: bool) -> tuple[SampleDecoder, bool]:
     """The decoder of samples' columns, and whether samples have several turns."""
+    most = config.algorithm.max_token_staleness
     if not real:
-        return RunLengthDecoder(config.cost.prompt_tokens, _keeps_cache(config)), config.cost.turns is not None
+        return RunLengthDecoder(config.cost.prompt_tokens, _keeps_cache(config), most), config.cost.turns is not None
     task = make_task(config)
-    return TokenDecoder(extra_metrics(task), _keeps_cache(config)), environment_of(task) is not None
+    return TokenDecoder(extra_metrics(task), _keeps_cache(config), most), environment_of(task) is not None
 
 
 def _keeps_cache(config: JobConfig) -> bool:

@@ -220,6 +220,7 @@ DEFINITIONS: tuple[Metric, ...] = (
     Metric("ledger/in_flight", "in flight", "samples"),
     Metric("token_ledger/generated", "tokens that were generated", "tokens"),
     Metric("token_ledger/consumed", "tokens that were trained", "tokens"),
+    Metric("token_ledger/masked", "trained tokens too old to have a loss"),
     Metric("token_ledger/discarded", "tokens that were discarded", "tokens"),
     Metric("token_ledger/in_flight", "tokens in flight", "tokens"),
 )
@@ -286,6 +287,7 @@ MEANINGS: dict[str, str] = {
     "straggler/cut": "share, where engine.on_straggler=cut",
     "straggler/dropped": "since the last iteration",
     "token_ledger/generated": "in what engines handed over; these four where no role was lost and nothing resumed",
+    "token_ledger/masked": "share of those consumed, with algorithm.max_token_staleness: read, and not learnt from",
     "token_ledger/discarded": "of dropped samples, and what was thrown away as samples began again",
     "token_ledger/in_flight": "generated - trained - discarded: in responses that wait, and in prefixes",
 }

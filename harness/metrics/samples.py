@@ -45,7 +45,8 @@ class SampleRecord:
     cache_age: versions from the weights that made an entry of the KV cache to those that sampled by it, mean over the
     entries behind each token, then over the tokens that were sampled.
 
-    response_tokens: those that the policy sampled; environment_tokens: those between them that an environment wrote,
+    response_tokens: those that the policy sampled; stale_tokens: of these, those too old to have a loss
+    (algorithm.max_token_staleness); environment_tokens: those between them that an environment wrote,
     which count in no lag. finish_reason: one of `harness.protocols.FINISH_REASONS`; turns: how often the policy spoke.
     """
 
@@ -68,6 +69,7 @@ class SampleRecord:
     trained_at: float | None
     prompt_tokens: int
     response_tokens: int
+    stale_tokens: int | None
     reward: float | None
     exact_match: bool | None
     finish_reason: str | None
@@ -122,7 +124,8 @@ class TrainedSamples:
     the version of each run of that many tokens. runs [k]: how many of `versions` belong to each sample. mask: for each
     of `versions`, whether the policy sampled; where not, that of the token before stands there. finish_reason: places
     in `harness.protocols.FINISH_REASONS`. keeps_cache: samples that run as new weights come keep what older ones put
-    into their KV caches; else it is computed again.
+    into their KV caches; else it is computed again. max_token_staleness: lag beyond which a token has no loss; None:
+    there is none.
     """
 
     sample_id: np.ndarray
@@ -139,6 +142,7 @@ class TrainedSamples:
     finish_reason: np.ndarray
     turns: np.ndarray
     keeps_cache: bool = False
+    max_token_staleness: int | None = None
 
 
 def trained_records(
@@ -179,6 +183,8 @@ def trained_records(
     tokens = np.add.reduceat(sampled, starts)
     _refuse(ids, tokens == 0, "was trained but has no token that was sampled")
     lag_mean = iteration - np.add.reduceat(versions * sampled, starts) / tokens
+    most = iteration if samples.max_token_staleness is None else samples.max_token_staleness
+    stale = np.add.reduceat(sampled * (iteration - versions > most), starts)
     columns: list[list[Any]] = [
         ids.tolist(),
         (ids // group_size).tolist(),
@@ -199,6 +205,7 @@ def trained_records(
         samples.trained_at.tolist(),
         samples.prompt_tokens.tolist(),
         tokens.tolist(),
+        stale.tolist(),
         [None] * count if rewards is None else [None if reward != reward else reward for reward in rewards],
         [None] * count if rewards is None or exact_matches is None else _judged(rewards, exact_matches),
         [FINISH_REASONS[reason] for reason in samples.finish_reason.tolist()],
@@ -274,6 +281,13 @@ def discarded_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
         return {}
     lags = np.array([r.lag_mean for r in dropped], np.float64)
     return {"token_ledger/discarded_lag": float(np.average(lags, weights=[r.response_tokens for r in dropped]))}
+
+
+def masked_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
+    """The share of the response tokens of the trained samples among `records` that were too old to have a loss. Raises
+    ValueError if none was trained."""
+    trained = _trained(records)
+    return {"token_ledger/masked": sum(r.stale_tokens or 0 for r in trained) / sum(r.response_tokens for r in trained)}
 
 
 def length_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:

@@ -238,7 +238,10 @@ def _ended(row: Mapping[str, Any]) -> str:
     reasons |= {"turns": "ended by the limit on turns", "failed": "ended: its environment failed"}
     turns = f" in {plural(row['turns'], 'turn')}" if (row["turns"] or 1) > 1 else ""
     environment = f" and {row['environment_tokens']:,} of its environment" if row.get("environment_tokens") else ""
-    return f"{plural(row['response_tokens'], 'token')}{environment}{turns}, {reasons.get(row['finish_reason'], '')}"
+    stale = f" ({row['stale_tokens']:,} too old for a loss)" if row.get("stale_tokens") else ""
+    return (
+        f"{plural(row['response_tokens'], 'token')}{stale}{environment}{turns}, {reasons.get(row['finish_reason'], '')}"
+    )
 
 
 def _versions(row: Mapping[str, Any], runs: Sequence[Mapping[str, int]] | None) -> str:

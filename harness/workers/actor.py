@@ -27,12 +27,13 @@ from harness.workers.readers import Deadlines, MicroBatchReader
 from harness.workers.stages import StageRole, prompts_and_responses
 from harness.workers.training import (
     ONE_STEP,
+    SCORED_TOKENS,
+    LossMask,
     RememberingRole,
     TrainedRows,
     Training,
     TrainReport,
     Updates,
-    learnt_tokens,
 )
 from harness.workers.turns import NO_TURNS, ComputingRole, Turns
 
@@ -49,15 +50,15 @@ class ActorRole(ComputingRole, RememberingRole, SendingWorker):
         reader: MicroBatchReader,
         device: torch.device,
         turns: Turns = NO_TURNS,
-        mask_truncated: bool = False,
+        loss_mask: LossMask = SCORED_TOKENS,
         updates: Updates = ONE_STEP,
         baseline_of: int | None = None,
         reports: bool = True,
     ) -> None:
-        """mask_truncated: responses that were cut off are read, and have no loss; baseline_of: samples of a group, the
+        """loss_mask: what is read, and has no loss; baseline_of: samples of a group, the
         first of which is read, and not trained; None: all are. reports: see `Training`."""
         super().__init__(f"actor[{rank}]", turns)
-        self.mask_truncated, self.baseline_of = mask_truncated, baseline_of
+        self.loss_mask, self.baseline_of = loss_mask, baseline_of
         self.engine, self.clock = engine, clock
         self.rank, self.name, self.device = rank, str(rank), device
         self.version = 0  # of the engine's parameters, as they are now
@@ -114,7 +115,7 @@ class ActorRole(ComputingRole, RememberingRole, SendingWorker):
             self._open.clear()
 
     async def _accumulate(self, batch: Batch, iteration: int) -> tuple[dict[str, float], Sequence[int]]:
-        learnt = train_batch(self._learnt(batch), iteration, self.mask_truncated)
+        learnt = train_batch(self._learnt(batch), iteration, self.loss_mask)
         return await self.engine.accumulate(learnt), self.engine.rank_tokens(learnt)
 
     def _note_samples(self, report: TrainReport, batch: Batch, iteration: int) -> None:
@@ -138,7 +139,7 @@ class ActorRole(ComputingRole, RememberingRole, SendingWorker):
         return some_rows(batch, np.flatnonzero(samples_in(batch) % self.baseline_of))
 
 
-def train_batch(batch: Batch, version: int, mask_truncated: bool = False) -> TrainBatch:
+def train_batch(batch: Batch, version: int, loss_mask: LossMask = SCORED_TOKENS) -> TrainBatch:
     """The columns that training reads, by the names of the formulas. version: before the batch's first step."""
     columns: dict[str, Any] = dict(batch.columns)
     return TrainBatch(
@@ -151,7 +152,7 @@ def train_batch(batch: Batch, version: int, mask_truncated: bool = False) -> Tra
         old_log_probs=columns.get("old_log_probs"),
         old_versions=columns.get("old_version"),
         proximal_log_probs=columns.get("proximal_log_probs"),
-        mask=learnt_tokens(batch, mask_truncated),
+        mask=loss_mask.of(batch, version),
         lags=Ragged(version - columns["versions"].values, columns["versions"].lengths),
     )
 
@@ -181,13 +182,13 @@ class CriticRole(StageRole, RememberingRole):
         reader: MicroBatchReader,
         *,
         rank: int,
-        mask_truncated: bool = False,
+        loss_mask: LossMask = SCORED_TOKENS,
         updates: Updates = ONE_STEP,
         reports: bool = True,
         **stage: Any,
     ) -> None:
         super().__init__(**stage)
-        self.engine, self.rank, self.mask_truncated = engine, rank, mask_truncated
+        self.engine, self.rank, self.loss_mask = engine, rank, loss_mask
         self._training = Training(
             self,
             engine,
@@ -215,7 +216,7 @@ class CriticRole(StageRole, RememberingRole):
     async def _accumulate(self, batch: Batch, iteration: int) -> tuple[dict[str, float], Sequence[int]]:
         prompts, responses = prompts_and_responses(batch)
         values, returns = batch.ragged("values"), batch.ragged("returns")
-        mask = learnt_tokens(batch, self.mask_truncated)
+        mask = self.loss_mask.of(batch, iteration)
         learnt = ValueBatch(prompts, responses, values, returns, mask)
         return await self.engine.accumulate(learnt), self.engine.rank_tokens(learnt)
 

@@ -32,6 +32,7 @@ from harness.metrics.samples import (
     discarded_metrics,
     filter_metrics,
     length_metrics,
+    masked_metrics,
     reward_metrics,
     staleness_metrics,
     straggler_metrics,
@@ -58,6 +59,14 @@ class SampleDecoder(Protocol):
         """Names of the extra values that scores may have."""
 
     @property
+    def keeps_cache(self) -> bool:
+        """Whether samples keep their caches over new weights."""
+
+    @property
+    def max_token_staleness(self) -> int | None:
+        """The largest lag of a token that has a loss; None: any."""
+
+    @property
     def has_tokens(self) -> bool:
         """Whether responses are tokens, which can be kept."""
 
@@ -79,11 +88,12 @@ class SampleDecoder(Protocol):
 
 @dataclass(frozen=True)
 class TokenDecoder:
-    """A value per token, a reward per sample. extra_names: of the values in `score_extras`; keeps_cache: as
-    `TrainedSamples` has it."""
+    """A value per token, a reward per sample. extra_names: of the values in `score_extras`; keeps_cache,
+    max_token_staleness: as `TrainedSamples` has them."""
 
     extra_names: Sequence[str] = ()
     keeps_cache: bool = False
+    max_token_staleness: int | None = None
     has_tokens = True
 
     def prompt_tokens(self, values: int) -> int:
@@ -93,7 +103,7 @@ class TokenDecoder:
         self, batch: Batch, samples: np.ndarray, trained_at: np.ndarray, iteration: int, group_size: int
     ) -> list[SampleRecord]:
         prompts = batch.ragged("prompt").lengths
-        trained = _samples(batch, samples, trained_at, prompts, None, self.keeps_cache)
+        trained = _samples(batch, samples, trained_at, prompts, None, self)
         extras: Sequence[np.ndarray] = ()
         if self.extra_names:
             extras = list(batch.ragged("score_extras").values.reshape(-1, len(self.extra_names)).T)
@@ -123,6 +133,7 @@ class RunLengthDecoder:
     prompt: int
     """Tokens of every prompt."""
     keeps_cache: bool = False
+    max_token_staleness: int | None = None
     extra_names = ()
     has_tokens = False
 
@@ -133,7 +144,7 @@ class RunLengthDecoder:
         self, batch: Batch, samples: np.ndarray, trained_at: np.ndarray, iteration: int, group_size: int
     ) -> list[SampleRecord]:
         prompts = np.full(samples.size, self.prompt)
-        trained = _samples(batch, samples, trained_at, prompts, batch.ragged("response").values, self.keeps_cache)
+        trained = _samples(batch, samples, trained_at, prompts, batch.ragged("response").values, self)
         return trained_records(trained, iteration, group_size)
 
     def metrics(self, records: Sequence[SampleRecord], sums: Mapping[str, float]) -> dict[str, float]:
@@ -149,7 +160,7 @@ def _samples(
     trained_at: np.ndarray,
     prompt_tokens: np.ndarray,
     run_tokens: np.ndarray | None,
-    keeps_cache: bool,
+    decoder: SampleDecoder,
 ) -> TrainedSamples:
     versions = batch.ragged("versions")
     of_rows = ("engine", "admitted_at", "started_at", "finished_at", "finish_reason", "turns")
@@ -161,7 +172,8 @@ def _samples(
         mask=batch.ragged("loss_mask").values,
         prompt_tokens=prompt_tokens,
         trained_at=trained_at,
-        keeps_cache=keeps_cache,
+        keeps_cache=decoder.keeps_cache,
+        max_token_staleness=decoder.max_token_staleness,
         **{name: batch.dense(name) for name in of_rows},
     )
 
@@ -206,7 +218,7 @@ class _KeptSample(NamedTuple):
         assert read.trained_iteration is not None and read.version_last is not None
         later = max(one.version, read.version_last) - read.trained_iteration
         lags = {name: getattr(read, name) + later for name in ("lag_worst", "lag_mean", "lag_in_queue")}
-        read = replace(read, trained_iteration=None, trained_at=None, **lags)
+        read = replace(read, trained_iteration=None, trained_at=None, stale_tokens=None, **lags)
         return replace(read, fate=one.fate, admitted_at=one.admitted_at)
 
 
@@ -474,6 +486,7 @@ class _IterationSamples:
     def _metrics(self) -> dict[str, float]:
         recording, told, records = self._recording, self._trained, self._records
         metrics = staleness_metrics(records, recording.steps_per_version)
+        metrics |= {} if recording.decoder.max_token_staleness is None else masked_metrics(records)
         metrics |= recording.decoder.metrics(records, told.sums)
         metrics |= turn_metrics(records) if recording.several_turns else {}
         metrics |= filter_metrics(records, told.refused) if recording.filters else {}

@@ -227,13 +227,29 @@ async def _keeping(batches: AsyncIterator[Batch], kept: list[Batch]) -> AsyncIte
         yield batch
 
 
-def learnt_tokens(batch: Batch, mask_truncated: bool) -> Ragged:
-    """bool: which tokens have a loss: none of a response that could not be scored. mask_truncated: nor of one that was
-    cut off."""
-    mask, learnt = batch.ragged("loss_mask"), ~np.isnan(batch.dense("reward"))
-    if mask_truncated:
-        learnt &= ~np.isin(batch.dense("finish_reason"), TRUNCATED)
-    return mask if learnt.all() else Ragged(mask.values & np.repeat(learnt, mask.lengths), mask.lengths)
+@dataclass(frozen=True)
+class LossMask:
+    """The tokens that have a loss: those that the policy sampled, but none of a response that could not be scored.
+
+    truncated: nor of one that was cut off. max_staleness: nor those that lag by more versions; None: by any (xtuner,
+    `max_token_staleness`).
+    """
+
+    truncated: bool = False
+    max_staleness: int | None = None
+
+    def of(self, batch: Batch, version: int) -> Ragged:
+        """bool, a value per token. version: before the batch's first step."""
+        mask, learnt = batch.ragged("loss_mask"), ~np.isnan(batch.dense("reward"))
+        if self.truncated:
+            learnt &= ~np.isin(batch.dense("finish_reason"), TRUNCATED)
+        values = mask.values if learnt.all() else mask.values & np.repeat(learnt, mask.lengths)
+        if self.max_staleness is not None:
+            values = values & (version - batch.ragged("versions").values <= self.max_staleness)
+        return Ragged(values, mask.lengths)
+
+
+SCORED_TOKENS = LossMask()
 
 
 class RememberingRole:

@@ -37,7 +37,10 @@ RUNS = {
         "task=expand engine.slots=8 cluster.devices=3 schedule.split.actor=2 algorithm.reference=true "
         "algorithm.micro_batch_groups=1"
     ),
-    "windowed": f"{SHORT} schedule=windowed schedule.max_staleness=0.5 schedule.window=0.5 task=expand engine.slots=8",
+    "windowed": (
+        f"{SHORT} schedule=windowed schedule.max_staleness=0.5 schedule.window=0.5 task=expand engine.slots=8 "
+        "algorithm.max_token_staleness=0"
+    ),
     "every_second_version": (
         f"{SHORT} schedule=fully_async schedule.max_staleness=1 schedule.publish_every=2 algorithm.mini_batches=2"
     ),
@@ -90,6 +93,12 @@ def test_engines_get_every_second_version_and_the_last(runs: dict[str, Path]) ->
     assert set(samples["version_first"]) == {0, 2, 4}
     lags = dict(zip(samples["trained_iteration"], samples["lag_worst"], strict=True))
     assert lags == {0: 0, 1: 1, 2: 0, 3: 1, 4: 0}, "what a version may start is trained before the next one comes"
+
+
+def test_tokens_that_lag_are_masked_and_counted(runs: dict[str, Path]) -> None:
+    samples = load_samples(runs["windowed"]).to_pydict()
+    assert 0 < sum(samples["stale_tokens"]) < sum(samples["response_tokens"])
+    assert any(metrics["token_ledger/masked"] > 0 for metrics in load_metrics(runs["windowed"]))
 
 
 def test_drained_engines_sample_no_sample_under_two_versions(drained: Path) -> None:

@@ -169,6 +169,8 @@ def plain_gradients(
         sequence = torch.from_numpy(np.concatenate([prompt, response]))
         logits = model(sequence[None]).logits[0, len(prompt) - 1 : -1] / algorithm.temperature
         log_probs = torch.log_softmax(logits, -1).gather(-1, sequence[len(prompt) :, None])[:, 0]
+        if not counts.row(i).any():
+            continue
         here = torch.from_numpy(counts.row(i))
         log_probs = log_probs[here]  # the others were read, and that is all
         behaviour = torch.from_numpy(batch.behaviour_log_probs.row(i)).to(dtype)[here]
@@ -184,7 +186,8 @@ def plain_gradients(
         everything = torch.log_softmax(logits, -1)
         losses = losses + algorithm.entropy_coef * (everything.exp() * everything).sum(-1)[here]
         loss = loss + (losses.mean() if algorithm.aggregation == "sequence_mean_token_mean" else losses.sum())
-    loss = loss / {"token_mean": int(every.sum()), "token_sum": 1}.get(algorithm.aggregation, len(samples))
+    responses = sum(bool(row.any()) for row in counts.rows())
+    loss = loss / {"token_mean": int(every.sum()), "token_sum": 1}.get(algorithm.aggregation, responses)
     loss.backward()
     return model, loss.detach()
 

@@ -32,6 +32,7 @@ def trained_record(
     finish_reason: FinishReason = "stop",
     turns: int = 1,
     keeps_cache: bool = False,
+    max_token_staleness: int | None = None,
 ) -> SampleRecord:
     """A sample that was trained in `iteration`. times: admitted, started, finished, trained."""
     admitted_at, started_at, finished_at, trained_at = (np.array([time]) for time in times)
@@ -50,6 +51,7 @@ def trained_record(
         finish_reason=np.array([FINISH_REASONS.index(finish_reason)]),
         turns=np.array([turns]),
         keeps_cache=keeps_cache,
+        max_token_staleness=max_token_staleness,
         **given,
     )
     extra = {name: np.array([value]) for name, value in (custom or {}).items()}

@@ -81,6 +81,24 @@ def test_tokens_that_an_environment_wrote_are_read_but_teach_nothing(
 
 
 @pytest.mark.parametrize("kind", AGGREGATIONS)
+def test_what_is_masked_counts_in_no_mean_and_a_response_of_which_all_is_as_if_it_was_not_there(
+    world: World, kind: str
+) -> None:
+    """As old tokens of responses that live through updates: their beginnings, or all of them."""
+    algorithm, batch = replace(FREE, aggregation=kind, entropy_coef=0.3), batch_of(ALL)
+    masks = [np.arange(n) >= old * n // 3 for old, n in enumerate(batch.responses.lengths.tolist(), start=-1)]
+    assert any(not mask.any() for mask in masks) and any(mask.all() for mask in masks)
+    masked = Ragged.from_rows(masks)
+    model, _loss = plain_gradients(ALL, algorithm, mask=masked.values)
+    engine = world.engine(algorithm)
+    for part in (ALL[:3], ALL[3:8], ALL[8:]):
+        its = Ragged.from_rows([masks[sample] for sample in part])
+        computed(engine.accumulate(replace(batch_of(part), mask=its)))
+    computed(engine.step())
+    assert_close(gradients(engine), {name: parameter.grad for name, parameter in model.named_parameters()}, rtol=1e-5)
+
+
+@pytest.mark.parametrize("kind", AGGREGATIONS)
 @pytest.mark.parametrize("entropy_coef", [0.0, 0.3])
 def test_an_aggregation_does_not_depend_on_how_a_batch_is_cut(world: World, kind: str, entropy_coef: float) -> None:
     algorithm = replace(FREE, aggregation=kind, entropy_coef=entropy_coef)

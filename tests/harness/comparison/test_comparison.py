@@ -159,8 +159,9 @@ def test_along_what_may_choose_samples_trained_ones_give_no_verdict_on_learning(
     made = {"one": Made(exact_match=0.86), "other": Made(exact_match=0.7, evaluated=None)}
     cells = [make_cell(tmp_path, label, its, range(3)) for label, its in made.items()]
     axes = """algorithm.filter algorithm.over_sampling algorithm.rejection.token_ratio algorithm.mask_truncated
-        algorithm.temperature algorithm.options.least algorithm.group_size schedule schedule.on_stale task.buffer
-        schedule.max_staleness engine.on_straggler engine.sample_limit_s task.data max_tokens model iterations"""
+        algorithm.max_token_staleness algorithm.temperature algorithm.options.least algorithm.group_size schedule
+        schedule.on_stale task.buffer schedule.max_staleness engine.on_straggler engine.sample_limit_s task.data
+        max_tokens model iterations"""
     for axis in axes.split():
         found = compare(cells, axes=(axis,))
         assert f"o verdict on what was learnt: {axis} may choose the samples that are trained" in found.verdict

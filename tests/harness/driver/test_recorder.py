@@ -178,6 +178,7 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
         "policy/rejected",
         "reward/baseline",
         "token_ledger/discarded_lag",
+        "token_ledger/masked",
         "throughput/mfu",
         "train/rank_imbalance",
         *(name for name in METRIC_NAMES if name.startswith(("turns/", "filter/", "critic/", "straggler/"))),

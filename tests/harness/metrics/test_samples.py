@@ -23,6 +23,7 @@ from harness.metrics.samples import (
     TrainedSamples,
     custom_metrics,
     length_metrics,
+    masked_metrics,
     read_columns,
     read_samples,
     record_of,
@@ -36,8 +37,8 @@ from tests.support.sample_records import trained_record, write_samples
 
 COLUMNS = (
     "sample_id group_id engine fate trained_iteration version_first version_last lag_worst lag_mean lag_in_flight "
-    "lag_in_queue span cache_age admitted_at started_at finished_at trained_at prompt_tokens response_tokens reward "
-    "exact_match finish_reason turns environment_tokens reward_failed failure"
+    "lag_in_queue span cache_age admitted_at started_at finished_at trained_at prompt_tokens response_tokens "
+    "stale_tokens reward exact_match finish_reason turns environment_tokens reward_failed failure"
 ).split()
 
 
@@ -129,6 +130,16 @@ def test_the_age_of_a_cache_is_that_of_its_entries_one_by_one(
     assert found == pytest.approx(expected)
     dropped = replace(samples, keeps_cache=False)
     assert [record.cache_age for record in trained_records(dropped, 99, 2)] == [0] * len(drawn)
+
+
+def test_tokens_that_lag_by_more_than_the_limit_are_counted_as_masked_where_the_policy_sampled_them() -> None:
+    tokens, mask = [1, 1, 2, 3, 5], [True, True, False, True, True]
+    counts = [trained_record(tokens, 5, mask=mask, max_token_staleness=most).stale_tokens for most in (None, 0, 2, 4)]
+    assert counts == [0, 3, 2, 0]
+    by_run = trained_record(
+        [1, 2, 3, 5], 5, run_tokens=[2, 1, 1, 1], mask=[True, False, True, True], max_token_staleness=2
+    )
+    assert by_run.stale_tokens == 2 and masked_metrics([by_run, waiting()]) == {"token_ledger/masked": 2 / 4}
 
 
 def test_a_sample_that_was_not_trained_has_no_version_no_lag_and_no_reward() -> None:

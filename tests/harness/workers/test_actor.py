@@ -14,7 +14,7 @@ from harness.transfer_queue import Ragged
 from harness.workers.actor import ActorRole, train_batch
 from harness.workers.dataflow import partition_name
 from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader
-from harness.workers.training import Updates
+from harness.workers.training import LossMask, Updates
 from harness.workers.turns import DeviceTurns
 from tests.support.role_setting import CPU, GROUP, GROUPS, ROWS, CountingQueue, TickingClock, settle
 from tests.support.trained_groups import NotingTrainer, columns, groups_of
@@ -65,10 +65,26 @@ async def test_responses_without_a_score_have_no_loss_nor_ones_that_were_cut_off
     scored = np.where(batch.rows == 0, np.nan, batch.dense("reward"))
     unscored = train_batch(replace(batch, columns={**batch.columns, "reward": scored}), 0).mask
     assert unscored is not None and [row.any() for row in unscored.rows()] == [row != 0 for row in batch.rows]
-    plain, masked = train_batch(batch, 0).mask, train_batch(batch, 0, mask_truncated=True).mask
+    plain, masked = train_batch(batch, 0).mask, train_batch(batch, 0, LossMask(truncated=True)).mask
     assert plain is not None and masked is not None
     for place, (before, after) in enumerate(zip(plain.rows(), masked.rows(), strict=True)):
         np.testing.assert_array_equal(after, before if place % 2 == 0 else np.zeros_like(before))
+
+
+async def test_tokens_that_lag_by_more_than_the_limit_have_no_loss_and_none_is_masked_where_all_are_young() -> None:
+    queue = CountingQueue(ROLES)
+    await queue.admit(0)
+    await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)))
+    batch = await queue.read("actor")
+    lengths = batch.ragged("versions").lengths
+    versions = Ragged.from_rows([np.sort(np.arange(n, dtype=np.int32) * 3 % 5) for n in lengths])
+    batch = replace(batch, columns={**batch.columns, "versions": versions})
+    every, young, fresh = (train_batch(batch, 4, LossMask(max_staleness=most)) for most in (None, 4, 1))
+    for found, least in ((every, 0), (young, 0), (fresh, 3)):
+        assert found.mask is not None and found.lags is not None
+        np.testing.assert_array_equal(found.mask.values, batch.ragged("loss_mask").values & (versions.values >= least))
+        np.testing.assert_array_equal(found.lags.values, 4 - versions.values)
+    assert not fresh.mask.values.all() and fresh.mask.values.any()  # type: ignore[union-attr]
 
 
 async def test_samples_that_others_are_compared_with_are_read_told_and_not_trained() -> None:
