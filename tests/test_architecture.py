@@ -244,7 +244,7 @@ def test_rl_and_weight_sync_run_where_only_torch_is() -> None:
     assert offenders(files, lambda file: of_package(imports(file), *beyond)) == {}
 
 
-PRESETS = {"periodic_publication": "fully_async", "pipeline_k": "fully_async"}
+PRESETS = {"periodic_publication": "fully_async", "pipeline_k": "fully_async", "colocate_async": "partial_rollout_sync"}
 """Files of settings that are a schedule's under a name that others give it."""
 
 

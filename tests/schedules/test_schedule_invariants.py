@@ -13,7 +13,10 @@ from hypothesis import strategies as st
 from harness.acceptance.chaos.jobs import OBSERVATIONS, base, with_options
 from harness.config import JobConfig, LatencyConfig, LengthsConfig, ScheduleConfig
 from harness.config.compose import make_schedule
+from schedules import Schedule
+from schedules.fully_async import FullyAsync
 from schedules.half_step import HalfStep
+from schedules.partial_rollout_sync import PartialRolloutSync
 from schedules.protocol import PauseMode
 from tests.support.examples import examples
 from tests.support.invariants import check_run, most_loading_at_once
@@ -59,6 +62,22 @@ def test_samples_of_several_turns_live_through_an_update_only_where_a_pause_keep
         spans[mode] = {sample.span for sample in run.trained}
     assert max(spans["keep"]) > 1 and max(spans["carry"]) > 1  # type: ignore[type-var]
     assert spans["wait"] == spans["abort"] == {1}
+
+
+@pytest.mark.parametrize(
+    ("preset", "schedule"),
+    [
+        ("periodic_publication", FullyAsync(publish_every=4, max_staleness=3)),
+        ("pipeline_k", FullyAsync(max_staleness=8)),
+        ("colocate_async", PartialRolloutSync(over=1.0, max_staleness=7)),
+    ],
+)
+def test_what_others_call_otherwise_is_a_schedule_with_settings(preset: str, schedule: Schedule) -> None:
+    config = base(preset)
+    assert make_schedule(config) == schedule
+    run = play(replace(config, iterations=4)).finished
+    check_run(run)
+    assert any(sample.lag_worst for sample in run.trained)
 
 
 def test_groups_are_overtaken_by_fewer_than_a_window() -> None:
