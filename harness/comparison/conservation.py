@@ -130,7 +130,7 @@ def _of_metrics(run: Run) -> Iterator[str]:
 
 
 def _of_tokens(run: Run) -> Iterator[str]:
-    """What engines say that they generated is in samples, each token once, or was thrown away as one began again; after
+    """Tokens that engines say they generated are in samples, each once, or were thrown away as one began again; after
     each iteration no less was generated than trained and discarded. Of a run whose engines are known to its end."""
     told, sampled = run.ledger.get("tokens", {}), sampled_tokens(run.samples)
     if not told:
