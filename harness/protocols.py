@@ -81,6 +81,11 @@ class Completion:
         """Tokens that it has."""
         return len(self.tokens)
 
+    @property
+    def sampled(self) -> int:
+        """Tokens of these that an engine sampled: not those that an environment wrote."""
+        return self.length if self.mask is None else int(self.mask.sum())
+
 
 @dataclass(frozen=True, slots=True)
 class Request:

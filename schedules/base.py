@@ -58,6 +58,9 @@ class Schedule(ABC):
     awaits_completion: ClassVar[bool] = False
     """Whether it waits for `Rollout.completed`."""
 
+    puts_off: ClassVar[bool] = False
+    """Whether it calls `Rollout.put_off`: then samples leave their engine once their group is complete."""
+
     follows_time: ClassVar[bool] = False
     """Whether what an engine loads, or how far ahead groups may be, follows from what took how long: so its runs are
     not replayed."""

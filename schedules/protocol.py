@@ -7,7 +7,7 @@ weights; it sees the roles through these protocols only, so the same file runs o
                   completed                    |
                     ^                          | version v
                     +-------- weights ---------+               publish; or start_transfer, wait_arrived, swap[_newest]
-    set_dispatch_limit, pause, resume                          mark_version: to no engine
+    set_dispatch_limit, pause, put_off, resume                 mark_version: to no engine
 """
 
 from __future__ import annotations
@@ -70,8 +70,13 @@ class Rollout(Protocol):
         """Stop all engines: between two tokens, or once their running samples are done (wait). Where the device is
         shared with other roles, it is given back until `resume`; then no sample may stay in an engine (not keep)."""
 
-    async def resume(self, below: int) -> None:
-        """Go on under the loaded weights, with dispatch limit `below`."""
+    async def put_off(self) -> None:
+        """Stop all engines as `pause` does, and give back to the queue every group that is not complete: all of its
+        samples begin again, wherever an engine takes it next. For schedules that declare `puts_off`."""
+
+    async def resume(self, below: int, above: int = 0) -> None:
+        """Go on under the loaded weights, with dispatch limit `below`; engines start no group numbered under
+        `above`."""
 
 
 class Stage(Protocol):

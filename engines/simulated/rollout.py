@@ -323,6 +323,10 @@ class RunLengthCoded(Completion):
     def length(self) -> int:
         return int(self.tokens.sum())
 
+    @property
+    def sampled(self) -> int:
+        return self.length if self.mask is None else int(self.tokens[self.mask].sum())
+
 
 def _completion(sample: SimulatedSample, reason: FinishReason, at: float) -> Completion:
     return RunLengthCoded(

@@ -15,6 +15,7 @@ from harness.metrics.run_files import load_config, load_ledger, load_restarts, l
 from harness.metrics.samples import FATES, SampleRecord, record_of
 from harness.metrics.timeline import Timeline
 from harness.workers.dataflow import Numbering
+from schedules.capacity import Capacity
 
 
 @dataclass(frozen=True)
@@ -166,7 +167,7 @@ def spare_problems(run: FinishedRun) -> Iterator[str]:
 
 def dispatch_problems(run: FinishedRun) -> Iterator[str]:
     """No engine started a group before its weights allowed it; drops move the limits on by what was dropped."""
-    capacity = make_schedule(run.config).capacity(run)  # type: ignore[arg-type]  # its batch is as a job's
+    capacity = Capacity(run.batch, make_schedule(run.config).eta)
     numbering = Numbering(run.batch, run.config.algorithm.spare_groups)
     dropped = run.counts["dropped_stale"] // run.group
     for sample in run.trained:

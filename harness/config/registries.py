@@ -31,6 +31,7 @@ SCHEDULES = {
     "colocate_sync": "schedules.colocate_sync:ColocateSync",
     "partial_rollout_sync": "schedules.partial_rollout_sync:PartialRolloutSync",
     "sorted_batches": "schedules.sorted_batches:SortedBatches",
+    "tail_rounds": "schedules.tail_rounds:TailRounds",
     "separated_sync": "schedules.separated_sync:SeparatedSync",
     "one_step_off": "schedules.one_step_off:OneStepOff",
     "k_step_off": "schedules.k_step_off:KStepOff",

@@ -223,6 +223,7 @@ def start_roles(run: RunSpec, backend: RunBackend, queue: TransferQueue, recordi
         turns_of=PlacedTurns(placement.devices, counts, limit_s=run.turn_timeout_s),
         loads_after_each_batch=schedule.loads_after_each_batch,
         in_rounds=schedule.in_rounds,
+        puts_off=schedule.puts_off,
         replay=run.replay,
         recording=recording,
     )

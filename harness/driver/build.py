@@ -54,7 +54,7 @@ class WorkerSpec:
 
     engine_count: of rollout; colocated: rollout shares devices with the roles that work in turn, and takes its weights
     from the trainer beside it; scores_beside_actor: actor_fwd scores by the trainer's weights; turns_of: by role and
-    number, on its devices, shared by the roles of a process; loads_after_each_batch, in_rounds: as the schedule says;
+    number, on its devices, shared by the roles of a process; loads_after_each_batch, in_rounds, puts_off: as it says;
     started: engines that are there before the roles, by number, and sleep; engine_device: of this worker, where an
     engine has it among several; replay: of a recorded run, what is to be done again.
     """
@@ -73,6 +73,7 @@ class WorkerSpec:
     recording: RecordingSettings
     loads_after_each_batch: bool = False
     in_rounds: bool = False
+    puts_off: bool = False
     started: Mapping[int, RolloutEngine] = field(default_factory=dict)
     engine_device: FirstDevice | OtherDevice | None = None
     replay: Replay | None = None
@@ -157,6 +158,7 @@ def _rollout(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> Rollout
         keep_cache=spec.config.engine.keep_cache,
         shares_device=spec.colocated,
         rounds=spec.in_rounds,
+        puts_off=spec.puts_off,
         keeps_weights=not spec.loads_after_each_batch,
         generate_s=spec.engines.generate_s,
         greedy=replace(sampling_of(spec.config, task), temperature=0.0, top_p=1.0)

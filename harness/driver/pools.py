@@ -144,7 +144,7 @@ class RolloutPool(Pool[RolloutRole]):
         self._streams: asyncio.TaskGroup | None = None  # while engines stream
         self._streaming: set[str] = set()
         self._lost_a_stream = False
-        self._limits: dict[str, int] = {}  # dispatch limit of each engine, those too that are started again
+        self._limits: dict[str, tuple[int, int]] = {}  # of dispatch, of each engine, those too that are started again
         self._paused: set[str] = set()
         if whole is None:
             fleet.welcome = self._welcome
@@ -169,7 +169,7 @@ class RolloutPool(Pool[RolloutRole]):
         """Bring an engine that was started again to where the others are. What it had to do it is asked once more by
         whoever asked for it."""
         if (limit := self._limits.get(worker.name)) is not None:
-            await self._ask(worker, lambda engine: engine.set_dispatch_limit(limit))
+            await self._ask(worker, lambda engine: engine.set_dispatch_limit(*limit))
         if worker.name in self._paused:
             await self._ask(worker, lambda engine: engine.pause("keep"))
 
@@ -226,26 +226,34 @@ class RolloutPool(Pool[RolloutRole]):
     async def set_dispatch_limit(self, below: int) -> None:
         if self._ahead:
             return
-        self._whole._limits |= dict.fromkeys(self._names, below)
+        self._whole._limits |= dict.fromkeys(self._names, (below, 0))
         self.observer.doing(self.name, f"up to group {below - 1}")
         await self._ask_workers(lambda engine: engine.set_dispatch_limit(below))
 
     async def pause(self, mode: PauseMode) -> None:
-        if self._ahead:
-            return
-        self.observer.doing(self.name, "draining" if mode == "wait" else "paused for weights")
-        self._whole._paused |= self._names
-        await self._ask_workers(lambda engine: engine.pause(mode))
+        await self._stop("draining" if mode == "wait" else "paused for weights", lambda engine: engine.pause(mode))
 
-    async def resume(self, below: int) -> None:
+    async def put_off(self) -> None:
+        if not self._ahead:  # nobody takes what another one gives back
+            await self._ask_workers(lambda engine: engine.set_dispatch_limit(0))
+        await self._stop("paused for weights", lambda engine: engine.put_off())
+
+    async def _stop(self, how: str, ask: Ask[RolloutRole]) -> None:
         if self._ahead:
             return
-        self._whole._limits |= dict.fromkeys(self._names, below)
+        self.observer.doing(self.name, how)
+        self._whole._paused |= self._names
+        await self._ask_workers(ask)
+
+    async def resume(self, below: int, above: int = 0) -> None:
+        if self._ahead:
+            return
+        self._whole._limits |= dict.fromkeys(self._names, (below, above))
         self._whole._paused -= self._names
         if self._devices_in_order:
             for worker in self.workers:
                 await self._ask(worker, lambda engine: engine.take_device())
-        await self._ask_workers(lambda engine: engine.resume(below))
+        await self._ask_workers(lambda engine: engine.resume(below, above))
         self._whole.start_streams(self.workers)
         self.observer.doing(self.name, f"up to group {below - 1}")
 

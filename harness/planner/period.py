@@ -22,6 +22,7 @@ from schedules.partial_rollout_sync import PartialRolloutSync
 from schedules.rolling_update import RollingUpdate
 from schedules.separated_sync import SeparatedSync
 from schedules.sorted_batches import SortedBatches
+from schedules.tail_rounds import TailRounds
 from schedules.windowed import Windowed
 
 Beside = Callable[..., float]
@@ -99,6 +100,7 @@ _PERIOD: dict[type, Callable[[Schedule, IterationWork, Beside], float]] = {
     ColocateSync: _in_turn,
     PartialRolloutSync: _carried,
     SortedBatches: _carried,
+    TailRounds: _carried,
     SeparatedSync: _together,
     OneStepOff: _two_pools,
     KStepOff: _two_pools,

@@ -9,14 +9,18 @@ import math
 import selectors
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from contextvars import Context
+from heapq import heappush
+from itertools import count
 from pathlib import Path
-from typing import Any, Generic, NoReturn, TypeVar
+from typing import Any, Generic, NoReturn, TypeVar, TypeVarTuple
 
 from harness.runtime.runtime import Build, Handle, Role, RoleName, Storage, role_name
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.local import LocalQueue
 
 T = TypeVar("T")
+Arguments = TypeVarTuple("Arguments")
 
 
 class Deadlock(RuntimeError):
@@ -39,12 +43,22 @@ class VirtualLoop(asyncio.BaseEventLoop):
         super().__init__()
         self.explain: Callable[[], Iterable[str]] = list
         self._now = 0.0
+        self._numbers = count()
         self._selector = _Jump(self)
         self._clock_resolution = math.ulp(0.0)
 
     def time(self) -> float:
         """Seconds that have passed on it."""
         return self._now
+
+    def call_at(
+        self, when: float, callback: Callable[[*Arguments], object], *args: *Arguments, context: Context | None = None
+    ) -> asyncio.TimerHandle:
+        """Timers of the same time run in the order in which they were set."""
+        timer = _Timer(when, callback, args, self, context)
+        timer.number, timer._scheduled = next(self._numbers), True
+        heappush(self._scheduled, timer)
+        return timer
 
     def passes(self, when: float) -> bool:
         """Go to this time, if nothing runs before it or then; whether nothing did."""
@@ -84,6 +98,15 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
     def _write_to_self(self) -> None:
         """The selector never sleeps, so it need not be woken."""
+
+
+class _Timer(asyncio.TimerHandle):
+    number: int
+    _scheduled: bool
+
+    def __lt__(self, other: object) -> bool:
+        assert isinstance(other, _Timer)
+        return (self.when(), self.number) < (other.when(), other.number)
 
 
 class _Jump(selectors.BaseSelector):

@@ -67,10 +67,10 @@ Written by `make table OF=schedules`; nothing here was measured. Every row is a 
 virtual clock (seed 0, {ITERATIONS} iterations, the first {WARMUP} left out): 32 prompts x 8 responses of 1,000 tokens
 in the mean, 8,000 at most (log-normal, sigma 0.3 light, 1.0 heavy), on {DEVICES} devices, one engine each, {SLOTS}
 slots, half the time of a decode step independent of the batch. `colocate_sync`, `colocate_async`,
-`partial_rollout_sync` and `sorted_batches` use all {DEVICES} for each phase in turn, with 0.5 s to give the device back
-and 0.5 s to take it; the others give {DEVICES // 2} to rollout, which would need 2, 10 or 20 s a batch if all its slots
-were always full, and {DEVICES // 2} to training, which takes {TRAIN_S:g} s a batch. A transfer takes 0.1 or 3 s over
-the network, from the host's memory 0.5 s at most. Reference and old log-probs are left out."""
+`partial_rollout_sync`, `sorted_batches` and `tail_rounds` use all {DEVICES} for each phase in turn, with 0.5 s to give
+the device back and 0.5 s to take it; the others give {DEVICES // 2} to rollout, which would need 2, 10 or 20 s a batch
+if all its slots were always full, and {DEVICES // 2} to training, which takes {TRAIN_S:g} s a batch. A transfer takes
+0.1 or 3 s over the network, from the host's memory 0.5 s at most. Reference and old log-probs are left out."""
 
 
 @dataclass(frozen=True)

@@ -63,8 +63,8 @@ class TransferQueue(Protocol):
         """`get_batch`, called with the fields of a request: `await queue.get("train", 4, minimum=1, rank=0)`."""
         return await self.get_batch(request)
 
-    async def set_bound(self, task: str, consumer: str, below: int) -> None:
-        """Hand this consumer only rows with ids less than `below` from now on."""
+    async def set_bound(self, task: str, consumer: str, below: int, above: int = 0) -> None:
+        """Hand this consumer only rows with ids less than `below`, and of `above` or more, from now on."""
 
     async def drop(self, task: str, started: str, below: int) -> list[int]:
         """Take out of `task` all units it was not handed yet, ready or not, that task `started` was handed under a

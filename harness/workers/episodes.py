@@ -57,6 +57,11 @@ class Episodes:
         await self._close(sample_id)
         self.begin(sample_id, self._episodes[sample_id].problem)
 
+    async def give_up(self, sample_id: int) -> None:
+        """Forget a sample that was begun, and has not ended; whatever its environment did is given up."""
+        await self._close(sample_id)
+        del self._episodes[sample_id]
+
     def cut(self, samples: Iterable[int]) -> None:
         """End those of the samples that have not ended: what their environments would have answered is not waited for,
         and they have no other turn."""

@@ -155,7 +155,7 @@ class Ports:
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """Settings of a rollout role; a field for each, so there are twelve.
+    """Settings of a rollout role; a field for each, so there are thirteen.
 
     index: of its engine; numbering: of groups in the queue; greedy: how the first sample of each group is drawn, None:
     as the others; sample_limit_s: after which a sample ends where it is, None: it takes as long as it likes.
@@ -164,7 +164,8 @@ class RolloutSettings:
     share: the most samples it takes from the queue at once, and has at a time of one batch; stream_share: the most it
     has at a time while it streams. With several engines, shares keep the first to ask from taking everything.
     shares_device: with other roles; then the engine wakes for a batch, and sleeps after it; keeps_weights: meanwhile;
-    rounds: while it streams it has the device until it is paused, and sleeps then.
+    rounds: while it streams it has the device until it is paused, and sleeps then; puts_off: groups that are not done
+    then, so samples leave it once their group is.
     keep_cache: when it loads weights.
     """
 
@@ -175,6 +176,7 @@ class RolloutSettings:
     keep_cache: bool
     shares_device: bool
     rounds: bool = False
+    puts_off: bool = False
     keeps_weights: bool = True
     generate_s: float = 0.0
     greedy: Sampling | None = None
@@ -214,7 +216,7 @@ class RolloutRole(EngineWorker):
         self._flow = SampleFlow(
             self._on_device,
             EngineSamples(n, several_turns=episodes is not None, greedy=settings.greedy),
-            OpenRows(ports.queue, settings.index, self.waits),
+            OpenRows(ports.queue, settings.index, self.waits, together=n if settings.puts_off else 1),
             self.waits,
             episodes=episodes,
             limit=None if settings.sample_limit_s is None else SampleLimit(settings.sample_limit_s, clock),
@@ -265,10 +267,11 @@ class RolloutRole(EngineWorker):
         self._on_device.spans.close()
         self._idle.set()
 
-    async def set_dispatch_limit(self, below: int) -> None:
-        """Dispatch rule: start only groups numbered under `below`. The queue enforces it, row by row."""
-        bound = self.settings.numbering.of(below) * self.settings.group_size
-        await self._ports.queue.set_bound("rollout", self.consumer, bound)
+    async def set_dispatch_limit(self, below: int, above: int = 0) -> None:
+        """Dispatch rule: start only groups numbered under `below`, and `above` or more. The queue enforces it, row by
+        row."""
+        n, numbering = self.settings.group_size, self.settings.numbering
+        await self._ports.queue.set_bound("rollout", self.consumer, numbering.of(below) * n, numbering.of(above) * n)
 
     @open_ended
     async def pause(self, mode: PauseMode) -> None:
@@ -285,9 +288,15 @@ class RolloutRole(EngineWorker):
         """Take the device of a paused engine, before it goes on."""
         await self._on_device.take_turn()
 
-    async def resume(self, below: int) -> None:
-        """Go on under the loaded weights, with a wider dispatch limit."""
-        await self.set_dispatch_limit(below)
+    @open_ended
+    async def put_off(self) -> None:
+        """Stop between two tokens, and give every group that is not done back to the queue."""
+        async with self._exclusive:
+            await self._pause.put_off()
+
+    async def resume(self, below: int, above: int = 0) -> None:
+        """Go on under the loaded weights, with other dispatch limits."""
+        await self.set_dispatch_limit(below, above)
         await self._pause.go_on()
 
     @open_ended
@@ -321,7 +330,7 @@ class RolloutRole(EngineWorker):
     async def tokens(self) -> tuple[int, int]:
         """Tokens that its engine sampled for the run, and how many of them were thrown away, as their samples began
         again."""
-        return self._flow.samples.generated, self._flow.samples.begun_again
+        return self._flow.samples.generated, self._flow.samples.begun_again + self._flow.rows.lost
 
     @open_ended
     async def hold(self) -> None:

@@ -21,32 +21,63 @@ from schedules.protocol import PauseMode
 
 class OpenRows:
     """Open rows of the engine of this number. `write` runs as long as there may be some; `finish` hands it what is
-    done."""
+    done. together: samples, in order of their ids, that are written once all of them are done."""
 
-    def __init__(self, queue: TransferQueue, engine: int, waits: Waits) -> None:
-        self._queue, self._engine, self._waits = queue, engine, waits
-        self._row_of: dict[int, tuple[str, int]] = {}  # of samples: partition and row
+    def __init__(self, queue: TransferQueue, engine: int, waits: Waits, *, together: int = 1) -> None:
+        self._queue, self._engine, self._waits, self._together = queue, engine, waits, together
+        self._row_of: dict[int, tuple[str, int, int]] = {}  # of samples: partition, row and lease
+        self._begun: dict[int, list[Completion]] = {}  # samples that are done, and wait for others
+        self.lost = 0
+        """Tokens of samples that are done, and whose rows were given back."""
         self._finished: list[Completion] = []
+        self._writing = False
         self._changed = asyncio.Event()  # set when there are finished ones
-        self._empty = asyncio.Event()
+        self._written = asyncio.Event()  # set when something was
 
     def take(self, batch: Batch) -> None:
         samples = samples_in(batch).tolist()
         self._row_of |= {
-            sample: (batch.partition, row) for sample, row in zip(samples, batch.rows.tolist(), strict=True)
+            sample: (batch.partition, row, batch.lease)
+            for sample, row in zip(samples, batch.rows.tolist(), strict=True)
         }
 
     def finish(self, samples: Sequence[Completion]) -> None:
         """Hand samples over to be written."""
-        self._finished += samples
+        for sample in samples:
+            if sample.sample_id not in self._row_of:
+                self.lost += sample.sampled
+                continue
+            number = sample.sample_id // self._together
+            done = self._begun.setdefault(number, [])
+            done.append(sample)
+            if len(done) == self._together:
+                self._finished += self._begun.pop(number)
         self._changed.set()
+
+    async def give_back(self) -> set[int]:
+        """Give all that is not written back to the queue; what is finished is written first. Returns the samples of it
+        that are not done."""
+        while self._finished or self._writing:
+            await self._next_written()
+        done = [sample for group in self._begun.values() for sample in group]
+        self.lost += sum(sample.sampled for sample in done)
+        open_samples = self._row_of.keys() - {sample.sample_id for sample in done}
+        leases = {lease for _, _, lease in self._row_of.values()}
+        self._row_of.clear()
+        self._begun.clear()
+        for lease in sorted(leases):
+            await self._queue.give_back(lease)
+        return open_samples
 
     async def all_written(self) -> None:
         """Wait until no row is open."""
         while self._row_of:
-            self._empty.clear()
-            with self._waits("empty", "its last samples"):
-                await self._empty.wait()
+            await self._next_written()
+
+    async def _next_written(self) -> None:
+        self._written.clear()
+        with self._waits("empty", "its last samples"):
+            await self._written.wait()
 
     async def write(self) -> None:
         """Consumes completions, produces rows. What finishes while a put is under way goes with the next one."""
@@ -54,18 +85,18 @@ class OpenRows:
             with self._waits("write", "finished samples"):
                 await self._changed.wait()
             self._changed.clear()
-            finished, self._finished = self._finished, []
+            finished, self._finished, self._writing = self._finished, [], True
             by_partition: dict[str, list[Completion]] = {}
             for completion in finished:
-                partition, _ = self._row_of[completion.sample_id]
+                partition = self._row_of[completion.sample_id][0]
                 by_partition.setdefault(partition, []).append(completion)
             for partition, part in by_partition.items():
                 rows = [self._row_of[completion.sample_id][1] for completion in part]
                 await self._queue.put(partition, rows, rollout_columns(part, self._engine))
                 for completion in part:
                     del self._row_of[completion.sample_id]
-            if not self._row_of:
-                self._empty.set()
+            self._writing = False
+            self._written.set()
 
 
 class EngineSamples:
@@ -135,11 +166,24 @@ class EngineSamples:
         """Whether all that the engine gave up is here, where it still has `busy` samples."""
         return len(self._in_engine) <= len(self._taken_back) + busy
 
+    @property
+    def between_turns(self) -> set[int]:
+        """Samples of several turns whose environment has them."""
+        return self.playing - self._in_engine.keys()
+
     def given_up(self) -> list[Request]:
         """Requests of what was taken back, from their prompts and in their order, to be submitted again. Samples that
         are between two turns begin again with the next one."""
-        self._again = self.playing - self._in_engine.keys()
+        self._again = self.between_turns
         return [self.request(sample, self._in_engine.pop(sample).prompt) for sample in self._take_taken_back()]
+
+    def forget(self, samples: Iterable[int]) -> None:
+        """Forget samples, taken back or between two turns: they begin again, wherever."""
+        for sample in samples:
+            self.begun_again += self._had.pop(sample, 0)
+            self._in_engine.pop(sample, None)
+            self._taken_back.pop(sample, None)
+            self.playing.discard(sample)
 
     def carried(self) -> list[Request]:
         """Requests of what was taken back, from the tokens that they have and in their order."""
@@ -184,6 +228,10 @@ class SampleLimit:
         """Note that samples begin now, or begin again."""
         self._due |= dict.fromkeys(samples, self._clock.now() + self._seconds)
         self._begun.set()
+
+    def forget(self) -> None:
+        """Forget all samples."""
+        self._due.clear()
 
     def end(self, sample: int) -> None:
         """Forget a sample that has ended."""
@@ -236,6 +284,7 @@ class SampleFlow:
         self.going = asyncio.Event()
         """Set unless the engine is paused, or its samples are taken back."""
         self._aside: list[Request] | None = None  # what a pause took back, and what came after it
+        self._putting_off = False
         self._taken = asyncio.Event()  # set when something came out of the engine
         self._ended = asyncio.Event()  # set when a sample of several turns is over
         self.flowing.set()
@@ -301,6 +350,10 @@ class SampleFlow:
         sample, following = turn.sample_id, await episodes.follow(turn)
         if isinstance(following, Request):
             await self.on_device.take()
+            if self._putting_off:
+                await episodes.give_up(sample)
+                self.samples.forget([sample])
+                return self._ended.set()
             if self.samples.begins_again(sample):
                 await episodes.begin_again(sample)
                 following = Request(sample, following.prompt)
@@ -348,14 +401,37 @@ class SampleFlow:
     async def take_back(self, *, carry: bool) -> None:
         """Consumes what the engine gave up, for `hand_back`: to go on from the tokens that it has (carry), or to begin
         again; then samples between two turns follow in `_play`. Unblocked by `_drain`."""
-        while not self.samples.all_taken_back(self.on_device.busy):
-            self._taken.clear()
-            await self._taken.wait()
+        await self._all_taken_back()
         again = self.samples.carried() if carry else self.samples.given_up()
         if self._episodes is not None and not carry:
             await asyncio.gather(*(self._episodes.begin_again(request.sample_id) for request in again))
         assert self._aside is not None
         self._aside[:0] = again
+
+    async def _all_taken_back(self) -> None:
+        while not self.samples.all_taken_back(self.on_device.busy):
+            self._taken.clear()
+            await self._taken.wait()
+
+    async def put_off(self) -> None:
+        """Consumes what the engine gave up, and gives its rows back to the queue, with all others of groups that are
+        not done. Unblocked by `_drain` and `OpenRows.write`."""
+        await self._all_taken_back()
+        given_back, self._putting_off = await self.rows.give_back(), True
+        assert self._aside is not None
+        if self._episodes is not None:
+            between = self.samples.between_turns - {request.sample_id for request in self._aside}
+            self._episodes.cut(between)
+            given_back -= between
+            await asyncio.gather(*map(self._episodes.give_up, given_back))
+        self.samples.forget(given_back)
+        while self.samples.playing:
+            self._ended.clear()
+            await self._ended.wait()
+        self._aside.clear()
+        self._putting_off = False
+        if self._limit is not None:
+            self._limit.forget()
 
     def hand_back(self) -> None:
         """Hand the engine what was taken back, before it goes on."""
@@ -392,6 +468,17 @@ class Pause:
             flow.going.clear()
             if takes_back:
                 await flow.take_back(carry=mode == "carry")
+        await self._on_device.stopped()
+
+    async def put_off(self) -> None:
+        """Stop between two tokens, and give groups that are not done back to the queue."""
+        flow = self._flow
+        with self._waits("pause", "the engine to stop"):
+            flow.set_aside()
+            flow.going.clear()
+            await flow.engine.pause("abort")
+            self._on_device.paused = True
+            await flow.put_off()
         await self._on_device.stopped()
 
     async def go_on(self) -> None:

@@ -37,6 +37,7 @@ OTHERS = (
     "schedule=fully_async cluster.devices=2",
     "schedule=windowed cluster.devices=2",
     "schedule=half_step cluster.devices=4",
+    "schedule=tail_rounds schedule.over=0.5 cluster.devices=2",
 )
 
 

@@ -42,6 +42,7 @@ RUNS = {
     "windowed_0": "schedule=windowed schedule.max_staleness=0 algorithm.max_token_staleness=0",
     "rolling_0": "schedule=rolling_update schedule.max_staleness=0 cluster.devices=3 schedule.split.rollout=2",
     "partial_0": "schedule=partial_rollout_sync schedule.over=0 cluster.devices=1",
+    "tail_0": "schedule=tail_rounds schedule.over=0 cluster.devices=1",
     "sorted_1_2_ranks": "schedule=sorted_batches schedule.batches=1 cluster.devices=2 algorithm.reference=true",
     "colocated_2_ranks": "schedule=colocate_sync cluster.devices=2 algorithm.reference=true",
     "async_0_2_ranks": (

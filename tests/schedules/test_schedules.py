@@ -19,6 +19,7 @@ from schedules.one_step_off import OneStepOff
 from schedules.protocol import PauseMode
 from schedules.rolling_update import RollingUpdate
 from schedules.separated_sync import SeparatedSync
+from schedules.tail_rounds import TailRounds
 from schedules.windowed import Windowed
 from tests.support.fake_job import DEVICE, HOST, FakeJob
 
@@ -59,6 +60,21 @@ async def test_a_failing_stage_ends_a_colocated_run_before_training() -> None:
     with pytest.raises(ExceptionGroup) as caught:
         await ColocateSync().run(job)
     assert caught.group_contains(OSError, match="no reward model") and not job.log.of("train")
+
+
+# -- tail_rounds
+
+
+async def test_what_is_put_off_begins_again_once_a_batch_of_it_has_come_together() -> None:
+    log = await FakeJob(iterations=5).play(TailRounds(over=0.5))
+    assert log.of("admit", "limit", "resume", "complete", "put off", "train", "publish", "close") == [
+        *("limit 12", "admit 12", "complete 0", "put off", "train 0", "publish 1"),  # 4 are left
+        *("resume 12 to 25", "admit 24", "complete 1", "put off", "train 1", "publish 2"),  # 8 are: a tail round
+        *("resume 26", "admit 24", "complete 2", "put off", "train 2", "publish 3"),
+        *("resume 24 to 39", "admit 36", "complete 3", "put off", "train 3", "publish 4"),
+        *("resume 44", "admit 40", "complete 4", "put off", "train 4", "publish 5"),  # all that is left of the job
+        *("resume 44", "close"),
+    ]
 
 
 # -- separated_sync
@@ -395,6 +411,7 @@ def test_every_schedule_says_how_weights_travel_and_how_stale_it_is() -> None:
         "colocate_sync": ("local", 0.0, "fifo"),
         "partial_rollout_sync": ("local", 4.0, "completion"),
         "sorted_batches": ("local", 3.0, "completion"),
+        "tail_rounds": ("local", 1.0, "completion"),
         "separated_sync": ("collective", 0.0, "fifo"),
         "one_step_off": ("collective", 1.0, "fifo"),
         "k_step_off": ("collective", 3.0, "fifo"),

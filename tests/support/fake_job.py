@@ -99,8 +99,12 @@ class FakeRollout:
         with self.log.call(f"{self.name}pause {mode}"):
             await turns()
 
-    async def resume(self, below: int) -> None:
-        with self.log.call(f"{self.name}resume {below}"):
+    async def put_off(self) -> None:
+        with self.log.call(f"{self.name}put off"):
+            await turns()
+
+    async def resume(self, below: int, above: int = 0) -> None:
+        with self.log.call(f"{self.name}resume {f'{above} to ' if above else ''}{below}"):
             await turns()
 
 

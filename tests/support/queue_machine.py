@@ -333,9 +333,9 @@ class QueueMachine(RuleBasedStateMachine):
 
     # -- bounds and what goes first
 
-    def bound(self, task: str, below: int) -> None:
-        self.call("set_bound", task, "y", below)
-        self.model.bounds[task, "y"] = below
+    def bound(self, task: str, below: int, above: int = 0) -> None:
+        self.call("set_bound", task, "y", below, above)
+        self.model.bounds[task, "y"] = above, below
         self.settle()
 
     @precondition(lambda self: self.model.groups)
@@ -401,9 +401,10 @@ class QueueMachine(RuleBasedStateMachine):
             self.pending.pop(data.draw(st.sampled_from(list(self.pending)))).cancel()
         elif what == "bound":
             below = data.draw(st.integers(0, 100 * self.created + 8))
-            self.bound(task, below if below % 100 < 9 else below // 100 * 100 + below % 9)  # among ids that there are
+            above = data.draw(st.sampled_from([0, 0, 0, 103, 204]))
+            self.bound(task, below if below % 100 < 9 else below // 100 * 100 + below % 9, above)  # among ids of rows
         elif what == "drop":
-            bounded = sorted((other, below) for (other, _), below in self.model.bounds.items()) or [("fifo", 50)]
+            bounded = sorted((other, below) for (other, _), (_, below) in self.model.bounds.items()) or [("fifo", 50)]
             self.drop(task, *data.draw(st.sampled_from(bounded)))
         elif what == "release":
             self.release(consumer)

@@ -72,7 +72,7 @@ class Model:
     orphans: set[int] = field(default_factory=set)
     """Open leases that were given before a restart, over connections that ended with it."""
     cleared: set[str] = field(default_factory=set)
-    bounds: dict[tuple[str, str], int] = field(default_factory=dict)
+    bounds: dict[tuple[str, str], tuple[int, int]] = field(default_factory=dict)
     closed: bool = False
     puts: int = 0
     formed: int = 0
@@ -157,7 +157,8 @@ class Model:
             mine = self._to_collect(get)
         if not mine:
             return CLOSED if self._exhausted(get) else WAIT
-        if any(row >= self.bounds.get((get.task, get.consumer), FAR) for row in mine[0].rows):
+        above, below = self.bounds.get((get.task, get.consumer), (0, FAR))
+        if any(not above <= row < below for row in mine[0].rows):
             return WAIT  # formed by a consumer with a wider bound
         self.shares.remove(mine[0])
         return mine[0]
@@ -172,6 +173,9 @@ class Model:
         due, most_rows = self.due(get)
         strict = task.policy == "fifo" and not due
         left = {name: due.get(name, []) if due else self.left(get.task, name) for name in asked}
+        above, _ = self.bounds.get((get.task, get.consumer), (0, FAR))
+        if above:
+            left = {name: self._from(above, get.task, name, units) for name, units in left.items()}
         available = {name: self._available(get, name, units, strict) for name, units in left.items()}
         if task.policy == "completion":
             asked.sort(key=lambda n: [self.ready_since[get.task, unit] for unit in available[n][:1]] or [FAR])
@@ -186,11 +190,15 @@ class Model:
             if strict:
                 return
 
+    def _from(self, above: int, task: str, partition: str, left: list[Unit]) -> list[Unit]:
+        before = set(takewhile(lambda unit: max(unit) < above, self.units(task, partition)))
+        return [unit for unit in left if unit not in before]
+
     def _available(self, get: GetRequest, partition: str, left: list[Unit], strict: bool) -> list[Unit]:
         """In the order in which they go."""
-        below, policy = self.bounds.get((get.task, get.consumer), FAR), self.task(get.task).policy
+        (above, below), policy = self.bounds.get((get.task, get.consumer), (0, FAR)), self.task(get.task).policy
         allowed = set(takewhile(lambda unit: max(unit) < below, self.units(get.task, partition)))
-        if strict:
+        if strict and not above:
             left = list(takewhile(lambda unit: self.ready(get.task, unit), left))
         left = [unit for unit in left if self.ready(get.task, unit) and unit in allowed]
         if policy == "completion":
@@ -217,7 +225,7 @@ class Model:
         return all(row in finished for name in self.asked(get.partition) for row in self.rows(name))
 
     def hand_over(self, lease: int, share: Share, consumer: str, now: float) -> None:
-        lease_s, bound = self.task(share.task).lease_s, self.bounds.get((share.task, consumer))
+        lease_s, (_, bound) = self.task(share.task).lease_s, self.bounds.get((share.task, consumer), (0, None))
         self.leases[lease] = Held(share, consumer, None if lease_s is None else now + lease_s)
         self.dispatched[share.task] += len(share.rows)
         if bound is not None:

@@ -214,6 +214,7 @@ def rollout_role(
     clock: Clock | None = None,
     episodes: Episodes | None = None,
     greedy: Sampling | None = None,
+    puts_off: bool = False,
 ) -> RolloutRole:
     settings = RolloutSettings(
         index=index,
@@ -223,6 +224,7 @@ def rollout_role(
         keep_cache=False,
         shares_device=shares_device,
         greedy=greedy,
+        puts_off=puts_off,
     )
     return RolloutRole(engine, Ports(queue, clock or TickingClock(), CPU, turns, episodes), settings)
 

@@ -5,13 +5,12 @@ from __future__ import annotations
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from heapq import heapify, heappop, heappush
 from typing import TYPE_CHECKING
 
 from engines.simulated.decoding import Prefill, Stepping, Versions
 from harness.runtime.virtual_runtime import VirtualLoop
-from schedules.protocol import PauseMode
 
 if TYPE_CHECKING:
     from harness.driver.event_model.job import Job
@@ -34,8 +33,8 @@ class Engine(Stepping):
     def __init__(self, job: Job, number: int) -> None:
         super().__init__(job.decode, job.config.engine.slots)
         self.job, self.number, self._queue = job, number, job.queue
-        self.bound = _MASK  # groups from here on are not its own yet
-        self.paused = self.asleep = False
+        self.bound, self.above = _MASK, 0  # groups from the one on are not its own yet, nor those before the other
+        self.paused = self.asleep = self._taken_back = False
         self.wanted = 0  # groups that it waits for
         self._n, self._room = job.queue.group_size, self._cost.kv_tokens
         decode = self._cost
@@ -101,12 +100,12 @@ class Engine(Stepping):
     def _ask(self) -> None:
         queue, n = self._queue, self._n
         while self._parts:
-            free = min(self.slots, self._most) - self.busy
+            free = 0 if self._taken_back else min(self.slots, self._most) - self.busy
             self._wants = free < n
             if self._wants:
                 return
             self.wanted = min(self._share, free // n * n) // n
-            taken = queue.take(self._parts[0], self.wanted, self.bound)
+            taken = queue.take(self._parts[0], self.wanted, self.bound, self.above)
             if taken is None:
                 self._parts.popleft()
             elif not taken:
@@ -136,12 +135,12 @@ class Engine(Stepping):
 
     # -- what a schedule asks
 
-    def pause(self, mode: PauseMode, paused: Callable[[], None]) -> None:
-        """Stop after the step under way, or, with `wait`, after the last sample; then call `paused`."""
+    def pause(self, wait: bool, paused: Callable[[], None]) -> None:
+        """Stop after the step under way, or, to `wait`, after the last sample; then call `paused`."""
         now = self.job.now
         self.advance(now)
         self._on_pause = paused
-        if mode == "wait" and not self._drained:
+        if wait and not self._drained:
             self._draining = True
             self.drain(now)
         else:
@@ -152,14 +151,32 @@ class Engine(Stepping):
 
     def give_up(self, *, carry: bool) -> None:
         """Let all that it has begin again when it goes on; or go on, with the tokens that it has (carry)."""
-        queue, again = self._queue, sorted([*(entry & _MASK for entry in self._heap), *self._waiting])
+        again = sorted([*(entry & _MASK for entry in self._heap), *self._waiting])
         if carry:
             self._all_wait_again()
         else:
-            for sample in again:
-                queue.context[sample], queue.left[sample] = queue.prompt, queue.lengths[sample]
-                queue.older.pop(sample, None)
-        self._waiting = deque(again)
+            self._begin_again(again)
+        self._forget(again)
+
+    def put_off(self) -> None:
+        """Give all groups that it has, whole, back to the queue."""
+        n, has = self._n, [*(entry & _MASK for entry in self._heap), *self._waiting]
+        groups = sorted({sample // n for sample in has})
+        self._begin_again([sample for group in groups for sample in range(group * n, (group + 1) * n)])
+        self._forget(())
+        self._queue.give_back(groups)
+        self.job.gave_back(groups)
+
+    def _begin_again(self, samples: Iterable[int]) -> None:
+        queue = self._queue
+        for sample in samples:
+            queue.context[sample], queue.left[sample] = queue.prompt, queue.lengths[sample]
+            queue.older.pop(sample, None)
+
+    def _forget(self, waiting: Iterable[int]) -> None:
+        """Have no samples but these, which wait; and take none until it goes on."""
+        self._taken_back = True
+        self._waiting = deque(waiting)
         self._heap.clear()
         self._order.clear()
         self._begun.clear()
@@ -172,10 +189,12 @@ class Engine(Stepping):
     def go_on(self) -> None:
         """Generate again."""
         now = self.job.now
-        self.paused = False
+        self.paused = self._taken_back = False
         self.resume(now)
         if self.busy:
             self.busy_since = now
+        if self._wants:
+            self._ask()
         self._plan()
 
     def load(self, version: int, *, keep_cache: bool) -> None:
@@ -301,7 +320,8 @@ class Engine(Stepping):
         """Find the next moment that matters, and ask to be woken there."""
         self.planned += 1
         self._base = (self._count, self._since, self._decoding_from)
-        has_room = min(self.slots, self._most) - self._n - len(self._waiting) if self._wants else -1
+        wants = self._wants and not self._taken_back
+        has_room = min(self.slots, self._most) - self._n - len(self._waiting) if wants else -1
         if self._completed or self._running <= has_room:  # just now
             self.job.moments.wake(self, self._since)
             return

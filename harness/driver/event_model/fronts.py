@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import AsyncIterator, Callable, Sequence
 from heapq import heappop, heappush
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Literal
 
 from harness.config.transports import transport_of
 from harness.cost_model.cost import offload_s, reload_s
@@ -112,17 +112,28 @@ class Rollout:
 
     async def pause(self, mode: PauseMode) -> None:
         if self._rounds:
-            await gather(*(self._end_round(*one, mode) for one in zip(self.engines, self._turns, strict=True)))
+            await self._end_rounds(mode)
         else:
             await self._stop(self.engines, mode)
 
-    async def _stop(self, engines: Sequence[Engine], mode: PauseMode) -> None:
-        await _all_called(engines, lambda engine, paused: engine.pause(mode, paused))
-        if mode in ("carry", "abort"):
-            for engine in engines:
-                engine.give_up(carry=mode == "carry")
+    async def put_off(self) -> None:
+        await self.set_dispatch_limit(0)
+        await self._end_rounds("put off")
 
-    async def resume(self, below: int) -> None:
+    async def _end_rounds(self, mode: PauseMode | Literal["put off"]) -> None:
+        await gather(*(self._end_round(*one, mode) for one in zip(self.engines, self._turns, strict=True)))
+
+    async def _stop(self, engines: Sequence[Engine], mode: PauseMode | Literal["put off"]) -> None:
+        await _all_called(engines, lambda engine, paused: engine.pause(mode == "wait", paused))
+        for engine in engines:
+            if mode in ("carry", "abort"):
+                engine.give_up(carry=mode == "carry")
+            elif mode == "put off":
+                engine.put_off()
+
+    async def resume(self, below: int, above: int = 0) -> None:
+        for engine in self.engines:
+            engine.above = above
         await self.set_dispatch_limit(below)
         if self._rounds:
             await self._take_devices()
@@ -136,7 +147,7 @@ class Rollout:
         for turn in self._turns:
             await turn.take()
 
-    async def _end_round(self, engine: Engine, turn: HeldTurn, mode: PauseMode) -> None:
+    async def _end_round(self, engine: Engine, turn: HeldTurn, mode: PauseMode | Literal["put off"]) -> None:
         await self._stop([engine], mode)
         await asyncio.sleep(offload_s(self._job.cost))
         engine.asleep = True

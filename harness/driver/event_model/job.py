@@ -191,6 +191,13 @@ class Job:
         if self.complete is not None:
             self.complete.begun(groups, bound)
 
+    def gave_back(self, groups: Sequence[int]) -> None:
+        """Note that these are to begin again, under whatever bound."""
+        if not self.in_order:
+            self.arrivals.give_back(groups)
+        if self.complete is not None:
+            self.complete.give_back(groups)
+
     def completed(self, groups: Sequence[int]) -> None:
         """Note that these groups are generated."""
         for group in groups:

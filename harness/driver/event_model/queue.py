@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Iterable, Sequence
-from heapq import heappop, heappush
+from heapq import heappush
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -85,13 +85,15 @@ class Queue:
         self.admitted = min(below, self._ends[self.part_of[self.admitted]])
         self.serve()
 
-    def take(self, parts: Wanted, wanted: int, bound: int) -> Sequence[int] | None:
-        """Groups of a partition, at most so many and below a bound; of several partitions, of that which has given
-        fewest. None of them where there is none yet, None where none will come."""
+    def take(self, parts: Wanted, wanted: int, bound: int, above: int = 0) -> Sequence[int] | None:
+        """Groups of a partition, at most so many, below a bound, and `above` or more; of several partitions, of that
+        which has given fewest. None of them where there is none yet, None where none will come."""
         if parts is None:
             while self._first < len(self._next) and self._all_out(self._first):
                 self._first += 1
             part = self._first
+            while above and part < len(self._next) and self._all_out(part, above):
+                part += 1
             over = part == len(self._next) or (not self._again[part] and self._next[part] >= self.admitted)
             if over:
                 return None if self.closed and (self.places is None or not any(self._open[:part])) else ()
@@ -102,9 +104,9 @@ class Queue:
         else:
             there = [part for part in parts if self._is_there(part, bound)]
             part = min(there or parts, key=lambda part: self._next[part] - self._ends[part])
-        again, taken = self._again[part], list[int]()
-        while again and len(taken) < wanted and again[0] < bound:
-            taken.append(heappop(again))
+        taken = [group for group in sorted(self._again[part]) if above <= group < bound][:wanted]
+        for group in taken:
+            self._again[part].remove(group)
         first = self._next[part]
         end = max(first, min(first + wanted - len(taken), self._ends[part], self.admitted, bound))
         self._next[part] = end
@@ -112,8 +114,8 @@ class Queue:
             self._open[part] -= end - first
         return [*taken, *range(first, end)]
 
-    def _all_out(self, part: int) -> bool:
-        return not self._again[part] and self._next[part] == self._ends[part]
+    def _all_out(self, part: int, above: int = 0) -> bool:
+        return max(self._again[part], default=-1) < above and self._next[part] == self._ends[part]
 
     def _is_there(self, part: int, bound: int) -> bool:
         again = self._again[part]
@@ -146,6 +148,15 @@ class Queue:
         self._first = min(self._first, part)
         self.serve()
 
+    def give_back(self, groups: Iterable[int]) -> None:
+        """Hand these groups out once more, to whoever comes."""
+        for group in groups:
+            heappush(self._again[self.part_of[group]], group)
+            self.unfinished[group] = self.group_size
+            self._first = min(self._first, self.part_of[group])
+            if self.places is None:
+                self._open[self.part_of[group]] += 1
+
     def wait(self, engine: Engine) -> None:
         """Have an engine wait for groups."""
         self._asked += 1
@@ -176,7 +187,7 @@ class Queue:
         while lines:
             key = min(lines, key=lambda key: self._waiting[lines[key][0]])
             engine = lines[key][0]
-            taken = self.take(engine.wanted_of, engine.wanted, engine.bound)
+            taken = self.take(engine.wanted_of, engine.wanted, engine.bound, engine.above)
             if taken is None or taken:
                 served.append((lines[key].popleft(), taken))
                 del self._waiting[engine]

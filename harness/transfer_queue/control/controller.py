@@ -10,10 +10,10 @@ from typing import Any
 from harness.transfer_queue.control import reporting
 from harness.transfer_queue.control.leases import Lease, Leases, Share, Shares
 from harness.transfer_queue.control.partition import Partition, Partitions, Precedence, precedence
-from harness.transfer_queue.control.policies import SPLITS, policy_of
+from harness.transfer_queue.control.policies import SPLITS, Units, policy_of
 from harness.transfer_queue.control.progress import Positions, TaskProgress
 from harness.transfer_queue.control.reporting import Latency
-from harness.transfer_queue.control.spec import GetRequest, QueueSpec, Status, check_one_rank, check_task
+from harness.transfer_queue.control.spec import Bound, GetRequest, QueueSpec, Status, check_one_rank, check_task
 from harness.transfer_queue.rows.columns import Rows, as_integers
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame
 
@@ -31,7 +31,7 @@ class Controller:
         self.closed = False
         self._partitions = Partitions(spec)
         self._leases = Leases()
-        self._bounds: dict[tuple[str, str], int] = {}
+        self._bounds: dict[tuple[str, str], Bound] = {}
         self._dispatched = dict.fromkeys(spec.tasks, 0)  # rows dispatched and not put back, over all partitions
         self._shares = Shares(spec)
         self._latency = {task: Latency() for task in spec.tasks}
@@ -138,11 +138,11 @@ class Controller:
         progress = partition.tasks[request.task]
         positions = partition.unfinished(request.task, share.units)
         rows = partition.rows[positions]
-        below = self.bound(request.task, request.consumer)
-        if below is not None and (rows >= below).any():  # another reader formed it under a wider bound
+        bound = self.bound(request.task, request.consumer)
+        if not bound.holds(rows):  # another reader formed it under a wider bound
             return Status.WAIT
         self._shares.collect(request, share)
-        progress.start(share.units, below)
+        progress.start(share.units, bound.below)
         self._dispatched[request.task] += share.units.size * progress.unit_rows
         self._latency[request.task].add(progress.waited(share.units, now))
         due = None if progress.spec.lease_s is None else now + progress.spec.lease_s
@@ -156,10 +156,10 @@ class Controller:
             return self._form_named(request, request.only)
         task = self.spec.tasks[request.task]
         first = self._precedence(request)
-        for partition, progress, limit in self._in_turn(request, first):
+        for partition, progress, limit, among in self._in_turn(request, first):
             least, most = _units(request, progress, first.at_most)
             before = progress.taken
-            units = progress.take(least * task.ranks, most * task.ranks, limit, first.units.get(partition.name))
+            units = progress.take(least * task.ranks, most * task.ranks, limit, among)
             if units is not None:
                 parts = SPLITS[task.split](units, task.ranks, progress.weights(units), before)
                 self._shares.form(request.task, partition.name, parts, request.count)
@@ -174,7 +174,7 @@ class Controller:
             return None
         named = partition.among(as_integers(rows, "rows"))
         units = partition.tasks[request.task].units_of(partition.find(named))
-        limit = partition.limit(request.task, self.bound(request.task, request.consumer))
+        limit = partition.limit(request.task, self.bound(request.task, request.consumer).below)
         taken = partition.tasks[request.task].take_named(units, limit)
         if taken is None:
             return None
@@ -186,30 +186,34 @@ class Controller:
             return Precedence(request.count)
         return precedence(request, list(self._partitions.asked(request.partition)), self._dispatched[request.task])
 
-    def _in_turn(self, request: GetRequest, first: Precedence) -> Iterator[tuple[Partition, TaskProgress, int]]:
-        """Places to look for rows, in this order, and the first unit of each that is beyond the reader's reach."""
-        below = self._first_beyond(request)
+    def _in_turn(
+        self, request: GetRequest, first: Precedence
+    ) -> Iterator[tuple[Partition, TaskProgress, int, Units | None]]:
+        """Places to look for rows, in this order; the first unit of each that is beyond the reader's reach; and units
+        that alone may go, where not all that are open may."""
+        below, above = self._reach(request)
         policy = policy_of(self.spec.tasks[request.task].policy)
         strict = policy.strict_partitions
         asked = (
-            (partition, progress, progress.units if below is None else partition.limit(request.task, below))
+            (partition, progress, partition.limit(request.task, below), among)
             for partition, progress in self._progress(request)
             if progress.left and (partition.name in first.units if first.units else strict or len(progress.policy))
+            if (among := partition.from_id(request.task, first.units.get(partition.name), above)) is None or among.size
         )
         if strict and not first.units:
             return islice(asked, 1)  # no reader passes it over
         if policy.takes_turns:
-            return iter(sorted(asked, key=lambda one: one[1].turn(one[2], first.units.get(one[0].name))))
+            return iter(sorted(asked, key=lambda one: one[1].turn(one[2], one[3])))
         return asked
 
-    def _first_beyond(self, request: GetRequest) -> int | None:
-        """The first id that is beyond the consumer's bound, or the task's window; None: there is neither."""
+    def _reach(self, request: GetRequest) -> Bound:
+        """The consumer's bound, narrowed by the task's window."""
         bound, window = self.bound(request.task, request.consumer), self.spec.tasks[request.task].window
         oldest = None if window is None else next((p for p in self._partitions if p.tasks[request.task].left), None)
         if oldest is None or window is None:
             return bound
         end = oldest.first_open(request.task) + window
-        return end if bound is None else min(bound, end)
+        return Bound(end if bound.below is None else min(bound.below, end), bound.above)
 
     def _exhausted(self, request: GetRequest) -> bool:
         """No row is left for this reader, none can come back by itself, and no partition it asks for can come."""
@@ -222,14 +226,14 @@ class Controller:
         for partition in self._partitions.asked(request.partition):
             yield partition, partition.tasks[request.task]
 
-    def bound(self, task: str, consumer: str) -> int | None:
-        """The consumer gets only rows with ids less than this."""
-        return self._bounds.get((task, consumer))
+    def bound(self, task: str, consumer: str) -> Bound:
+        """The consumer gets only rows within this."""
+        return self._bounds.get((task, consumer), Bound(None))
 
-    def set_bound(self, task: str, consumer: str, below: int) -> None:
+    def set_bound(self, task: str, consumer: str, bound: Bound) -> None:
         """Only this consumer's requests can be answered otherwise by it."""
         check_task(self.spec, task)
-        self._bounds[task, consumer] = below
+        self._bounds[task, consumer] = bound
 
     def drop(self, task: str, started: str, below: int) -> tuple[list[int], list[str]]:
         """Take out of `task` what it was not handed yet of that which `started` was handed under a bound of `below` or
@@ -349,7 +353,7 @@ class Controller:
             "partitions": self._partitions.state(),
             "leases": self._leases.state(),
             "shares": self._shares.state(),
-            "bounds": [(task, consumer, below) for (task, consumer), below in self._bounds.items()],
+            "bounds": [(task, consumer, *bound) for (task, consumer), bound in self._bounds.items()],
             "dispatched": self._dispatched,
             "closed": self.closed,
             "tick": self._tick,
@@ -361,7 +365,7 @@ class Controller:
         self._partitions.restore(state["partitions"], frames)
         self._leases.restore(state["leases"])
         self._shares.restore(state["shares"])
-        self._bounds = {(task, consumer): below for task, consumer, below in state["bounds"]}
+        self._bounds = {(task, consumer): Bound(*bound) for task, consumer, *bound in state["bounds"]}
         self._dispatched = state["dispatched"]
         self.closed = state["closed"]
         self._tick = state["tick"]
@@ -379,7 +383,7 @@ class Controller:
         """Why this request is not served."""
         asked = list(self._partitions.asked(request.partition))
         return reporting.explain(
-            request, self.spec.tasks[request.task], asked, self._first_beyond(request), self._precedence(request)
+            request, self.spec.tasks[request.task], asked, self._reach(request), self._precedence(request)
         )
 
     def slowest_task(self) -> str:

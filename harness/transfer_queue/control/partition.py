@@ -49,6 +49,15 @@ class Partition:
         progress = self.tasks[task]
         return progress.units if below is None else int(self._highest.searchsorted(below)) // progress.unit_rows
 
+    def from_id(self, task: str, units: Units | None, above: int) -> Units | None:
+        """Open units, of these (None: of all), whose rows have ids of `above` or more; None if that is all."""
+        if not above:
+            return units
+        lowest = self.limit(task, above)
+        if units is None:
+            return np.flatnonzero(self.tasks[task].open[lowest:]) + lowest
+        return units[units >= lowest]
+
     def first_open(self, task: str) -> int:
         """The id of the first row that is neither dispatched to the task nor dropped, of which there is one."""
         progress = self.tasks[task]

@@ -11,7 +11,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from harness.transfer_queue.control.partition import Partition, Precedence
-from harness.transfer_queue.control.spec import GetRequest, TaskSpec
+from harness.transfer_queue.control.spec import Bound, GetRequest, TaskSpec
 
 SHOWN_ROWS = 16
 
@@ -38,17 +38,17 @@ class Latency:
 
 
 def explain(
-    request: GetRequest, spec: TaskSpec, partitions: Sequence[Partition], below: int | None, first: Precedence
+    request: GetRequest, spec: TaskSpec, partitions: Sequence[Partition], reach: Bound, first: Precedence
 ) -> str:
     """Why this request is not served: the rows that are left and the columns that they lack.
 
-    spec: of its task; partitions: those it asks for; below: the first id that is beyond its reach; first: what has to
-    go before all else.
+    spec: of its task; partitions: those it asks for; reach: ids that it may get; first: what has to go before all else.
     """
     what = f"task {request.task!r} waits for {min(request.least, first.at_most)} rows"
-    if below is not None:
+    if reach.below is not None:
         of = f"the bound of consumer {request.consumer!r}" if spec.window is None else f"a window of {spec.window} rows"
-        what += f" with ids below {below} ({of})"
+        least = f"from {reach.above} to" if reach.above else "below"
+        what += f" with ids {least} {reach.below} ({of})"
     for partition in partitions:
         progress = partition.tasks[request.task]
         if partition.name in first.units:

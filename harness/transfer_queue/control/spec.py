@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum
 from functools import wraps
-from typing import Concatenate, ParamSpec, TypeVar
+from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
 
 from harness.transfer_queue.control.policies import POLICIES, SPLITS, policy_of
 from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged, Rows
@@ -138,6 +138,17 @@ class QueueSpec:
                 raise ValueError(f"task {name!r} is weighed by column {column!r}, which it does not read")
             if not self.columns[column].ragged:
                 raise ValueError(f"task {name!r} is weighed by column {column!r}, which is not ragged")
+
+
+class Bound(NamedTuple):
+    """Ids of the rows that a consumer gets: less than `below` (None: any), and `above` or more."""
+
+    below: int | None
+    above: int = 0
+
+    def holds(self, rows: Rows) -> bool:
+        """Whether all of these are within."""
+        return bool((rows >= self.above).all() and (self.below is None or (rows < self.below).all()))
 
 
 First = tuple[str, tuple[tuple[int, int], ...]]

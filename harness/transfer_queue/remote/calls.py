@@ -174,8 +174,9 @@ def _sent(
 
     @wraps(verb)
     async def call(self: Verbs, *args: Arguments.args, **kwargs: Arguments.kwargs) -> Returned:
-        _, *arguments = parameters.bind(self, *args, **kwargs).args
-        return await self._run(send(m.Verb(verb.__name__, tuple(arguments))))
+        given = parameters.bind(self, *args, **kwargs)
+        given.apply_defaults()
+        return await self._run(send(m.Verb(verb.__name__, given.args[1:])))
 
     return call
 

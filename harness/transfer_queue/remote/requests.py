@@ -287,7 +287,7 @@ class Requests:
 
 
 _VERBS: Mapping[str, tuple[Callable[..., Any], Any]] = {
-    "set_bound": (QueueService.set_bound, tuple[str, str, int]),
+    "set_bound": (QueueService.set_bound, tuple[str, str, int, int]),
     "drop": (QueueService.drop, tuple[str, str, int]),
     "begin_again": (QueueService.begin_again, tuple[str, list[int]]),
     "give_up": (QueueService.give_up, tuple[str, list[int]]),

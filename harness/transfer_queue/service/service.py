@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.transfer_queue.control.controller import Controller, QueueClosed
 from harness.transfer_queue.control.leases import Lease, LeaseExpired
-from harness.transfer_queue.control.spec import GetRequest, QueueSpec, Status
+from harness.transfer_queue.control.spec import Bound, GetRequest, QueueSpec, Status
 from harness.transfer_queue.rows.columns import Rows
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame
 from harness.transfer_queue.service.waiting import Alarm, CapacityWaiters, Line, PendingGet, PendingGets, set_deadline
@@ -298,9 +298,9 @@ class QueueService:
         self._pending.remove(pending)
         return True
 
-    def set_bound(self, task: str, consumer: str, below: int) -> None:
-        """Hand the consumer only rows below the bound from now on."""
-        self._controller.set_bound(task, consumer, below)
+    def set_bound(self, task: str, consumer: str, below: int, above: int = 0) -> None:
+        """Hand the consumer only rows within the bound from now on."""
+        self._controller.set_bound(task, consumer, Bound(below, above))
         if any([self._answer(pending) for pending in self._pending.rebind(task, consumer)]):
             self._serve([task])
 

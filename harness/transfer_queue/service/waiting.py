@@ -8,10 +8,10 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from harness.transfer_queue.control.spec import First, GetRequest, Status
+from harness.transfer_queue.control.spec import Bound, First, GetRequest, Status
 from harness.transfer_queue.rows.frames import BatchAssignment
 
-Line = tuple[int, int, int, str | None, First | None, tuple[int, ...] | None, int | None]
+Line = tuple[int, int, int, str | None, First | None, tuple[int, ...] | None, Bound]
 """All of a request that its answer depends on, with its consumer's bound."""
 
 
@@ -36,9 +36,9 @@ class PendingGets:
     """The gets that wait, by task, in lines: those with the same request and bound stand in one, as what one of them is
     refused, all are. So with hundreds of readers of a task, a change is tried once a line, not once a reader.
 
-    bound: that of a task's consumer, None = none."""
+    bound: that of a task's consumer."""
 
-    def __init__(self, tasks: Iterable[str], bound: Callable[[str, str], int | None]) -> None:
+    def __init__(self, tasks: Iterable[str], bound: Callable[[str, str], Bound]) -> None:
         self._bound = bound
         self._lines: dict[str, dict[Line, dict[PendingGet, None]]] = {task: {} for task in tasks}
         self._line_of: dict[PendingGet, Line] = {}  # in order of arrival

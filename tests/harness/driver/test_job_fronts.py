@@ -163,7 +163,7 @@ async def test_a_cohort_pauses_and_generates_alone() -> None:
     await second.pause("wait")
     await second.resume(below=8)
     assert workers[0].asked == [("generate", 3, 1)]
-    assert workers[1].asked == [("pause", "wait"), ("resume", 8)]
+    assert workers[1].asked == [("pause", "wait"), ("resume", 8, 0)]
 
 
 async def test_what_an_engine_was_just_handed_as_it_left_is_asked_of_the_others() -> None:

@@ -322,6 +322,18 @@ async def test_a_bounded_consumer_gets_only_rows_below_its_bound_until_it_is_rai
     assert ids(await get) == [104]
 
 
+@pytest.mark.parametrize("policy", ["fifo", "completion"])
+async def test_a_consumer_bounded_from_below_passes_over_what_others_left(policy: str) -> None:
+    q = await filled(queue(roll=TaskSpec(("reward",), policy=policy)), range(100, 108))
+    await q.set_bound("roll", "e0", 106, 104)
+    assert ids(await q.get("roll", 8, minimum=1, consumer="e0")) == [104, 105]
+    get = await soon(q.get("roll", 8, minimum=1, consumer="e0"))
+    assert not get.done()
+    assert "ids from 104 to 106 (the bound of consumer 'e0')" in "".join(await q.waiting())
+    await q.set_bound("roll", "e0", 102)
+    assert ids(await get) == [100, 101]
+
+
 @virtual
 async def test_a_bounded_reader_learns_that_others_took_the_rest() -> None:
     q = await filled(queue(roll=TaskSpec(("reward",))), range(2))

@@ -372,6 +372,31 @@ async def test_groups_that_arrive_during_a_pause_start_under_the_new_weights() -
     assert [span.version for span in spans] == [1], "an engine that stands still is not busy, whatever waits in it"
 
 
+async def test_groups_that_are_not_done_are_put_off_whole_and_begin_again_under_the_new_weights() -> None:
+    queue, engine = CountingQueue(), torch_engine()
+    role = rollout_role(engine, queue, puts_off=True)
+    await role.join(FixedWeights(), 0)
+    await queue.admit(0)
+    await queue.close()
+    running = asyncio.create_task(role.stream())
+    while not queue.versions:
+        await settle(1)
+    await settle(6)  # the next ones have begun
+    await role.set_dispatch_limit(0)
+    await role.put_off()
+    done = {row // GROUP for row in queue.versions}
+    assert 0 < len(done) < ROWS // GROUP and len(queue.versions) == len(done) * GROUP, "samples leave with their group"
+    await role.load(1)
+    await role.resume(below=100, above=ROWS // GROUP)
+    await settle()
+    assert engine.running + engine.waiting == 0, "they are below what it may start"
+    await role.set_dispatch_limit(100)
+    await running
+    assert all(set(versions) == {int(row // GROUP not in done)} for row, versions in queue.versions.items())
+    generated, again = await role.tokens()
+    assert again > 0 and generated == again + sum(len(versions) for versions in queue.versions.values())
+
+
 async def test_spans_taken_in_the_middle_of_work_reach_up_to_now_and_go_on_from_there() -> None:
     queue, engine = CountingQueue(), HandEngine()
     await queue.admit(0)
