@@ -32,9 +32,9 @@ from schedules.base import gather
 class FastSteps:
     """The iterations of a job, float64 [iterations] each: seconds from one version to the next; of these, those in
     which an engine generated, a mean over engines; those for which the trainer waited for samples; mean lag of the
-    samples trained, and the worst of their tokens; those that the slowest group took, from its engine to its end; those
-    in which devices that take or give weights do nothing else; by device role those in which its devices work, for
-    whatever role. dropped: samples, as stale or refused. not_covered: why the
+    samples trained, the worst of their tokens, and a mean over groups of their oldest; those that the slowest group
+    took, from its engine to its end; those in which devices that take or give weights do nothing else; by device role
+    those in which its devices work, for whatever role. dropped: samples, as stale or refused. not_covered: why the
     schedule's file itself was simulated; "" where the event model was enough."""
 
     seconds: NDArray[np.float64]
@@ -42,6 +42,7 @@ class FastSteps:
     wait_s: NDArray[np.float64]
     lag_mean: NDArray[np.float64]
     lag_worst: NDArray[np.float64]
+    lag_first: NDArray[np.float64]
     longest_s: NDArray[np.float64]
     exposed_s: NDArray[np.float64]
     busy_s: Mapping[str, NDArray[np.float64]]
@@ -135,6 +136,7 @@ class Job:
             np.array(self.trainer.waited_s[:ended]),
             lags - np.array(queue.versions)[trained].mean(axis=1),
             lags - np.array(queue.oldest)[trained].min(axis=1),
+            lags - np.array(queue.oldest)[trained].mean(axis=1),
             np.array(queue.took)[trained].max(axis=1),
             self._exposed(),
             {role: self._busy(devices) for role, devices in self.placement.devices.items()},

@@ -67,10 +67,14 @@ def simulated_steps(config: JobConfig, seed: int) -> FastSteps:
         return np.array([metrics[name] for metrics in every])
 
     longest = np.zeros(len(every))
+    first: list[dict[int, int]] = [{} for _ in every]  # lags of groups
     for sample in recorder.samples():
         if sample.trained_iteration is not None and sample.finished_at and sample.started_at is not None:
             took = sample.finished_at - sample.started_at
             longest[sample.trained_iteration] = max(longest[sample.trained_iteration], took)
+        if sample.trained_iteration is not None and sample.lag_worst is not None:
+            of_groups = first[sample.trained_iteration]
+            of_groups[sample.group_id] = max(of_groups.get(sample.group_id, 0), sample.lag_worst)
     seconds = each("time/iteration_s")
 
     dropped = sum(value for name, value in every[-1].items() if name.startswith("ledger/dropped"))
@@ -80,6 +84,7 @@ def simulated_steps(config: JobConfig, seed: int) -> FastSteps:
         each("time/wait_for_samples_s"),
         each("staleness/mean"),
         each("staleness/max"),
+        np.array([np.mean(list(of_groups.values())) for of_groups in first]),
         longest,
         each("time/weight_sync_exposed_s"),
         {role: seconds * (1 - each(f"idle/{role}")) for role in ("rollout", "actor")},

@@ -99,10 +99,10 @@ def test_it_is_the_schedules_own_file_draw_by_draw(schedule: str, number: int) -
         assert apart < NEAR * own.seconds.mean()
         return
     assert fast.dropped == own.dropped
-    for name in ("seconds", "generate_s", "wait_s", "lag_mean", "lag_worst"):
+    for name in ("seconds", "generate_s", "wait_s", "lag_mean", "lag_worst", "lag_first"):
         np.testing.assert_allclose(getattr(fast, name), getattr(own, name), rtol=1e-9, atol=1e-9, err_msg=name)
     first = fast_steps(config, number, until=2)
-    for name in ("seconds", "generate_s", "wait_s", "lag_mean", "lag_worst", "longest_s", "exposed_s"):
+    for name in ("seconds", "generate_s", "wait_s", "lag_mean", "lag_worst", "lag_first", "longest_s", "exposed_s"):
         np.testing.assert_array_equal(getattr(first, name), getattr(fast, name)[:2], err_msg=name)
 
 

@@ -1,0 +1,266 @@
+"""The mean lag in closed form beside the simulated one, over random jobs. What is derived where: docs/schedules.md."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, fields, replace
+from pathlib import Path
+
+import numpy as np
+from matplotlib.figure import Figure
+
+from harness.config import CostConfig, JobConfig, LengthsConfig
+from harness.config.compose import DOCS, compose_job
+from harness.driver.event_model.model import fast_steps
+from harness.metrics.atomic_files import write_text
+from harness.planner.mean_lag import (
+    BALANCED,
+    REGIMES,
+    Flow,
+    by_applied_compute,
+    drawn,
+    in_completion_order,
+    in_fifo_order,
+    newer,
+)
+
+PAGE = DOCS.parent / "results/reference/simulated/staleness.md"
+JOBS, ITERATIONS = 160, 96
+TAILS = (0.1, 0.3, 0.6, 1.0)
+
+
+def job(flow: Flow, settings: Sequence[str], iterations: int = ITERATIONS) -> JobConfig:
+    """The job under a schedule, by its settings."""
+    config = compose_job(
+        [
+            *("backend=virtual", "model=qwen7b", f"cluster.devices={flow.engines + 1}", f"iterations={iterations}"),
+            *(f"algorithm.batch_groups={flow.batch}", f"algorithm.group_size={flow.group}"),
+            *(f"algorithm.micro_batch_groups={1 if flow.streamed else flow.batch}", *settings),
+            "algorithm.recompute_log_probs=false",
+        ]
+    )
+    cost = CostConfig(
+        name="staleness",
+        decode_step_s=flow.step_s,
+        decode_step_s_per_sample=flow.sample_s,
+        prefill_s_per_token=0.0,
+        log_prob_s_per_token=0.0,
+        train_s_per_token=flow.train_s / (flow.batch * flow.group * float(drawn(flow.lengths, flow.group).mean())),
+        train_step_s=0.0,
+        call_s=0.0,
+        weight_bytes=1.0,
+        network_bytes_per_s=1 / flow.transfer_s,
+        host_bytes_per_s=1 / flow.transfer_s,
+        sync_s=0.0,
+        offload_s=0.0,
+        reload_s=0.0,
+        prompt_tokens=1,
+        lengths=flow.lengths,
+    )
+    split = dict(config.schedule.split)
+    if split["rollout"] != "actor":
+        split |= {"rollout": flow.engines, "actor": 1}
+    schedule = replace(config.schedule, split=split)
+    return replace(config, schedule=schedule, cost=cost, engine=replace(config.engine, slots=flow.slots))
+
+
+def simulated(flow: Flow, settings: Sequence[str], iterations: int = ITERATIONS) -> tuple[float, float]:
+    """Mean lag of the first tokens of groups, and of all tokens, in the third quarter of a run."""
+    found, quarter = fast_steps(job(flow, settings, iterations), seed=0), slice(iterations // 2, -iterations // 4)
+    return float(found.lag_first[quarter].mean()), float(found.lag_mean[quarter].mean())
+
+
+def fully_async(flow: Flow, *more: str) -> tuple[str, ...]:
+    """The settings of this schedule, as far ahead as the flow says."""
+    return ("schedule=fully_async", f"schedule.max_staleness={flow.eta}", *more)
+
+
+def flows(random: np.random.Generator, count: int, tails: Sequence[float] = TAILS) -> Iterator[Flow]:
+    """Random jobs, of each tail equally many."""
+    for number in range(count):
+        lengths = LengthsConfig(kind="lognormal", mean=100.0, sigma=tails[number % len(tails)], cap=1000)
+        engines, slots, batch, group = map(int, map(random.choice, ((1, 2, 3, 4), (16, 32), (8, 16), (4, 8))))
+        sample_s, rho = float(random.choice((0.0, 1e-4, 3e-4))), random.uniform(0.3, 1.5)
+        eta = float(random.choice((1, 2, 4, 8, 32) if rho < 1 - BALANCED else (1, 2, 4, 8)))  # a full queue takes long
+        flow = Flow(engines, slots, batch, group, lengths, 0.01, sample_s, 1.0, 0.02, eta)
+        yield replace(flow, train_s=flow.generate_s * rho, streamed=bool(random.integers(2)))
+
+
+BUSY = Flow(2, 32, 8, 4, LengthsConfig(kind="lognormal", mean=100.0, sigma=0.3, cap=1000), 0.01, 0.0, 1.6, 0.02, 2.0)
+"""Training takes twice as long as rollout, whose engines have slots for two batches."""
+FIXED: dict[str, tuple[str, float]] = {
+    "colocate_sync": ("0", 0.0),
+    "separated_sync": ("0", 0.0),
+    "one_step_off": ("1", 1.0),
+    "delayed_update": ("1", 1.0),
+    "k_step_off schedule.k=3": ("k + (k - 1) / 2", 4.0),
+    "half_step": ("1/2", 0.5),
+    "sorted_batches schedule.batches=2": ("(k - 1) / 2", 0.5),
+    "rolling_update schedule.max_staleness=2": ("eta", 2.0),
+    "fully_async schedule.max_staleness=2": ("eta", 2.0),
+    "fully_async schedule.max_staleness=2.5": ("eta", 2.5),
+    "fully_async schedule.max_staleness=2 schedule.publish_every=3": ("eta - (k - 1) / 2", 1.0),
+}
+"""The mean lag of schedules that have one in closed form, in words and as a number, where training is slower."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """A job: the lag of first tokens in both orders, that of all tokens in fifo order, and each formula's."""
+
+    flow: Flow
+    fifo: float
+    fifo_formula: float
+    tokens: float
+    tokens_formula: float
+    completion: float
+    completion_formula: float
+    applied_compute: float
+
+    @property
+    def free(self) -> bool:
+        """Whether rollout is slower, and groups begin before the dispatch rule could keep them from it."""
+        return self.flow.regime == REGIMES[0] and self.fifo_formula < 0.9 * self.flow.eta
+
+
+def study(progress: Callable[[str], None] = lambda text: None, count: int = JOBS) -> list[Case]:
+    """Random jobs in both orders."""
+    found = []
+    for number, flow in enumerate(flows(np.random.default_rng(0), count)):
+        progress(f"job {number + 1} of {count}")
+        (fifo, tokens), (completion, _) = (
+            simulated(flow, fully_async(flow, f"schedule.order={order}")) for order in ("fifo", "completion")
+        )
+        first = in_fifo_order(flow)
+        formulas = in_completion_order(flow), by_applied_compute(flow)
+        found.append(Case(flow, fifo, first, tokens, first - newer(flow), completion, *formulas))
+    return found
+
+
+def write_page(progress: Callable[[str], None]) -> Path:
+    """Runs the study, and writes the page and, beside it, all figures as CSV, and their picture."""
+    cases = study(progress)
+    fixed = {name: simulated(BUSY, f"schedule={name}".split())[0] for name in FIXED}
+    write_text(PAGE.with_suffix(".csv"), as_csv(cases))
+    draw(cases, PAGE.with_suffix(".png"))
+    write_text(PAGE, page(cases, fixed))
+    return PAGE
+
+
+def as_csv(cases: Sequence[Case]) -> str:
+    """A row for each job; seconds, lags in iterations."""
+    figures = [one.name for one in fields(Case) if one.name != "flow"]
+    own = ("engines", "slots", "batch", "group", "generate_s", "train_s", "transfer_s", "eta", "streamed", "regime")
+    lines = [",".join(("sigma", *own, *figures))]
+    for case in cases:
+        values = [case.flow.lengths.sigma, *(getattr(case.flow, name) for name in own)]
+        values += [getattr(case, name) for name in figures]
+        lines.append(",".join(f"{one:.4g}" if isinstance(one, float) else f"{one}" for one in values))
+    return "\n".join(lines) + "\n"
+
+
+def draw(cases: Sequence[Case], path: Path) -> None:
+    """Each formula over the simulated lag."""
+    shown = (
+        ("capacity and Little's law, fifo", "fifo", "fifo_formula"),
+        ("Little's law, completion order", "completion", "completion_formula"),
+        ("Applied Compute's, completion order", "completion", "applied_compute"),
+    )
+    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    for axes, (title, simulated_by, formula) in zip(figure.subplots(1, len(shown), sharey=True), shown, strict=True):
+        for sigma in TAILS:
+            those = [case for case in cases if case.flow.lengths.sigma == sigma]
+            places = ([getattr(case, name) for case in those] for name in (simulated_by, formula))
+            axes.plot(*places, "o", markersize=4, alpha=0.7, label=f"sigma {sigma:g}")
+        axes.plot([0, 9], [0, 9], color="0.6", linewidth=1)
+        axes.set(title=title, xlabel="simulated mean lag of first tokens (iterations)")
+    figure.axes[0].set_ylabel("formula (iterations)")
+    figure.axes[0].legend(frameon=False)
+    figure.suptitle("simulated", fontsize=8)
+    figure.savefig(path, dpi=110)
+
+
+def error(cases: Sequence[Case], simulated_by: str, formula: str) -> str:
+    """Mean and largest distance of a formula from the simulation."""
+    apart = [abs(getattr(case, simulated_by) - getattr(case, formula)) for case in cases]
+    return f"{np.mean(apart):.2f} ({max(apart):.2f})" if apart else "-"
+
+
+PAIRS = {
+    "fifo": ("fifo", "fifo_formula"),
+    "completion": ("completion", "completion_formula"),
+    "completion, Applied Compute": ("completion", "applied_compute"),
+}
+"""The lag that was simulated, and the formula beside it, by what they are called."""
+TOKENS = {"fifo, all tokens": ("tokens", "tokens_formula")}
+
+
+def _errors(heading: str, rows: Mapping[str, list[Case]], pairs: Mapping[str, tuple[str, str]]) -> str:
+    lines = [f"| {heading} | jobs | {' | '.join(pairs)} |", f"|---|---:|{'---:|' * len(pairs)}"]
+    for name, those in rows.items():
+        lines.append(f"| {name} | {len(those)} | {' | '.join(error(those, *pair) for pair in pairs.values())} |")
+    return "\n".join(lines)
+
+
+def page(cases: Sequence[Case], fixed: Mapping[str, float]) -> str:
+    """The page: how far the formulas are from the simulation, where they part, and why."""
+    regimes = {regime: [case for case in cases if case.flow.regime == regime] for regime in REGIMES}
+    free = [case for case in cases if case.free]
+    tails = {f"{sigma:g}": [case for case in free if case.flow.lengths.sigma == sigma] for sigma in TAILS}
+    parts = [
+        "# The mean lag in closed form (simulated)",
+        INTRO,
+        "![formula against simulation](staleness.png)",
+        "## How far apart",
+        "Mean distance in iterations, and the largest.",
+        _errors("", regimes, PAIRS),
+        f"Rollout is slower, and groups begin before the dispatch rule could keep them ({len(free)} jobs), by sigma:",
+        _errors("sigma", tails, PAIRS | TOKENS),
+        "## Where they part, and why",
+        _reasons(free, [case for case in regimes[REGIMES[0]] if not case.free], list(tails.values())),
+        "## Schedules with a lag of their own",
+        f"Training takes twice as long as rollout, which has slots for two batches (sigma {BUSY.lengths.sigma:g}).",
+        _fixed(fixed),
+        f"All figures: [{PAGE.stem}.csv]({PAGE.stem}.csv).",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+INTRO = f"""\
+Written by `make table OF=staleness`; nothing here was measured. {JOBS} random jobs of `fully_async` on the event model,
+{ITERATIONS} iterations each, of which the third quarter counts: 1 to 4 engines of 16 or 32 slots, batches of 8 or 16
+groups of 4 or 8 samples, log-normal lengths of sigma 0.1 to 1, training that takes 0.3 to 1.5 times as long as rollout,
+group by group or batch by batch, eta 1 to 8, or 32 where rollout is slower. Lags are of first tokens, but for one
+column. The formulas are [derived here](../../../docs/schedules.md#the-mean-lag-in-closed-form)."""
+
+
+def _reasons(free: Sequence[Case], held: Sequence[Case], tails: Sequence[Sequence[Case]]) -> str:
+    def over(those: Sequence[Case], more: str, less: str = "completion") -> float:
+        return float(np.mean([getattr(case, more) - getattr(case, less) for case in those])) if those else math.nan
+
+    rho = float(np.mean([case.flow.train_s / case.flow.generate_s for case in free])) if free else math.nan
+    whole = [case for case in tails[0] if not case.flow.streamed]
+    near = [case for case in (*free, *held) if 0.7 * case.flow.eta < case.fifo_formula < case.flow.eta]
+    streamed = [[case for case in those if case.flow.streamed] for those in tails]
+    return f"""\
+- *The dispatch rule.* Applied Compute's formula has none: where it binds though rollout is slower ({len(held)} jobs),
+  it is {over(held, "applied_compute"):+.2f} iterations off in the mean.
+- *Streaming.* Theirs trains a batch once it is whole, hence its term rho; in completion order ours takes any group that
+  is ready. Over the free jobs theirs is {over(free, "applied_compute"):+.2f} off, at a mean rho of {rho:.2f}. Where
+  our trainer waits for whole batches, too, and tails are so light that both orders are alike, it is
+  {error(whole, "fifo", "applied_compute")} off ({len(whole)} jobs).
+- *Order.* In fifo order a batch waits for the slowest of its groups, and of those before it: streamed, that adds
+  {over(streamed[0], "fifo"):.2f} iterations at sigma {TAILS[0]:g}, {over(streamed[-1], "fifo"):.2f} at {TAILS[-1]:g}.
+- *Balance.* Near it formulas take for empty or full what is neither: a queue fills by 1 - 1/rho of a batch an
+  iteration, and what waits varies from batch to batch.
+- *Near the rule.* Where only the longest groups bring engines to it, these stand now and then, iterations take longer,
+  and the lag is less than the formula's: {error(near, "fifo", "fifo_formula")} where that says 0.7 eta or more
+  ({len(near)} jobs). In completion order groups that are due go first, so that others wait for them as in fifo order:
+  the lag is more than the formula's, by {over(near, "completion", "completion_formula"):.2f} in the mean of these."""
+
+
+def _fixed(simulated_by: Mapping[str, float]) -> str:
+    rows = ((name, *FIXED[name], lag) for name, lag in simulated_by.items())
+    lines = [f"| {name} | {formula} | {value:g} | {lag:.2f} |" for name, formula, value, lag in rows]
+    return "\n".join(("| schedule | formula | is | simulated |", "|---|---|---:|---:|", *lines))
