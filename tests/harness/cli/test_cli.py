@@ -46,7 +46,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["schedule=nope"], "schedule=nope is unknown; choose one of adaptive_staleness, colocate_sync, "),
+        (["schedule=nope"], "schedule=nope is unknown; choose one of adaptive_staleness, colocate_async, "),
         (["model=nope"], "model=nope is unknown; choose one of qwen0.5b, "),
         (["task=nope"], "task=nope is unknown; choose one of aime, copy, dapo_math, data, expand, gsm8k"),
         (["engine=nope"], "engine=nope is unknown; choose one of sglang, torch, vllm"),
