@@ -40,7 +40,7 @@ from harness.metrics.samples import CUSTOM
 
 SPEED = "throughput/samples_per_s"
 EXACT_MATCH = "reward/exact_match"
-GOOD, GOOD_RATE = "reward/correct_and_complete", "throughput/correct_and_complete_per_s"
+GOOD, GOOD_RATE = "reward/correct_and_complete", "throughput/correct_samples_per_s"
 LAG = "staleness/mean"
 HELD_OUT = {key: definition(key).title for key in ("eval/sampled", "eval/greedy", "eval/pass_at_k")}
 """Metrics of runs that were evaluated (`eval.every`), and how each is called."""

@@ -63,7 +63,7 @@ DEFINITIONS: tuple[Metric, ...] = (
     Metric("throughput/samples_per_s", "samples per second", "1/s", "higher"),
     Metric("throughput/tokens_per_s", "tokens per second", "tokens/s", "higher"),
     Metric("throughput/tokens_per_s_per_device", "tokens per second and device", "tokens/s", "higher"),
-    Metric("throughput/correct_and_complete_per_s", "correct and complete samples per second", "1/s", "higher"),
+    Metric("throughput/correct_samples_per_s", "correct and complete samples per second", "1/s", "higher"),
     Metric("throughput/mfu", "share of the devices' peak operations", "", "higher"),
     Metric("throughput/fraction_of_bound", "share of ideal throughput", "", "higher"),
     Metric("staleness/mean", "mean lag of a sample", "iterations"),
@@ -232,7 +232,7 @@ MEANINGS: dict[str, str] = {
     "time/wait_for_slowest_rank_s": "mean over ranks, as if a micro-batch lasted by its fullest rank's packed tokens",
     "throughput/tokens_per_s": "prompts and responses",
     "throughput/tokens_per_s_per_device": "over all devices of the run",
-    "throughput/correct_and_complete_per_s": "of the trained ones",
+    "throughput/correct_samples_per_s": "of the trained ones",
     "throughput/mfu": "these samples' operations, each once / (window x devices x dense bfloat16 peak)",
     "throughput/fraction_of_bound": "(largest over pools of: mean busy seconds of the pool's devices) / window",
     "staleness/mean": "mean of lag_mean",
@@ -431,9 +431,9 @@ def throughput_metrics(samples: int, tokens: int, seconds: float, devices: int) 
 
 
 def good_rate(of_samples: Mapping[str, float], samples_per_s: float) -> dict[str, float]:
-    """throughput/correct_and_complete_per_s, where samples are rewarded. of_samples: their metrics."""
+    """throughput/correct_samples_per_s, where samples are rewarded. of_samples: their metrics."""
     share = of_samples.get("reward/correct_and_complete")
-    return {} if share is None else {"throughput/correct_and_complete_per_s": share * samples_per_s}
+    return {} if share is None else {"throughput/correct_samples_per_s": share * samples_per_s}
 
 
 def token_metrics(tokens: Mapping[str, int]) -> dict[str, float]:

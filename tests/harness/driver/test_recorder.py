@@ -197,7 +197,7 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
     assert (first["ledger/trained"], first["ledger/in_flight"], second["ledger/in_flight"]) == (6, 6, 0)
     told = [second[f"token_ledger/{name}"] for name in ("generated", "consumed", "discarded", "in_flight")]
     assert told == [27, 24, 1, 2], "a token was thrown away as its sample began again"
-    assert second["reward/correct_and_complete"] == 0.5 and second["throughput/correct_and_complete_per_s"] == 3.0
+    assert second["reward/correct_and_complete"] == 0.5 and second["throughput/correct_samples_per_s"] == 3.0
 
 
 def test_work_over_what_the_devices_could_do_is_reported_where_that_is_known(
