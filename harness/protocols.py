@@ -108,6 +108,17 @@ class Request:
         return replace(self, partial=replace(aborted, mask=mask))
 
 
+@dataclass(frozen=True, slots=True)
+class CarriedSample:
+    """A sample on its way from one engine to another, in this row of a partition of the queue. left_s: seconds that it
+    may still take, None: as long as it likes."""
+
+    request: Request
+    partition: str
+    row: int
+    left_s: float | None = None
+
+
 class TransferError(RuntimeError):
     """Weights did not arrive whole: a peer died, a wait timed out, a tensor is damaged. Another attempt may succeed.
 

@@ -12,6 +12,8 @@ from typing import Any, ClassVar
 from schedules.capacity import Capacity
 from schedules.protocol import Job
 
+BESIDE = "local"
+"""The transport of engines that share devices with the trainer, in whatever schedule."""
 Order = str
 """`fifo`, `completion`, or `package.module:Class` of a policy of the queue that training follows instead."""
 
@@ -47,6 +49,9 @@ class Schedule(ABC):
 
     colocated: ClassVar[bool] = False
     """All device roles share one pool and take turns; otherwise rollout has devices of its own."""
+
+    lends: ClassVar[bool] = False
+    """Training devices have rollout engines, too, and are lent to them (`Job.lent`)."""
 
     loads_between_batches: ClassVar[bool] = False
     """Engines take new weights between batches only, when no sample is under way in them."""
@@ -87,7 +92,7 @@ class Schedule(ABC):
     @property
     def in_rounds(self) -> bool:
         """Whether engines have devices that they share until a batch is complete, and the other roles after that."""
-        return self.colocated and self.awaits_completion
+        return self.lends or (self.colocated and self.awaits_completion)
 
     @property
     def least_engines(self) -> int:

@@ -63,6 +63,10 @@ class Rollout(Protocol):
         """Wait until engines that stream have completed what `Trainer.train` trains in `iteration` with the same
         `first`. For schedules that declare `awaits_completion`."""
 
+    async def filled(self, groups: int) -> None:
+        """Wait until engines, lent ones too, have completed so many groups since the job began: in fifo order the first
+        ones. For schedules that declare `lends`."""
+
     async def set_dispatch_limit(self, below: int) -> None:
         """Let engines start groups numbered under `below` (the dispatch limit)."""
 
@@ -77,6 +81,14 @@ class Rollout(Protocol):
     async def resume(self, below: int, above: int = 0) -> None:
         """Go on under the loaded weights, with dispatch limit `below`; engines start no group numbered under
         `above`."""
+
+
+class Lent(Rollout, Protocol):
+    """Rollout engines on training devices, which they have from `resume` to `hand_over`. They stream meanwhile."""
+
+    async def hand_over(self, to: Rollout) -> None:
+        """Stop, give the devices back, and let these other engines go on with the samples under way, from the tokens
+        that they have. Then `stream` ends."""
 
 
 class Stage(Protocol):
@@ -117,7 +129,7 @@ class Weights(Protocol):
     """New weights, all at once or in two steps. Engines that load must be paused or idle."""
 
     async def publish(self, version: int) -> None:
-        """Bring the trained weights, now called `version`, to every engine, and load them."""
+        """Bring the trained weights, now called `version`, to every engine but those that are lent, and load them."""
 
     async def mark_version(self, version: int) -> None:
         """Call the trained weights `version` without bringing them to any engine."""
@@ -130,7 +142,7 @@ class Weights(Protocol):
         """Wait until `version` is in the host memory of every engine; its transfer need not have started yet."""
 
     async def swap(self, rollout: Rollout, version: int) -> None:
-        """Load what has arrived as `version` into these engines."""
+        """Load what has arrived as `version` into these engines; those that are lent take it from the trainer."""
 
     async def swap_newest(self, rollout: Rollout) -> int:
         """Load the version that has arrived last into these engines, whichever that is; which."""
@@ -154,6 +166,10 @@ class Job(Protocol):
     @property
     def rollout(self) -> Rollout:
         """The rollout engines together."""
+
+    @property
+    def lent(self) -> Lent:
+        """The engines on training devices, which are none of `rollout`. For schedules that declare `lends`."""
 
     @property
     def device_stages(self) -> Sequence[Stage]:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Collection, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Literal
 
 from harness.checks.earlier_run import check_begin_with, check_replay
@@ -38,12 +38,12 @@ from harness.config.model_folder import (
     read_config,
     require_shape,
 )
-from harness.config.placement import Communicator, Placement, check_communicators, communicators
+from harness.config.placement import ENGINE_ROLES, Communicator, Placement, check_communicators, communicators
 from harness.config.registries import ENGINES
 from harness.cost_model.engine_memory import is_fp8
 from harness.cost_model.job_cost import check_memory
 from harness.cost_model.memory_plan import EngineShare, Lengths
-from harness.tasks import Task, extra_metrics, make_task, max_tokens
+from harness.tasks import Task, environment_of, extra_metrics, make_task, max_tokens
 from schedules import Schedule
 
 
@@ -55,7 +55,7 @@ class JobPlan:
     gpu: bool
     backend: Backend = "real"
     why: str = ""
-    share: EngineShare | None = None
+    shares: Mapping[str, EngineShare] = field(default_factory=dict)
     """Share of a device's memory that a rollout engine may take; of a real job."""
     trial: bool = False
     """Whether its processes share one GPU: that shows that they run, and measures nothing."""
@@ -127,6 +127,7 @@ def _real(
     if (refused := only_simulated(config)) is not None:
         raise HardwareMissing(refused)
     _check_engine_devices(config, schedule, placement)
+    _check_handed_over(config, schedule, environment_of(make_task(config)) is not None)
     check_devices(config, schedule, placement, machine, gpu)
     _check_compile(config, gpu)
     trial = gpu and config.cluster.oversubscribe
@@ -145,9 +146,12 @@ def _real(
     _check_parts(config, extra_metrics(task))
     _check_top_p(config.algorithm.top_p)
     check_batch(config, schedule, placement)
-    share = share_of_engines(config, memory, setting)
-    planned_options(config, share)
-    return JobPlan(placement, gpu, share=share, trial=trial)
+    shares = {
+        role: share_of_engines(config, memory, setting, role) for role in ENGINE_ROLES if role in placement.devices
+    }
+    for share in shares.values():
+        planned_options(config, share)
+    return JobPlan(placement, gpu, shares=shares, trial=trial)
 
 
 def _simulated(
@@ -161,6 +165,7 @@ def _simulated(
             "cost.filtered_share to the share of groups that it refuses, such as 0.3"
         )
     _check_parts(config, ())
+    _check_handed_over(config, schedule, config.cost.turns is not None)
     check_batch(config, schedule, placement)
     _check_pools(schedule, placement)
     check_memory(config, placement, schedule.transport)
@@ -398,7 +403,7 @@ def _check_engine_devices(config: JobConfig, schedule: Schedule, placement: Plac
             f"a colocated schedule, and schedule={config.schedule.name} has {' and '.join(sorted(others))} there; set "
             "it to 1, give rollout devices of its own, SCHEDULE=colocate_sync, or BACKEND=virtual"
         )
-    if schedule.in_rounds and config.cluster.serve_membership:
+    if schedule.colocated and schedule.in_rounds and config.cluster.serve_membership:
         raise ConfigError(
             f"cluster.serve_membership=true: engines of schedule={config.schedule.name} take their devices in one turn "
             "with the training ranks, so none can leave; set it to false"
@@ -408,6 +413,14 @@ def _check_engine_devices(config: JobConfig, schedule: Schedule, placement: Plac
             f"engine.tensor_parallel={together}: engines of schedule={config.schedule.name} take their devices in one "
             "turn with the training ranks, for now of one device each; set it to 1, SCHEDULE=colocate_sync, or "
             "BACKEND=virtual"
+        )
+
+
+def _check_handed_over(config: JobConfig, schedule: Schedule, several_turns: bool) -> None:
+    if schedule.lends and several_turns:
+        raise ConfigError(
+            f"schedule={config.schedule.name}: lent engines hand over what they have under way, and of samples with "
+            "several turns the environment stays behind; use a task without one, or SCHEDULE=fully_async"
         )
 
 

@@ -8,15 +8,16 @@ import math
 from harness.checks.plugins import looks_at_whole_batches
 from harness.config import AlgorithmConfig, ConfigError, JobConfig
 from harness.config.fields import MOST_DEVICES
-from harness.config.placement import DEVICE_ROLES, Placement, devices_of, resolve_split
+from harness.config.placement import DEVICE_ROLES, ENGINE_ROLES, Placement, devices_of, resolve_split
 from harness.runtime.messages import BYTES_OF_A_SAMPLE, FRAME_LIMIT
 from schedules import Schedule
 from schedules.capacity import Capacity
 
 
 def device_roles(config: JobConfig) -> tuple[str, ...]:
-    """The device roles of this job: reference, actor_fwd and critic only where something reads them."""
-    absent = set()
+    """The device roles of this job: reference, actor_fwd and critic only where something reads them, lent engines where
+    the split says so."""
+    absent = {"lent"} - config.schedule.split.keys()
     if not config.algorithm.has_reference:
         absent.add("reference")
     if not config.algorithm.recompute_log_probs:
@@ -48,16 +49,28 @@ def check_layout(config: JobConfig, schedule: Schedule) -> Placement:
     """Return where roles go, as the split says. Raises ConfigError unless devices divide into engines and ranks, and
     layers over devices."""
     placement = resolve_split(config.schedule.split, config.cluster.devices, device_roles(config))
+    _check_lent(config, schedule, placement)
     _check_engines(config, schedule, placement)
     _check_ranks(config, placement)
     _check_expert_ranks(config, placement)
     return placement
 
 
+def _check_lent(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
+    """Check that engines are on training devices where the schedule lends these, and nowhere else."""
+    if schedule.lends == placement.share("lent", "actor") and schedule.lends == ("lent" in placement.devices):
+        return
+    does, fix = ("lends training devices", "set it to actor") if schedule.lends else ("lends none", "leave it out")
+    raise ConfigError(
+        f"schedule.split.lent={config.schedule.split.get('lent')}: schedule={config.schedule.name} {does}; {fix}"
+    )
+
+
 def _check_engines(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
     together, devices = config.engine.tensor_parallel, len(placement.devices["rollout"])
     model = config.model
-    shared = {"rollout devices": devices, "model.heads": model.heads, "model.ff": model.ff}
+    shared = {f"{role} devices": len(placement.devices[role]) for role in ENGINE_ROLES if role in placement.devices}
+    shared |= {"model.heads": model.heads, "model.ff": model.ff}
     _check_divides("engine.tensor_parallel", together, shared)
     if model.kv_heads % together and together % model.kv_heads:
         raise ConfigError(

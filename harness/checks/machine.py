@@ -125,10 +125,10 @@ def _too_much_of_host(config: JobConfig, host: HostMemory, on_devices: float) ->
     )
 
 
-def share_of_engines(config: JobConfig, plan: MemoryPlan, setting: PlanSetting) -> EngineShare:
-    """Return what a rollout engine may take of a device, in a job that this machine holds."""
+def share_of_engines(config: JobConfig, plan: MemoryPlan, setting: PlanSetting, role: str) -> EngineShare:
+    """Return what a rollout engine of this role may take of a device, in a job that this machine holds."""
     token = EngineMemory(config.model, config.engine, setting.lengths.sample).token
-    return engine_share(plan, setting, token)
+    return engine_share(plan, setting, token, role)
 
 
 def real_setting(

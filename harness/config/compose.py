@@ -131,7 +131,8 @@ def _settings_of(group: str, path: str) -> dict[str, Any]:
         own = {name: value for name, value in defaults(load(path, group), group, path).items() if name != "name"}
         return own | {"name": path}
     schedule = _schedule_class(path)
-    return {"name": path, **defaults(schedule, group, path), "split": _SHARED if schedule.colocated else _SEPARATE}
+    split = (_SHARED if schedule.colocated else _SEPARATE) | ({"lent": "actor"} if schedule.lends else {})
+    return {"name": path, **defaults(schedule, group, path), "split": split}
 
 
 def _schedule_class(name: str) -> type[Schedule]:

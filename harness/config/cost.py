@@ -8,7 +8,7 @@ from pydantic import Field, Strict
 from pydantic.dataclasses import dataclass
 
 from harness.config.fields import STRICT, Count, Fraction, Name, NotNegative, Part, Positive, Switch
-from harness.config.readers import Drawn, Read, Shared, Spread, Traced, WithDelta, WithFilter, WithTurns
+from harness.config.readers import Drawn, Read, Shared, Spread, Taken, Traced, WithDelta, WithFilter, WithTurns
 from harness.config.registries import check_name
 
 
@@ -146,8 +146,8 @@ class CostConfig(SystemConfig):
     network_bytes_per_s: Read[Positive]  # weights between pools: collective, and in the background
     host_bytes_per_s: Read[Positive]  # weights between a device and its host, either way
     sync_s: Read[NotNegative]  # fixed part of every weight transfer, and of every load
-    offload_s: Shared[NotNegative]  # fixed part of giving a shared device back (the weights go to the host besides)
-    reload_s: Shared[NotNegative]  # fixed part of taking it again (the weights come back besides)
+    offload_s: Taken[NotNegative]  # fixed part of giving a shared device back (the weights go to the host besides)
+    reload_s: Taken[NotNegative]  # fixed part of taking it again (the weights come back besides)
     prompt_tokens: Read[Count]  # of every prompt
     lengths: Read[LengthsConfig]
     kind: Read[Literal["given"]] = "given"
@@ -204,13 +204,13 @@ class RooflineConfig(SystemConfig):
     overlap: Read[Part]  # of communication in training and scoring that hides behind computing
     latency_s: Read[NotNegative]  # of one collective
     kv_share: Read[Fraction]  # of a device's memory that an engine of its own may use, weights and KV cache together
-    kv_share_colocated: Shared[Fraction]  # of a device that it shares with the trainer
+    kv_share_colocated: Taken[Fraction]  # of a device that it shares with the trainer
     colocated_train_factor: Shared[Positive]  # how much longer training takes on devices shared with rollout
     decode_step_s: Read[Positive]  # of every step: launches and the engine's own work
     call_s: Read[NotNegative]
     sync_s: Read[NotNegative]
-    offload_s: Shared[NotNegative]
-    reload_s: Shared[NotNegative]
+    offload_s: Taken[NotNegative]
+    reload_s: Taken[NotNegative]
     reward_s_per_sample: Read[NotNegative]
     prompt_tokens: Read[Count]
     lengths: Read[LengthsConfig]

@@ -25,7 +25,9 @@ from harness.config.fields import MOST_DEVICES
 from harness.config.transports import transport_of
 
 _PERCENT = re.compile(r"([1-9][0-9]?|100)%")
-DEVICE_ROLES = ("rollout", "actor", "actor_fwd", "reference", "critic")
+ENGINE_ROLES = ("rollout", "lent")
+"""Roles of rollout engines: those that always generate, and those on training devices, which are lent to them."""
+DEVICE_ROLES = (*ENGINE_ROLES, "actor", "actor_fwd", "reference", "critic")
 HOST_ROLES = ("reward", "filter", "advantages")
 
 
@@ -64,7 +66,7 @@ class Placement:
 
 def resolve_split(split: Mapping[str, int | str], devices: int, roles: tuple[str, ...] = DEVICE_ROLES) -> Placement:
     """Resolve `split` over `devices` devices for the roles that this job has. A critic of which it says nothing is on
-    the actor's devices.
+    the actor's devices; lent engines are there where it names them.
 
     Raises ConfigError where a value cannot be read, or where the split needs more devices than there are.
     """
@@ -94,7 +96,7 @@ def _owned(
         if role not in DEVICE_ROLES:
             raise ConfigError(f"schedule.split.{role}: no such role; roles are {', '.join(DEVICE_ROLES)}")
     for role in roles:
-        if role not in wanted:
+        if role not in wanted and role != "lent":
             raise ConfigError(f"schedule.split.{role} is missing; give a number of devices or a role to share with")
     owner_of = {role: _owner(role, wanted) for role in wanted}
     owners = {role: wanted[role] for role in wanted if owner_of[role] == role}

@@ -228,6 +228,13 @@ HostMemory = Annotated[
 ]
 
 Shared = Annotated[T, Where("rollout shares its devices with training", lambda job, own: _shares_devices(job))]
+Taken = Annotated[
+    T,
+    Where(
+        "engines give devices to training, and take them back",
+        lambda job, own: _shares_devices(job) or "lent" in job.schedule.split,
+    ),
+]
 WithTurns = Annotated[
     T,
     Where("cost.turns is set", lambda job, own: job.cost.turns is not None, "cost.turns={kind:constant,mean:3,cap:3}"),

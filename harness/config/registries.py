@@ -32,6 +32,7 @@ SCHEDULES = {
     "partial_rollout_sync": "schedules.partial_rollout_sync:PartialRolloutSync",
     "sorted_batches": "schedules.sorted_batches:SortedBatches",
     "tail_rounds": "schedules.tail_rounds:TailRounds",
+    "lending": "schedules.lending:Lending",
     "separated_sync": "schedules.separated_sync:SeparatedSync",
     "one_step_off": "schedules.one_step_off:OneStepOff",
     "k_step_off": "schedules.k_step_off:KStepOff",

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from harness.config import ConfigError, CostConfig, JobConfig, RooflineConfig
+from harness.config.cost import RecurringCost
 from harness.config.placement import Placement
 from harness.cost_model.engine_memory import is_fp8
 from harness.cost_model.memory import JobLayout, advice, kv_tokens
@@ -12,15 +13,15 @@ from harness.cost_model.memory_plan import GIB, Lengths, MemoryPlan, PlanSetting
 from harness.cost_model.roofline import roofline
 
 
-def layout_of(config: JobConfig, placement: Placement, trained: str = "actor") -> JobLayout:
-    """How the job's work lies on its devices; trained: the role that trains on them."""
+def layout_of(config: JobConfig, placement: Placement, role: str = "actor") -> JobLayout:
+    """How the job's work lies on its devices; role: that trains on them, or lent, as the engines on those see it."""
     training, algorithm = config.training, config.algorithm
     train_devices = training.tensor_parallel * training.pipeline_parallel
     return JobLayout(
         engine_devices=config.engine.tensor_parallel,
         train_devices=train_devices,
-        train_ranks=len(placement.devices[trained]) // train_devices,
-        colocated=len(placement.roles_on(placement.devices["rollout"][0])) > 1,
+        train_ranks=len(placement.devices[role]) // train_devices,
+        colocated=len(placement.roles_on(placement.devices["lent" if role == "lent" else "rollout"][0])) > 1,
         pipeline=training.pipeline_parallel,
         expert_ranks=training.expert_parallel,
         samples_per_call=algorithm.micro_batch_groups * algorithm.group_size,
@@ -30,14 +31,19 @@ def layout_of(config: JobConfig, placement: Placement, trained: str = "actor") -
     )
 
 
-def simulated_cost(config: JobConfig, placement: Placement, trained: str = "actor") -> CostConfig:
-    """Costs of one worker's work: as given, or by the roofline of the job's device. trained: the role whose training it
-    is; a critic is priced as a policy of the same shape. Raises ConfigError where a rollout engine's memory cannot hold
+def simulated_cost(config: JobConfig, placement: Placement, role: str = "actor") -> CostConfig:
+    """Costs of one worker's work: as given, or by the roofline of the job's device. role: as of `layout_of`; a critic
+    is priced as a policy of the same shape. Raises ConfigError where a rollout engine's memory cannot hold
     the weights."""
     if isinstance(config.cost, CostConfig):
         cost = config.cost
     else:
-        cost = roofline(config.model, config.device, config.cost, layout_of(config, placement, trained))
+        cost = roofline(config.model, config.device, config.cost, layout_of(config, placement, role))
+    if role == "lent":
+        cost = replace(cost, evaluation=RecurringCost())  # the others do that
+    elif "lent" in placement.devices:
+        moved = simulated_cost(config, placement, "lent")  # with the trainer's state
+        cost = replace(cost, offload_s=moved.offload_s, reload_s=moved.reload_s)
     travels = not placement.share("rollout", "actor")
     return _of_deltas(cost) if config.cluster.delta_weights and travels else cost
 
@@ -55,7 +61,8 @@ def check_memory(config: JobConfig, placement: Placement, transport: str) -> Non
     nothing of a device."""
     if isinstance(config.cost, CostConfig):
         return
-    _check_engine(config, config.cost, layout_of(config, placement))
+    for role in ("actor", "lent") if "lent" in placement.devices else ("actor",):
+        _check_engine(config, config.cost, layout_of(config, placement, role))
     setting = described(config, config.cost, transport)
     plan = plan_memory(config, placement, setting)
     for pool in plan.pools:

@@ -12,7 +12,7 @@ from dataclasses import dataclass, replace
 from typing import Literal, get_args
 
 from harness.config import JobConfig
-from harness.config.placement import Placement
+from harness.config.placement import ENGINE_ROLES, Placement
 from harness.config.transports import TransferMemory, transport_of
 from harness.cost_model.engine_memory import EngineMemory
 from harness.cost_model.host_memory import HostLoad, HostMemory, Hosts, fullest_host, row_bytes
@@ -219,15 +219,16 @@ def _pool(
     phases: list[Phase] = ["start"]
     items: list[Item] = []
     rank = RankMemory(config.model, pass_of(config, placement, setting))
-    shared = "rollout" in roles and "actor" in roles
-    if "rollout" in roles:
+    engines = not set(ENGINE_ROLES).isdisjoint(roles)
+    shared = engines and "actor" in roles
+    if engines:
         phases.append("generate")
     if {"actor", "actor_fwd", "reference", "critic"} & set(roles):
         phases.append("score")
     if {"actor", "critic"} & set(roles):
         phases += TRAINING
     phases.append("publish")
-    if "rollout" in roles:
+    if engines:
         items += _engine(config, setting, tuple(phases), sleeps=shared)
     if "actor" in roles:
         # What is simulated rests on the host while rollout uses its devices.
@@ -279,7 +280,7 @@ def _critic(
     """A policy without an output layer, counted with the table of embeddings that it may not share. Beside the actor it
     works when that does not, in memory that the actor has as well: only what stays comes on top."""
     rank = RankMemory(config.model, pass_of(config, placement, setting, "critic"))
-    shared = "rollout" in roles
+    shared = not set(ENGINE_ROLES).isdisjoint(roles)
     here = [phase for phase in phases if not (shared and setting.simulated and phase == "generate")]
     items = training_items(rank, here, shared=shared, moments=_offloaded(config, rank, setting))
     stays = ("master weights", "optimizer state", "gradients")
@@ -446,24 +447,28 @@ class EngineShare:
         return share * self.device - self.weights - (self.work if work else 0.0)
 
 
-def engine_share(plan: MemoryPlan, setting: PlanSetting, token: float) -> EngineShare:
-    """The engine's share by a plan that fits. token: bytes of a token in the cache.
+def engine_share(plan: MemoryPlan, setting: PlanSetting, token: float, role: str = "rollout") -> EngineShare:
+    """The share of an engine of this role by a plan that fits. token: bytes of a token in the cache.
 
     On GPUs the cache may have what all else leaves on its device in any phase in which it is there: alone, beside new
     weights and buckets; beside a trainer, what that has while engines generate. Devices of a CPU job have their memory
     together, and engines share evenly what the job as a whole leaves.
     """
-    pool = next(pool for pool in plan.pools if "rollout" in pool.roles)
+    pool = next(pool for pool in plan.pools if role in pool.roles)
     cache = _item(pool, "KV cache")
     if setting.gpu and not setting.together:
         left = plan.there - max(pool.of(phase) - cache.bytes for phase in cache.phases)
     else:
         beside = plan.host.everything if plan.host is not None and not setting.gpu else 0.0
-        left = cache.bytes + (plan.there - plan.everything - beside) / pool.devices
+        left = cache.bytes + (plan.there - plan.everything - beside) / _engine_devices(plan)
     work = _item(pool, "a step of the engine")
     return EngineShare(
         _item(pool, "engine's weights").bytes, left, work.bytes, token, setting.device_bytes, setting.gpu
     )
+
+
+def _engine_devices(plan: MemoryPlan) -> int:
+    return sum(pool.devices for pool in plan.pools if not set(ENGINE_ROLES).isdisjoint(pool.roles))
 
 
 def _item(pool: PoolMemory, what: str) -> Item:

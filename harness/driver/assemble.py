@@ -25,7 +25,7 @@ from typing import Any
 
 from harness.checks.layout import capacity_rows
 from harness.checks.plugins import queue_storage
-from harness.config.placement import HOST_ROLES, Placement, host_roles
+from harness.config.placement import ENGINE_ROLES, HOST_ROLES, Placement, host_roles
 from harness.driver.backends import RunBackend, RunSpec
 from harness.driver.build import ROLE_CLASSES, WorkerSpec, build_in_stages, build_roles
 from harness.driver.checkpointing import Checkpoints, at_once
@@ -33,7 +33,7 @@ from harness.driver.engine_factories import sampling_of
 from harness.driver.evaluation import Evaluation
 from harness.driver.filtering import Refill, WholeRunPool, places_of, refusals_of
 from harness.driver.observer import Observer
-from harness.driver.pools import AlreadyDone, RolloutPool, StagePool, TrainerPool
+from harness.driver.pools import AlreadyDone, CompletedGroups, RolloutPool, StagePool, TrainerPool
 from harness.driver.prompts import PromptSource, RecordedDrops
 from harness.driver.published_weights import PublishedWeights
 from harness.driver.restarts import CarryOut, EngineRestarts, WorkerRestarts, lacks_samples, once
@@ -71,6 +71,7 @@ class RunningJob:
     batch: int
     prompts: PromptSource
     rollout: RolloutPool
+    lent: RolloutPool
     device_stages: Sequence[StagePool]
     host_stages: Sequence[StagePool]
     trainer: TrainerPool
@@ -134,13 +135,17 @@ def assemble(run: RunSpec, backend: RunBackend, observer: Observer, recording: R
     host = _host_restarts(run, backend, queue, roles, observer)
     stages = stage_pools(run, roles, observer, already, host)
     coordinator, fleet = connect_weights(run, backend, queue, roles, observer)
+    in_order = run.schedule.in_rounds and run.plan.backend == "virtual"  # real ranks agree on their turns
     rollout = RolloutPool(
         fleet,
         observer,
         already=already,
         complete=_complete(run, queue),
-        devices_in_order=run.schedule.in_rounds and run.plan.backend == "virtual",  # real ranks agree on their turns
+        filled=_filled(run, queue, already),
+        devices_in_order=in_order,
     )
+    on_training_devices = Fleet[RolloutRole](roles.get("lent", ()), notify=observer.engine)
+    lent = RolloutPool(on_training_devices, observer, "lent", already=already, devices_in_order=in_order)
     recorder = roles[RECORD][0]
     prompts, refill = prompt_source(
         run, backend, queue, observer, lambda groups: host(lambda: recorder.role.keep(groups))
@@ -148,13 +153,15 @@ def assemble(run: RunSpec, backend: RunBackend, observer: Observer, recording: R
 
     async def record(trained: TrainedIteration) -> Recorded:
         recorded = await host(lambda: recorder.role.record(trained))
-        return replace(recorded, generated=await rollout.tokens())
+        (generated, again), (of_lent, again_of_lent) = await rollout.tokens(), await lent.tokens()
+        return replace(recorded, generated=(generated + of_lent, again + again_of_lent))
 
     job = RunningJob(
         iterations=config.iterations,
         batch=config.algorithm.batch_groups,
         prompts=prompts,
         rollout=rollout,
+        lent=lent,
         device_stages=[pool for role, pool in stages.items() if role not in HOST_ROLES],
         host_stages=[pool for role, pool in stages.items() if role in HOST_ROLES and role != "filter"],
         trainer=TrainerPool(roles["actor"], observer, already, prompts.trained, critics=roles.get("critic", ())),
@@ -162,7 +169,7 @@ def assemble(run: RunSpec, backend: RunBackend, observer: Observer, recording: R
             coordinator,
             queue,
             observer,
-            [rollout, *stages.values()],
+            [rollout, lent, *stages.values()],
             record,
             _evaluation(run, backend, fleet, roles, observer),
             already,
@@ -201,7 +208,7 @@ def job_shape(run: RunSpec, backend: RunBackend) -> JobShape:
         redeals_failed=config.task.on_failed_score == "redeal",
         critic_ranks=-(-counts.get("critic", 1) // tensor_parallel),
         beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
-        awaits_completion=run.schedule.awaits_completion,
+        awaits_completion=run.schedule.awaits_completion or run.schedule.lends,
         window=None if window is None else window * algorithm.group_size,
     )
 
@@ -217,7 +224,7 @@ def start_roles(run: RunSpec, backend: RunBackend, queue: TransferQueue, recordi
         backend.clock,
         run.turn_timeout_s,
         backend.engines,
-        engine_count=counts["rollout"],
+        engine_count={role: counts[role] for role in ENGINE_ROLES if role in counts},
         colocated=schedule.colocated,
         scores_beside_actor=placement.share("actor_fwd", "actor"),
         turns_of=PlacedTurns(placement.devices, counts, limit_s=run.turn_timeout_s),
@@ -227,7 +234,8 @@ def start_roles(run: RunSpec, backend: RunBackend, queue: TransferQueue, recordi
         replay=run.replay,
         recording=recording,
     )
-    build = build_in_stages if schedule.colocated and run.plan.backend == "real" else build_roles
+    shares = schedule.colocated or schedule.lends
+    build = build_in_stages if shares and run.plan.backend == "real" else build_roles
     return start_workers(backend, placement, counts, partial(build, spec=spec))
 
 
@@ -314,6 +322,15 @@ def _complete(run: RunSpec, queue: TransferQueue) -> CompletionReader | None:
         batch=algorithm.batch_groups,
         task=COMPLETE,
     )
+
+
+def _filled(run: RunSpec, queue: TransferQueue, already: AlreadyDone) -> CompletedGroups | None:
+    """The count by which a schedule that lends training devices hears how many groups are complete."""
+    algorithm = run.config.algorithm
+    if not run.schedule.lends:
+        return None
+    done = already.done * algorithm.batch_groups
+    return CompletedGroups(queue, rows=algorithm.batch_samples, group_size=algorithm.group_size, done=done)
 
 
 def _filter_reads(run: RunSpec, backend: RunBackend) -> Sequence[str] | None:

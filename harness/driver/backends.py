@@ -105,7 +105,7 @@ def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> RunBackend:
     store, place = open_store(place, world, timeout_s)
     plan = run.plan
     critics = len(plan.placement.devices.get("critic", ()))
-    engines = RealEngines(run.config, run.model, run.seed, plan.gpu, world, place, plan.share, critics)
+    engines = RealEngines(run.config, run.model, run.seed, plan.gpu, world, place, plan.shares, critics)
     return RunBackend(clock, runtime, engines, carry, kept=store)
 
 
@@ -128,7 +128,9 @@ def _simulated_engines(run: RunSpec) -> SimulatedEngines:
         sender_links=sender_links(config, transport, training, engine),
         data_parallel={role: len(devices) // rank_devices for role, devices in placement.devices.items()},
         paced=run.plan.backend == "paced",
-        critic_cost=simulated_cost(config, placement, "critic") if config.algorithm.has_critic else None,
+        costs={
+            role: simulated_cost(config, placement, role) for role in ("lent", "critic") if role in placement.devices
+        },
     )
 
 

@@ -9,9 +9,11 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import Any
 
 from harness.config import AlgorithmConfig, JobConfig
+from harness.config.placement import ENGINE_ROLES
 from harness.driver.engine_factories import EngineFactory, sampling_of
 from harness.driver.replay import Replay
 from harness.protocols import Clock, RolloutEngine
@@ -52,11 +54,12 @@ from schedules import Order
 class WorkerSpec:
     """All that a worker needs to make its roles, a field for each; picklable.
 
-    engine_count: of rollout; colocated: rollout shares devices with the roles that work in turn, and takes its weights
-    from the trainer beside it; scores_beside_actor: actor_fwd scores by the trainer's weights; turns_of: by role and
-    number, on its devices, shared by the roles of a process; loads_after_each_batch, in_rounds, puts_off: as it says;
-    started: engines that are there before the roles, by number, and sleep; engine_device: of this worker, where an
-    engine has it among several; replay: of a recorded run, what is to be done again.
+    engine_count: of each role of engines; colocated: rollout shares devices with the roles that work in turn, and
+    takes its weights from the trainer beside it; scores_beside_actor: actor_fwd scores by the trainer's weights;
+    turns_of: by role and number, on its devices, shared by the roles of a process; loads_after_each_batch, in_rounds,
+    puts_off: as the schedule says; started: engines that are there before the roles, by number, and sleep;
+    engine_device: of this worker, where an engine has it among several; replay: of a recorded run, what is to be done
+    again.
     """
 
     config: JobConfig
@@ -66,7 +69,7 @@ class WorkerSpec:
     clock: Clock
     turn_timeout_s: float | None
     engines: EngineFactory
-    engine_count: int
+    engine_count: Mapping[str, int]
     colocated: bool
     scores_beside_actor: bool
     turns_of: Callable[[str, int], Turns]
@@ -105,7 +108,7 @@ def build_roles(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[RoleName, A
     pace = spec.engines.transfer_pace
     if pace is None or spec.colocated:
         return made
-    return {role: PacedRole(built, pace) for role, built in made.items()}
+    return {role: built if role[0] == "lent" else PacedRole(built, pace) for role, built in made.items()}
 
 
 async def build_in_stages(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[RoleName, Any]:
@@ -118,24 +121,28 @@ async def build_in_stages(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[R
     if isinstance(shared, OtherDevice):
         await shared.begin()
     started = {}
-    for number in (number for role, number in roles if role == "rollout"):
-        started[number] = _engine(number, spec)
+    shares = "rollout" if spec.colocated else "lent"
+    for number in (number for role, number in roles if role == shares):
+        started[number] = _engine(shares, number, spec)
         await started[number].sleep()
     if isinstance(shared, FirstDevice):
         await shared.engine_sleeps()
     return build_roles(roles, replace(spec, started=started, engine_device=shared))
 
 
-def _engine(number: int, spec: WorkerSpec) -> RolloutEngine:
-    engine = spec.engines.rollout(number, spec.clock)
+def _engine(role: str, number: int, spec: WorkerSpec) -> RolloutEngine:
+    engine = spec.engines.rollout(role, number, spec.clock)
     if spec.replay is not None:
         return spec.engines.replayed(engine, spec.replay.rollout(number), str(number))
     return HeldEngine(engine) if spec.config.eval.period else engine
 
 
-def _rollout(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> RolloutRole:
-    algorithm, turns = spec.config.algorithm, spec.turns_of("rollout", number)
-    engine = spec.started[number] if number in spec.started else _engine(number, spec)
+def _rollout(number: int, spec: WorkerSpec, beside: ColocatedTrainer, role: str = "rollout") -> RolloutRole:
+    algorithm, turns = spec.config.algorithm, spec.turns_of(role, number)
+    shares_device = spec.colocated or role == "lent"
+    engine = spec.started[number] if shares_device and number in spec.started else _engine(role, number, spec)
+    before = spec.engine_count["rollout"] if role == "lent" else 0  # each of these has its share whoever else is there
+    engines = before + spec.engine_count[role]
     task = spec.engines.task
     environment, episodes = environment_of(task), None
     if environment is not None:
@@ -153,28 +160,30 @@ def _rollout(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> Rollout
     settings = RolloutSettings(
         index=number,
         group_size=algorithm.group_size,
-        share=fair_share(algorithm, spec.engine_count),
-        stream_share=fair_share(algorithm, spec.engine_count, batches=1 + spec.eta),
+        share=fair_share(algorithm, engines),
+        stream_share=fair_share(algorithm, engines, batches=1 + spec.eta),
         keep_cache=spec.config.engine.keep_cache,
-        shares_device=spec.colocated,
-        rounds=spec.in_rounds,
+        shares_device=shares_device,
+        rounds=shares_device and spec.in_rounds,
         puts_off=spec.puts_off,
-        keeps_weights=not spec.loads_after_each_batch,
+        keeps_weights=not (spec.loads_after_each_batch or role == "lent"),
         generate_s=spec.engines.generate_s,
         greedy=replace(sampling_of(spec.config, task), temperature=0.0, top_p=1.0)
         if algorithm.has_greedy_baseline
         else None,
         sample_limit_s=spec.config.engine.sample_limit_s,
         numbering=Numbering(algorithm.batch_groups, algorithm.spare_groups),
+        role=role,
+        engines=before,
     )
     order: FeedOrder = TakingTurns() if spec.config.refills else Ordered()
     if spec.replay is not None:
         order = RecordedOrder(spec.replay.rollout(number))
-    role = RolloutRole(engine, ports, settings, order)
-    if spec.colocated:
+    made = RolloutRole(engine, ports, settings, order)
+    if shares_device:
         assert beside is not None
-        role.receiver = spec.engines.local_receiver(beside.engine, spec.clock)
-    return role
+        made.receiver = spec.engines.local_receiver(beside.engine, spec.clock)
+    return made
 
 
 def _reward(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> RewardStage:
@@ -378,6 +387,7 @@ def _record(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> RecordRo
 
 _BUILD: dict[str, Callable[[int, WorkerSpec, ColocatedTrainer], Any]] = {
     "rollout": _rollout,
+    "lent": partial(_rollout, role="lent"),
     "reward": _reward,
     "filter": _filter,
     "advantages": _advantages,
@@ -395,7 +405,7 @@ def fair_share(algorithm: AlgorithmConfig, engines: int, batches: float = 1.0) -
 
 
 ROLE_CLASSES: dict[str, type] = {
-    "rollout": RolloutRole,
+    **dict.fromkeys(ENGINE_ROLES, RolloutRole),
     "reward": RewardStage,
     "filter": FilterStage,
     "advantages": AdvantageStage,

@@ -17,7 +17,7 @@ from engines.simulated.passes import SimulatedCritic, SimulatedLogProb, Simulate
 from engines.simulated.rollout import SimulatedRollout
 from harness.checks.plugins import engine_class, engine_reads_files, planned_options
 from harness.config import CostConfig, JobConfig, ModelConfig
-from harness.config.placement import Placement
+from harness.config.placement import ENGINE_ROLES, Placement
 from harness.cost_model.cost import TransferTimes, transfer_times
 from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.memory_plan import EngineShare
@@ -37,6 +37,7 @@ from harness.workers.episodes import simulated_environment
 from harness.workers.replaying import RecordedRollout, ReplayedEngine
 from harness.workers.stages import DrawnJudge, Judge, RewardJudge
 from harness.workers.turns import Meeting, Turns, world_turns
+from schedules.base import BESIDE
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -108,8 +109,8 @@ class EngineFactory(Protocol):
     def devices_of(self, role: str, number: int, placement: Placement) -> tuple[int, ...]:
         """The devices whose worker has this one."""
 
-    def rollout(self, number: int, clock: Clock) -> RolloutEngine:
-        """The rollout engine of this number."""
+    def rollout(self, role: str, number: int, clock: Clock) -> RolloutEngine:
+        """The rollout engine of this number, of one of its roles."""
 
     def replayed(self, engine: RolloutEngine, recorded: RecordedRollout, name: str) -> RolloutEngine:
         """The engine, doing again what was recorded of it."""
@@ -156,7 +157,7 @@ class EngineFactory(Protocol):
 @dataclass(frozen=True)
 class RealEngines:
     """Engines that compute. model: with the checkpoint of the initial weights; place: where the store of the training
-    world is; share: of a device's memory, that a rollout engine may take; critic_world: devices of the
+    world is; shares: of a device's memory, that rollout engines of each role may take; critic_world: devices of the
     critic, if there is one."""
 
     config: JobConfig
@@ -165,7 +166,7 @@ class RealEngines:
     gpu: bool
     training_world: int
     place: str = field(repr=False)
-    share: EngineShare | None
+    shares: Mapping[str, EngineShare]
     critic_world: int = 0
     transfer_pace = None
     generate_s = 0.0
@@ -212,11 +213,11 @@ class RealEngines:
         return tuple(placement.devices[role][number * each : (number + 1) * each])
 
     def _devices_each(self, role: str) -> int:
-        return self.config.engine.tensor_parallel if role == "rollout" else 1
+        return self.config.engine.tensor_parallel if role in ENGINE_ROLES else 1
 
-    def rollout(self, number: int, clock: Clock) -> RolloutEngine:
+    def rollout(self, role: str, number: int, clock: Clock) -> RolloutEngine:
         task = self.task
-        options, longest = planned_options(self.config, self.share), max_tokens(self.config, task)
+        options, longest = planned_options(self.config, self.shares.get(role)), max_tokens(self.config, task)
         together = self.config.engine.tensor_parallel
         engine: RolloutEngine = engine_class(self.config.engine.name)(
             self._model_of_engine(task.max_prompt_tokens + longest),
@@ -354,7 +355,7 @@ def _meeting(queue: TransferQueue) -> Meeting:
 
 @dataclass(frozen=True)
 class SimulatedEngines:
-    """Engines that let time pass. cost: resolved for the model and its layout; critic_cost: for that of the critic;
+    """Engines that let time pass. cost: resolved for the model and its layout; costs: for that of other roles;
     sender_links: of `transfer_times`; data_parallel: ranks of each role; paced: weights are really sent, so that there
     have to be some."""
 
@@ -365,7 +366,7 @@ class SimulatedEngines:
     sender_links: float
     data_parallel: Mapping[str, int]
     paced: bool
-    critic_cost: CostConfig | None = None
+    costs: Mapping[str, CostConfig] = field(default_factory=dict)
     device = torch.device("cpu")
     ranks_together = training_ranks = critic_ranks = 1
     response_limit = None  # a simulated environment ends by itself
@@ -392,7 +393,7 @@ class SimulatedEngines:
         return DrawnJudge(self.cost.filtered_share, self.seed, self.config.algorithm.group_size)
 
     def workers(self, role: str, devices: int) -> int:
-        return devices // self.config.engine.tensor_parallel if role == "rollout" else 1
+        return devices // self.config.engine.tensor_parallel if role in ENGINE_ROLES else 1
 
     def ranks(self, role: str) -> int:
         return self.data_parallel[role]
@@ -403,16 +404,17 @@ class SimulatedEngines:
         shared = len(placement.roles_on(devices[0])) > 1
         return (devices[0] if shared else devices[number * self.config.engine.tensor_parallel],)
 
-    def rollout(self, number: int, clock: Clock) -> RolloutEngine:
+    def rollout(self, role: str, number: int, clock: Clock) -> RolloutEngine:
         group_size = self.config.algorithm.group_size
+        times = self.times if role == "rollout" else transfer_times(self.cost, BESIDE, self.sender_links)
         return SimulatedRollout(
-            self.cost,
+            self.costs.get(role, self.cost),
             ResponseLengths.of_job(self.config, self.seed),
             slots=self.config.engine.slots,
             group_size=group_size,
             several_turns=self.cost.turns is not None,
             clock=clock,
-            load_s=self.times.load_s,
+            load_s=times.load_s,
             name=str(number),
         )
 
@@ -433,9 +435,8 @@ class SimulatedEngines:
         return device
 
     def critic(self, rank: int, trainer: SimulatedTrainer | None, clock: Clock) -> CriticEngine:
-        assert self.critic_cost is not None, "a job with a critic has its cost"
         steps = self.config.algorithm.steps_per_version
-        return SimulatedCritic(self.critic_cost, clock, steps_per_version=steps, **self._world("critic"))
+        return SimulatedCritic(self.costs["critic"], clock, steps_per_version=steps, **self._world("critic"))
 
     def _world(self, role: str) -> dict[str, Any]:
         """Arguments of an engine that stands for all ranks of this role."""

@@ -12,15 +12,18 @@ import numpy as np
 from harness.driver.endings import NothingScored
 from harness.driver.observer import Observer
 from harness.driver.restarts import CarryOut, once
-from harness.protocols import Span
+from harness.protocols import CarriedSample, Span
 from harness.runtime.runtime import Handle, ask_all, death_in
+from harness.transfer_queue import TransferQueue
 from harness.weight_sync.membership import Fleet
 from harness.workers.actor import ActorRole, CriticRole
-from harness.workers.readers import MicroBatchReader
+from harness.workers.dataflow import COMPLETE
+from harness.workers.readers import CompletionReader
 from harness.workers.rollout import RolloutRole
 from harness.workers.stages import StageRole
 from harness.workers.training import TrainReport
-from schedules.protocol import PauseMode
+from schedules.base import gather
+from schedules.protocol import PauseMode, Rollout
 
 
 @dataclass
@@ -112,6 +115,27 @@ class StagePool(Pool[StageRole]):
         await super()._ask_workers(lambda role: self._carry_out(lambda: ask(role)))
 
 
+class CompletedGroups:
+    """A count of the groups that are complete. It reads them as they come: the queue keeps nothing for it. done:
+    groups that were trained before a run went on from a checkpoint."""
+
+    def __init__(self, queue: TransferQueue, *, rows: int, group_size: int, done: int) -> None:
+        self.queue, self.group_size = queue, group_size
+        self._rows, self._groups, self._more = rows, done, asyncio.Event()
+
+    async def count(self) -> None:
+        """Count until no more will come."""
+        while (batch := await self.queue.get(COMPLETE, self._rows, minimum=self.group_size)) is not None:
+            self._groups += len(batch.rows) // self.group_size
+            self._more.set()
+
+    async def reached(self, groups: int) -> None:
+        """Wait until there are so many."""
+        while self._groups < groups:
+            self._more.clear()
+            await self._more.wait()
+
+
 class RolloutPool(Pool[RolloutRole]):
     """All rollout engines that work, or those of a cohort: the `fleet` knows which.
 
@@ -129,13 +153,16 @@ class RolloutPool(Pool[RolloutRole]):
         among: Collection[str] | None = None,
         whole: RolloutPool | None = None,
         already: AlreadyDone | None = None,
-        complete: MicroBatchReader | None = None,
+        complete: CompletionReader | None = None,
+        filled: CompletedGroups | None = None,
         devices_in_order: bool = False,
     ) -> None:
-        """complete: reads what is complete, where a schedule waits for that. devices_in_order: before engines go on
-        they take their devices one after the other, as roles that compute on several of them do."""
+        """complete: reads what is complete, where a schedule waits for that; filled: counts it. devices_in_order:
+        before engines go on they take their devices one after the other, as roles that compute on several of them
+        do."""
         super().__init__(name, (), observer)
         self.fleet, self._complete, self._devices_in_order = fleet, complete, devices_in_order
+        self._filled = filled
         self.swapped = 0  # the newest version that these were to load of what was done already
         self._already = already or AlreadyDone()
         self._among, self._whole = among, whole or self
@@ -213,7 +240,7 @@ class RolloutPool(Pool[RolloutRole]):
         self.observer.doing(self.name, f"done with {what}")
 
     async def stream(self) -> None:
-        await self._long(self._stream())
+        await self._long(self._stream() if self._filled is None else gather(self._stream(), self._filled.count()))
         self.observer.doing(self.name, "done")
 
     async def completed(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
@@ -222,6 +249,10 @@ class RolloutPool(Pool[RolloutRole]):
             return
         async for _ in self._complete.read(iteration, first):
             pass
+
+    async def filled(self, groups: int) -> None:
+        assert self._filled is not None, "for schedules that declare lends"
+        await self._filled.reached(groups)
 
     async def set_dispatch_limit(self, below: int) -> None:
         if self._ahead:
@@ -232,6 +263,28 @@ class RolloutPool(Pool[RolloutRole]):
 
     async def pause(self, mode: PauseMode) -> None:
         await self._stop("draining" if mode == "wait" else "paused for weights", lambda engine: engine.pause(mode))
+
+    async def hand_over(self, to: Rollout) -> None:
+        """Deal out what these engines have in whole groups, in turn: each other one gets some of the oldest."""
+        assert isinstance(to, RolloutPool) and to._filled is not None
+        self.observer.doing(self.name, "handing over")
+        queue, n = to._filled.queue, to._filled.group_size
+        of_group: dict[int, list[CarriedSample]] = {}
+        for carried in await ask_all(self.workers, lambda engine: engine.hand_over()):
+            for one in carried:
+                of_group.setdefault(one.row // n, []).append(one)
+        groups, receivers = [of_group[group] for group in sorted(of_group)], to.workers
+
+        async def take_over(worker: Handle[RolloutRole], samples: list[CarriedSample]) -> None:
+            await queue.reassign("rollout", [one.row for one in samples], worker.name)
+            if not await to._ask(worker, lambda engine: engine.take_over(samples)):
+                await queue.release(worker.name)
+
+        async with asyncio.TaskGroup() as tasks:
+            for place, worker in enumerate(receivers):
+                if samples := [one for group in groups[place :: len(receivers)] for one in group]:
+                    tasks.create_task(take_over(worker, samples))
+        self.observer.doing(self.name, "training")
 
     async def put_off(self) -> None:
         if not self._ahead:  # nobody takes what another one gives back

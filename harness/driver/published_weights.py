@@ -97,6 +97,10 @@ class PublishedWeights:
     async def _swap(self, rollout: Rollout, version: int) -> list[str]:
         """Names of the engines that then hold this version, where it is one to evaluate."""
         assert isinstance(rollout, RolloutPool)
+        if rollout.fleet is not self.coordinator.fleet:  # lent: they hold it while training devices are theirs
+            if version >= self._already.done:
+                await self.coordinator.load_beside(rollout.workers, version)
+            return []
         if version <= self._already.done:
             rollout.swapped = version
         else:

@@ -14,7 +14,7 @@ from harness.checks.job import plan_job
 from harness.config import JobConfig, RooflineConfig
 from harness.config.compose import EXPERIMENTS, make_schedule, read_settings
 from harness.config.machine import NO_MACHINE, gpu_kind
-from harness.config.placement import Placement, host_roles
+from harness.config.placement import ENGINE_ROLES, Placement, host_roles
 from harness.driver.assemble import Assembly, assemble
 from harness.driver.backends import RunBackend, RunSpec, clock_of, event_loop, open_backend
 from harness.driver.checkpoint_files import QUEUE, Checkpoint, Cut
@@ -96,16 +96,16 @@ def worker_places(
     placement: Placement, *, pooled: bool, host: Sequence[str], per_engine: int = 1
 ) -> dict[tuple[str, str], Place]:
     """The place of each worker, for the timeline: (role, worker) -> its pool and devices. A simulated (`pooled`) role
-    is one worker that stands for all its devices, save rollout, whose engines each have `per_engine` of their own.
+    is one worker that stands for all its devices, save engines, which each have `per_engine` of their own.
     host: the roles there."""
     found: dict[tuple[str, str], Place] = {}
     for pool, devices in placement.pools.items():
         names = tuple(f"device {device}" for device in devices)
         for role in (role for role, its in placement.devices.items() if its == devices):
-            if pooled and role != "rollout":
+            if pooled and role not in ENGINE_ROLES:
                 found[role, "0"] = Place(pool, names)
             else:
-                size = per_engine if role == "rollout" else 1
+                size = per_engine if role in ENGINE_ROLES else 1
                 parts = [names[start : start + size] for start in range(0, len(names), size)]
                 found |= {(role, str(number)): Place(pool, part) for number, part in enumerate(parts)}
     return found | {(role, "0"): Place(f"host {role}", (f"host {role}",)) for role in host}

@@ -75,6 +75,8 @@ class Candidate:
     def split(self, roles: tuple[str, ...]) -> dict[str, int | str]:
         """`schedule.split` for these device roles."""
         split: dict[str, int | str] = {"actor": self.actor, "rollout": "actor" if self.shared else self.rollout}
+        if "lent" in roles:
+            split["lent"] = "actor"
         owner = "actor"
         for role in ("actor_fwd", "reference"):
             if role not in roles:
@@ -143,7 +145,8 @@ def grid(config: JobConfig, schedule: Schedule, scored: bool, fixed: Collection[
         for engine in _engines(config, fixed)
         for rollout in _rollout(config, actor, scoring, engine, shared)
     ]
-    return sorted(candidate for candidate in set(found) if candidate.engines >= schedule.least_engines)
+    whole = {candidate for candidate in found if not schedule.lends or candidate.actor % candidate.engine_parallel == 0}
+    return sorted(candidate for candidate in whole if candidate.engines >= schedule.least_engines)
 
 
 def _layouts(config: JobConfig, fixed: Collection[str]) -> Iterator[tuple[int, int, bool]]:

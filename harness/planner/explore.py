@@ -252,7 +252,7 @@ def pool_layout(config: JobConfig, schedule: Schedule, candidate: Candidate, sta
     share = fair_share(algorithm, candidate.engines, batches=at_once)
     return PoolLayout(
         engines=candidate.engines,
-        running=min(config.engine.slots, share),
+        running=config.engine.slots if schedule.lends else min(config.engine.slots, share),
         ranks=candidate.ranks,
         rows=min(algorithm.batch_samples, rows * candidate.ranks),
         scorers=scorers,
@@ -267,6 +267,7 @@ def pool_layout(config: JobConfig, schedule: Schedule, candidate: Candidate, sta
         epochs=algorithm.epochs * models,
         steps=algorithm.steps_per_version * models,
         freezes=algorithm.freezes_proximal,
+        lent=candidate.actor // candidate.engine_parallel if schedule.lends else 0,
     )
 
 
@@ -286,7 +287,7 @@ def parts_of(job: JobConfig, candidate: Candidate, least: int) -> int:
     the schedule needs, and of whole micro-batches."""
     algorithm, ranks, schedule = job.algorithm, candidate.ranks, make_schedule(job)
     most = min(algorithm.batch_samples // least, candidate.engines // schedule.least_engines, 2 * ranks)
-    both = math.gcd(candidate.engines, ranks) if candidate.shared else candidate.engines
+    both = math.gcd(candidate.engines, ranks) if candidate.shared or schedule.lends else candidate.engines
     micro_batches = algorithm.mini_batch_groups // candidate.micro_groups
     every = (n for n in range(1, max(1, most) + 1) if both % n == 0)
     return max(n for n in every if micro_batches % (n * max(1, ranks // n)) == 0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
+from dataclasses import replace
 
 from harness.planner.work import IterationWork
 from schedules import Schedule
@@ -17,6 +18,7 @@ from schedules.delayed_update import DelayedUpdate
 from schedules.fully_async import FullyAsync
 from schedules.half_step import HalfStep
 from schedules.k_step_off import KStepOff
+from schedules.lending import Lending
 from schedules.one_step_off import OneStepOff
 from schedules.partial_rollout_sync import PartialRolloutSync
 from schedules.rolling_update import RollingUpdate
@@ -58,8 +60,10 @@ def _any(schedule: Schedule, work: IterationWork, beside: Beside, *, handing_ove
 
 
 def _streamed(schedule: Schedule, work: IterationWork, beside: Beside) -> float:
-    """The trainer hands its weights over between two iterations, or after every k-th."""
+    """The trainer hands its weights over between two iterations, or after every k-th. Where its devices are lent, all
+    generate when these do not train."""
     iterations = schedule.publish_every if isinstance(schedule, FullyAsync) else 1
+    work = replace(work, generate_s=(work.generate_s + work.lent * work.actor_s) / (1 + work.lent))
     return _any(schedule, work, beside, handing_over_s=work.send_s / iterations)
 
 
@@ -108,6 +112,7 @@ _PERIOD: dict[type, Callable[[Schedule, IterationWork, Beside], float]] = {
     HalfStep: _streamed,
     RollingUpdate: _streamed,
     FullyAsync: _streamed,
+    Lending: _streamed,
     Windowed: _streamed,
     AdaptiveStaleness: _streamed,
 }

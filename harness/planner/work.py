@@ -85,7 +85,7 @@ class PoolLayout:
 
     fresh_from: groups of a batch from this one on lag by floor(eta) iterations at most, those before by ceil(eta).
     together: batches that are generated as one. epochs, steps: passes and optimizer steps over a batch; freezes: the
-    trainer scores it before. sender_links: of `transfer_times`.
+    trainer scores it before. sender_links: of `transfer_times`; lent: engines on training devices.
     """
 
     engines: int
@@ -103,6 +103,7 @@ class PoolLayout:
     epochs: int = 1
     steps: int = 1
     freezes: bool = False
+    lent: int = 0
 
 
 @dataclass(frozen=True)
@@ -113,7 +114,7 @@ class IterationWork:
     empty engines to empty engines; longest_s, fresh_s: of its longest response, alone, and of the longest in its fresh
     part; score_s, train_s: of the pools that do it; micro_s: scoring and training of the smallest micro-batch, which
     nothing shortens for the last response; step_s: of the optimizer's last step; send_s, load_s: of a weight update;
-    offload_s: of a device that is given back.
+    offload_s: of a device that is given back. lent: engines on training devices, for each of the pool.
     """
 
     generate_s: float
@@ -128,6 +129,7 @@ class IterationWork:
     load_s: float
     offload_s: float
     apart: bool
+    lent: float = 0.0
 
     @property
     def actor_s(self) -> float:
@@ -188,6 +190,7 @@ def least_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples) -> I
         load_s=times.load_s,
         offload_s=offload_s(cost),
         apart=pools.apart,
+        lent=pools.lent / pools.engines,
     )
 
 

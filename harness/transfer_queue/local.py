@@ -85,6 +85,7 @@ class LocalQueue(TransferQueue):
     finish = _as_coroutine(QueueService.finish)
     acknowledge = _as_coroutine(QueueService.acknowledge)
     give_back = _as_coroutine(QueueService.give_back)
+    reassign = _as_coroutine(QueueService.reassign)
     release = _as_coroutine(QueueService.release)
     clear = _as_coroutine(QueueService.clear)
     clear_finished = _as_coroutine(QueueService.clear_finished)

@@ -93,6 +93,9 @@ class TransferQueue(Protocol):
     async def give_back(self, lease: int) -> None:
         """The batch was not worked on: its rows go out again, unless they did already."""
 
+    async def reassign(self, task: str, rows: Iterable[int], consumer: str) -> None:
+        """Let this consumer go on with what others were handed of these rows: where it dies, that goes out again."""
+
     async def release(self, consumer: str) -> None:
         """The consumer is dead: all it did not acknowledge goes out again, and its waiting gets fail."""
 

@@ -11,7 +11,16 @@ from harness.runtime.runtime import Handle, Waits, WorkerDied, ask_all, death_in
 from harness.weight_sync.endpoints import EngineWorker
 from harness.weight_sync.membership import Fleet, LostEngine
 from harness.weight_sync.plan import TransferPlan
-from harness.weight_sync.transports import Receiver, Sender, TransferOutcome, WeightTransport, ask_each, stage, swap
+from harness.weight_sync.transports import (
+    LocalTransport,
+    Receiver,
+    Sender,
+    TransferOutcome,
+    WeightTransport,
+    ask_each,
+    stage,
+    swap,
+)
 
 Observe = Callable[[Iterable[Span]], None]
 """Called with the spans of each worker that took part in a transfer."""
@@ -196,6 +205,15 @@ class Coordinator:
         if len(deaths) < len(swapped.failed):  # nothing travels here: another attempt would not mend it
             raise ExceptionGroup(f"version {version} was not loaded", list(swapped.failed.values()))
         await self._lose(version, deaths)
+
+    async def load_beside(self, engines: Sequence[Receiver], version: int) -> None:
+        """Let engines that no transfer reaches take the trained weights, `version`, from the ranks beside them."""
+        async with self._one_at_a_time:
+            loaded = await LocalTransport().transfer([], engines, version)
+        for spans in loaded.spans:
+            self._observe(spans)
+        if loaded.failed:
+            raise ExceptionGroup(f"version {version} was not loaded", list(loaded.failed.values()))
 
     async def finish(self) -> None:
         """Wait for the transfer under way, if any; raises its error, also when that was raised before."""

@@ -10,11 +10,11 @@ from harness.workers.turns import HeldTurn, Turns
 
 
 class GenerationSpans:
-    """Spans of the engine of this name: `open` when it may have begun, `close` when it stopped; `cut` in between, so
-    that what was done before is known. An engine that has nothing to do opens none."""
+    """Spans of the engine of this role and name: `open` when it may have begun, `close` when it stopped; `cut` in
+    between, so that what was done before is known. An engine that has nothing to do opens none."""
 
-    def __init__(self, engine: RolloutEngine, clock: Clock, name: str) -> None:
-        self._engine, self._clock, self._name = engine, clock, name
+    def __init__(self, engine: RolloutEngine, clock: Clock, role: str, name: str) -> None:
+        self._engine, self._clock, self._role, self._name = engine, clock, role, name
         self._spans: list[Span] = []
         self._since: float | None = None
 
@@ -34,7 +34,7 @@ class GenerationSpans:
             return
         start, version, self._since = self._since, self._engine.version, self._clock.now()
         if start < self._since:
-            self._spans.append(Span("rollout", self._name, "generate", start, self._since, version, version))
+            self._spans.append(Span(self._role, self._name, "generate", start, self._since, version, version))
 
     def add(self, span: Span) -> None:
         """Add a span of something else that it did."""
@@ -65,10 +65,10 @@ class EngineOnDevice:
         rounds: bool = False,
         keeps_weights: bool = True,
     ) -> None:
-        self.engine, self._turns, self._role = engine, turns, role
+        self.engine, self._turns, self._role = engine, turns, f"{role}[{name}]"
         self._rounds, self._keeps_weights = rounds, keeps_weights
-        self._turn = HeldTurn(turns, f"{role}.generate")
-        self.spans = GenerationSpans(engine, clock, name)
+        self._turn = HeldTurn(turns, f"{self._role}.generate")
+        self.spans = GenerationSpans(engine, clock, role, name)
         self.paused = False
         self._awake = False  # it holds the device until it sleeps, idle or not
 

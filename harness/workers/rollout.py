@@ -10,7 +10,7 @@ from typing import Protocol
 
 import torch
 
-from harness.protocols import Clock, Completion, ReceivingEngine, Request, RolloutEngine, Sampling, Span
+from harness.protocols import CarriedSample, Clock, Completion, ReceivingEngine, Request, RolloutEngine, Sampling, Span
 from harness.runtime.runtime import Waits, open_ended
 from harness.tasks import Problem
 from harness.transfer_queue import Batch, TransferQueue
@@ -84,6 +84,7 @@ class Feed:
         self.group_size, self.share = group_size, share
         self._most = 0
         self._retired = False
+        self._begun = asyncio.Event()
         self._running: asyncio.Task[None] | None = None
         self._taking_in = 0  # batches that the queue gave, but the engine does not have
 
@@ -94,7 +95,9 @@ class Feed:
         self._most = most
         feeding = self._order.take(self, partitions)
         self._running = loops.create_task(feeding, name=f"{self._waits.owner}.feed")
+        self._begun.set()
         await asyncio.wait([self._running])
+        self._begun.clear()
         if self._running.cancelled():
             await self._queue.waiting()  # once this is answered, what a get was given is back in the queue
 
@@ -107,6 +110,14 @@ class Feed:
     def rejoin(self) -> None:
         """Take groups again."""
         self._retired = False
+
+    async def end(self) -> None:
+        """End a run that has begun, or is about to: what the queue gave already is with the engine then."""
+        await self._begun.wait()
+        assert self._running is not None
+        self.retire()
+        await asyncio.wait([self._running])
+        self.rejoin()
 
     async def take_all(self, partition: str | None, at_once: int) -> None:
         """All groups of a partition, so many samples at once; ends when the queue has no more."""
@@ -155,10 +166,11 @@ class Ports:
 
 @dataclass(frozen=True)
 class RolloutSettings:
-    """Settings of a rollout role; a field for each, so there are thirteen.
+    """Settings of a rollout role; a field for each, so there are fifteen.
 
-    index: of its engine; numbering: of groups in the queue; greedy: how the first sample of each group is drawn, None:
-    as the others; sample_limit_s: after which a sample ends where it is, None: it takes as long as it likes.
+    index: of its engine in this role; engines: of other roles, numbered before it; numbering: of groups in the queue;
+    greedy: how the first sample of each group is drawn, None: as the others; sample_limit_s: after which a sample ends
+    where it is, None: it takes as long as it likes.
     generate_s: simulated seconds before a batch is generated as one.
 
     share: the most samples it takes from the queue at once, and has at a time of one batch; stream_share: the most it
@@ -182,6 +194,8 @@ class RolloutSettings:
     greedy: Sampling | None = None
     sample_limit_s: float | None = None
     numbering: Numbering = Numbering(1)
+    role: str = "rollout"
+    engines: int = 0
 
 
 class RolloutRole(EngineWorker):
@@ -191,8 +205,6 @@ class RolloutRole(EngineWorker):
     are what a receiving worker has to have.
     """
 
-    role = "rollout"
-
     def __init__(
         self, engine: RolloutEngine, ports: Ports, settings: RolloutSettings, order: FeedOrder | None = None
     ) -> None:
@@ -200,15 +212,15 @@ class RolloutRole(EngineWorker):
         if engine.slots < n:
             raise ValueError(f"engine.slots={engine.slots} is less than a group of {n}; give it more slots")
         self.engine, self.clock, self.device = engine, clock, ports.device
-        self.name = str(settings.index)
-        self.consumer = f"rollout[{settings.index}]"  # its own: what it had is released to others where it dies
+        self.role, self.name = settings.role, str(settings.index)
+        self.consumer = f"{self.role}[{self.name}]"  # its own: what it had is released to others where it dies
         self.waits = Waits(self.consumer, ports.turns.lines)
         self._ports, self.settings = ports, settings
         self._on_device = EngineOnDevice(
             engine,
             clock,
             ports.turns,
-            self.consumer,
+            self.role,
             self.name,
             rounds=settings.rounds,
             keeps_weights=settings.keeps_weights,
@@ -216,13 +228,17 @@ class RolloutRole(EngineWorker):
         self._flow = SampleFlow(
             self._on_device,
             EngineSamples(n, several_turns=episodes is not None, greedy=settings.greedy),
-            OpenRows(ports.queue, settings.index, self.waits, together=n if settings.puts_off else 1),
+            OpenRows(
+                ports.queue, settings.engines + settings.index, self.waits, together=n if settings.puts_off else 1
+            ),
             self.waits,
             episodes=episodes,
             limit=None if settings.sample_limit_s is None else SampleLimit(settings.sample_limit_s, clock),
         )
         self._feed = Feed(ports.queue, self._flow, order or Ordered(), self.waits, group_size=n, share=settings.share)
         self._pause = Pause(self._flow, self.waits)
+        if self.role == "lent":
+            self._pause.begin_stopped()
         self._exclusive = asyncio.Lock()  # of what must not happen side by side: a batch, a pause, a load
         self._idle = asyncio.Event()  # set while it does not generate
         self._idle.set()
@@ -282,6 +298,21 @@ class RolloutRole(EngineWorker):
         """
         async with self._exclusive:
             await self._pause.stop(mode)
+
+    @open_ended
+    async def hand_over(self) -> list[CarriedSample]:
+        """Stop as `pause` does, for an engine that is lent its device, and let another one go on with what it has:
+        then `stream` ends."""
+        async with self._exclusive:
+            await self._feed.end()
+            await self._pause.stop("carry")
+            carried = self._flow.hand_over()
+        await self._idle.wait()
+        return carried
+
+    async def take_over(self, carried: list[CarriedSample]) -> None:
+        """Go on with samples that another engine had, from the tokens that they have."""
+        await self._flow.take_over(carried)
 
     @open_ended
     async def take_device(self) -> None:
@@ -378,5 +409,5 @@ class RolloutRole(EngineWorker):
                 if not self.settings.keep_cache:
                     self.engine.drop_cache()
                 end = self.clock.now()
-            self._on_device.spans.add(Span("rollout", self.name, "load_weights", start, end, version, version - 1))
+            self._on_device.spans.add(Span(self.role, self.name, "load_weights", start, end, version, version - 1))
         return await self.take_spans()

@@ -5,10 +5,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
+from dataclasses import replace
 
 import numpy as np
 
-from harness.protocols import Clock, Completion, Request, Sampling
+from harness.protocols import CarriedSample, Clock, Completion, Request, Sampling
 from harness.runtime.runtime import Waits
 from harness.tasks import Problem
 from harness.transfer_queue import Batch, TransferQueue
@@ -17,6 +18,8 @@ from harness.workers.episodes import Episodes
 from harness.workers.generating import EngineOnDevice
 from harness.workers.replaying import ReplayedEngine
 from schedules.protocol import PauseMode
+
+_NO_LEASE = -1  # of rows that another engine was handed
 
 
 class OpenRows:
@@ -68,6 +71,16 @@ class OpenRows:
         for lease in sorted(leases):
             await self._queue.give_back(lease)
         return open_samples
+
+    def hand_over(self, requests: Sequence[Request]) -> list[CarriedSample]:
+        """Let rows go, which another engine writes."""
+        carried = [CarriedSample(request, *self._row_of.pop(request.sample_id)[:2]) for request in requests]
+        self._written.set()
+        return carried
+
+    def take_over(self, carried: Sequence[CarriedSample]) -> None:
+        """Have rows that another engine had."""
+        self._row_of |= {one.request.sample_id: (one.partition, one.row, _NO_LEASE) for one in carried}
 
     async def all_written(self) -> None:
         """Wait until no row is open."""
@@ -189,6 +202,11 @@ class EngineSamples:
         """Requests of what was taken back, from the tokens that they have and in their order."""
         return [self._in_engine.pop(sample).after(aborted) for sample, aborted in self._take_taken_back().items()]
 
+    def let_go(self, requests: Collection[Request]) -> None:
+        """Another engine goes on with these."""
+        for request in requests:
+            self._had.pop(request.sample_id, None)
+
     def _take_taken_back(self) -> dict[int, Completion]:
         """Hand over all that was taken back, in the order in which the engine got it."""
         taken_back, self._taken_back = self._taken_back, {}
@@ -224,18 +242,19 @@ class SampleLimit:
         self._due = {sample: due + stood for sample, due in self._due.items()}
         self._begun.set()
 
-    def begin(self, samples: Iterable[int]) -> None:
-        """Note that samples begin now, or begin again."""
-        self._due |= dict.fromkeys(samples, self._clock.now() + self._seconds)
+    def begin(self, samples: Iterable[int], left_s: float | None = None) -> None:
+        """Note that samples begin now, or begin again; or go on for so many seconds."""
+        self._due |= dict.fromkeys(samples, self._clock.now() + (self._seconds if left_s is None else left_s))
         self._begun.set()
 
     def forget(self) -> None:
         """Forget all samples."""
         self._due.clear()
 
-    def end(self, sample: int) -> None:
-        """Forget a sample that has ended."""
-        self._due.pop(sample, None)
+    def end(self, sample: int) -> float | None:
+        """Forget a sample that has ended here; seconds that it had left when all was stopped."""
+        due = self._due.pop(sample, None)
+        return None if due is None or self._stopped is None else due - self._stopped
 
     async def overdue(self) -> list[int]:
         """Waits until there are some. What does not end upon it is named again, some seconds later."""
@@ -433,6 +452,25 @@ class SampleFlow:
         if self._limit is not None:
             self._limit.forget()
 
+    def hand_over(self) -> list[CarriedSample]:
+        """Let what was taken back go to another engine."""
+        assert self._aside is not None
+        aside, self._aside = self._aside, []
+        self.samples.let_go(aside)
+        carried = self.rows.hand_over(aside)
+        if self._limit is None:
+            return carried
+        return [replace(one, left_s=self._limit.end(one.request.sample_id)) for one in carried]
+
+    async def take_over(self, carried: Sequence[CarriedSample]) -> None:
+        """Go on with what another engine had."""
+        self.rows.take_over(carried)
+        await self.on_device.take()
+        self._submit([one.request for one in carried])
+        if self._limit is not None:
+            for one in carried:
+                self._limit.begin([one.request.sample_id], one.left_s)
+
     def hand_back(self) -> None:
         """Hand the engine what was taken back, before it goes on."""
         if self._aside is not None:
@@ -480,6 +518,12 @@ class Pause:
             self._on_device.paused = True
             await flow.put_off()
         await self._on_device.stopped()
+
+    def begin_stopped(self) -> None:
+        """Be as if it had been stopped before it had anything: the engine waits for a device."""
+        self._flow.set_aside()
+        self._flow.going.clear()
+        self._on_device.paused = True
 
     async def go_on(self) -> None:
         """Resume, once the device is free."""

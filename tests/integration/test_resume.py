@@ -36,6 +36,7 @@ KILLED_AFTER = (1, 8, 7, 5, 8, 2, 4, 6)
 OTHERS = (
     "schedule=fully_async cluster.devices=2",
     "schedule=windowed cluster.devices=2",
+    "schedule=lending cluster.devices=2 schedule.patience_s=0.001",
     "schedule=half_step cluster.devices=4",
     "schedule=tail_rounds schedule.over=0.5 cluster.devices=2",
 )

@@ -41,6 +41,10 @@ RUNS = {
         f"{SHORT} schedule=windowed schedule.max_staleness=0.5 schedule.window=0.5 task=expand engine.slots=8 "
         "algorithm.max_token_staleness=0"
     ),
+    "lending": (
+        f"{SHORT} schedule=lending schedule.order=completion schedule.max_staleness=0.5 schedule.patience_s=0.001 "
+        "cluster.devices=3 schedule.split.actor=2 algorithm.reference=true algorithm.micro_batch_groups=1"
+    ),
     "every_second_version": (
         f"{SHORT} schedule=fully_async schedule.max_staleness=1 schedule.publish_every=2 algorithm.mini_batches=2"
     ),

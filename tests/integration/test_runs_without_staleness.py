@@ -39,6 +39,7 @@ RUNS = {
     "separated_streaming": "schedule=separated_sync schedule.streaming=true cluster.delta_weights=true",
     "async_0": "schedule=fully_async schedule.max_staleness=0",
     "adaptive_0": "schedule=adaptive_staleness schedule.max_staleness=0",
+    "lending_0": "schedule=lending schedule.max_staleness=0 schedule.patience_s=0.001 schedule.share=1",
     "windowed_0": "schedule=windowed schedule.max_staleness=0 algorithm.max_token_staleness=0",
     "rolling_0": "schedule=rolling_update schedule.max_staleness=0 cluster.devices=3 schedule.split.rollout=2",
     "partial_0": "schedule=partial_rollout_sync schedule.over=0 cluster.devices=1",

@@ -19,7 +19,7 @@ from schedules.half_step import HalfStep
 from schedules.partial_rollout_sync import PartialRolloutSync
 from schedules.protocol import PauseMode
 from tests.support.examples import examples
-from tests.support.invariants import check_run, most_loading_at_once
+from tests.support.invariants import check_devices, check_run, most_loading_at_once
 from tests.support.random_jobs import jobs, play, without_limit
 
 checked = settings(max_examples=examples(25), suppress_health_check=list(HealthCheck))
@@ -92,6 +92,27 @@ def test_groups_are_overtaken_by_fewer_than_a_window() -> None:
         overtaken.append(max(begin - group for group, begin in begins))  # at least so far, before its batch
         assert overtaken[-1] <= window * run.batch
     assert 0 == overtaken[0] < overtaken[1] < overtaken[2]
+
+
+def test_what_lends_nothing_is_fully_async_to_the_moment_and_what_lends_is_faster_where_samples_are_short() -> None:
+    config = base("lending")
+    small = replace(config.algorithm, batch_groups=16, micro_batch_groups=1)
+    split, engine = config.schedule.split | {"rollout": 1, "actor": 4}, replace(config.engine, slots=24)
+    config = replace(config, iterations=6, algorithm=small, cluster=replace(config.cluster, devices=5), engine=engine)
+    lending = replace(config, schedule=replace(config.schedule, split=split))
+    del (apart := dict(split))["lent"]
+    options = base("fully_async").schedule.options
+    streamed = replace(lending, schedule=ScheduleConfig("fully_async", apart, options))
+    order = {"order": "completion"}
+    made = with_options(lending, {"share": 0.0} | order), with_options(streamed, order), with_options(lending, order)
+    runs = [play(job).finished for job in made]
+    for run in runs:
+        check_run(run)
+        check_devices(run)
+    of_samples = [[(one.sample_id, one.started_at, one.trained_at) for one in run.samples] for run in runs[:2]]
+    assert of_samples[0] == of_samples[1]
+    assert {span.kind for span in runs[2].timeline.spans if span.role == "lent"} == {"generate", "load_weights"}
+    assert runs[2].timeline.elapsed_window()[1] < 0.9 * runs[1].timeline.elapsed_window()[1]
 
 
 @checked

@@ -15,6 +15,7 @@ from schedules.delayed_update import DelayedUpdate
 from schedules.fully_async import FullyAsync
 from schedules.half_step import HalfStep
 from schedules.k_step_off import KStepOff
+from schedules.lending import Lending
 from schedules.one_step_off import OneStepOff
 from schedules.protocol import PauseMode
 from schedules.rolling_update import RollingUpdate
@@ -233,6 +234,24 @@ async def test_without_a_window_groups_are_trained_in_their_order_and_calls_are_
     assert (await FakeJob().play(windowed)).lines == (await FakeJob().play(streamed)).lines
 
 
+# -- lending
+
+
+async def test_training_devices_are_lent_only_where_the_trainer_would_wait_longer_than_it_is_patient() -> None:
+    job = FakeJob(iterations=3)
+    job.rollout.fills_s = 0.01
+    log = await job.play(Lending(patience_s=1.0))
+    assert not log.of("lent: ") and log.of("fill") == ["fill 4", "fill 12", "fill 20"]  # 0.4 of a batch of 8
+    job = FakeJob(iterations=3)
+    job.rollout.fills_s = 0.05
+    log = await job.play(Lending(patience_s=0.01))
+    assert log.of("lent: ", "train") == [
+        *("lent: stream", "lent: resume 24", "lent: hand over", "train 0"),
+        *("lent: swap 1", "lent: stream", "lent: resume 32", "lent: hand over", "train 1"),
+        *("lent: swap 2", "lent: stream", "lent: resume 40", "lent: hand over", "train 2"),
+    ]
+
+
 # -- rolling_update
 
 
@@ -420,6 +439,7 @@ def test_every_schedule_says_how_weights_travel_and_how_stale_it_is() -> None:
         "rolling_update": ("host_staged", 2.0, "fifo"),
         "adaptive_staleness": ("collective", 4.0, "fifo"),
         "windowed": ("collective", 2.0, "completion"),
+        "lending": ("collective", 2.0, "fifo"),
         "fully_async": ("collective", 2.0, "fifo"),
     }
     assert FullyAsync(order="completion").order == "completion"

@@ -72,6 +72,7 @@ class FakeRollout:
     closed: asyncio.Event
     engines: int = 4
     name: str = ""
+    fills_s: float = 0.0
 
     def split(self, cohorts: int | None = None) -> Sequence[FakeRollout]:
         if cohorts is not None and cohorts > self.engines:
@@ -84,12 +85,16 @@ class FakeRollout:
             await turns(7 * batches)
 
     async def stream(self) -> None:
-        with self.log.call("stream"):
+        with self.log.call(f"{self.name}stream"):
             await self.closed.wait()
 
     async def completed(self, iteration: int, first: Sequence[tuple[int, int]] = ()) -> None:
         with self.log.call(f"complete {iteration}"):
             await turns(7)
+
+    async def filled(self, groups: int) -> None:
+        with self.log.call(f"fill {groups}"):
+            await asyncio.sleep(self.fills_s)
 
     async def set_dispatch_limit(self, below: int) -> None:
         with self.log.call(f"limit {below}"):
@@ -106,6 +111,12 @@ class FakeRollout:
     async def resume(self, below: int, above: int = 0) -> None:
         with self.log.call(f"{self.name}resume {f'{above} to ' if above else ''}{below}"):
             await turns()
+
+    async def hand_over(self, to: FakeRollout) -> None:
+        with self.log.call(f"{self.name}hand over"):
+            self.closed.set()
+            await turns()
+            self.closed.clear()
 
 
 @dataclass
@@ -192,6 +203,7 @@ class FakeJob:
         self.prompts = FakePrompts(self.log)
         closed = self.prompts.closed
         self.rollout = FakeRollout(self.log, closed, engines)
+        self.lent = FakeRollout(self.log, asyncio.Event(), engines, "lent: ")
         self.host_stages: Sequence[FakeStage] = [FakeStage(self.log, name, closed) for name in HOST]
         self.device_stages: Sequence[FakeStage] = [FakeStage(self.log, name, closed) for name in DEVICE]
         self.trainer = FakeTrainer(self.log, fail_at)

@@ -119,6 +119,8 @@ def random_job(schedule: str, choose: Choose) -> JobConfig:
         }
         if critic:
             split["critic"] = choose(_BESIDE_ACTOR)
+        if made.lends:
+            split["lent"] = "actor"
     on_straggler = choose(STRAGGLERS)
     refills = filtered != "none" or on_straggler == "drop"
     latencies = LATENCIES if on_straggler == "wait" else (*LATENCIES, HANGING)
@@ -140,7 +142,13 @@ def random_job(schedule: str, choose: Choose) -> JobConfig:
         schedule=ScheduleConfig(name=config.schedule.name, split=split, options=options),
         algorithm=algorithm,
         cost=_random_cost(
-            choose, samples=batch * group, engines=engines, trainers=trainers, filtered=filtered, latencies=latencies
+            choose,
+            samples=batch * group,
+            engines=engines,
+            trainers=trainers,
+            filtered=filtered,
+            latencies=latencies,
+            several_turns=not made.lends,
         ),
         engine=replace(
             config.engine,
@@ -153,14 +161,21 @@ def random_job(schedule: str, choose: Choose) -> JobConfig:
 
 
 def _random_cost(
-    choose: Choose, *, samples: int, engines: int, trainers: int, filtered: str, latencies: Sequence[LatencyConfig]
+    choose: Choose,
+    *,
+    samples: int,
+    engines: int,
+    trainers: int,
+    filtered: str,
+    latencies: Sequence[LatencyConfig],
+    several_turns: bool,
 ) -> CostConfig:
-    """Random costs. samples: of a batch, which is trained in a second or so."""
+    """Random costs. samples: of a batch, which is trained in a second or so; several_turns: that samples may have."""
     tokens = samples * 120.0  # about
     speed = choose((0.2, 0.5, 1.0, 2.0, 5.0))  # seconds to generate a batch
     transfer = choose((0.0, 0.05, 0.5, 3.0))
     per_token = speed * engines / tokens
-    lengths, turns = choose(LENGTHS), choose(TURNS)
+    lengths, turns = choose(LENGTHS), choose(TURNS) if several_turns else None
     longest = PROMPT_TOKENS + lengths.cap * (1 if turns is None else turns.cap)
     if turns is not None:
         longest += turns.cap * OBSERVATIONS.cap

@@ -30,9 +30,9 @@ class Engine(Stepping):
     Its attributes are many: those of `Stepping`, of the feed, and of the plan.
     """
 
-    def __init__(self, job: Job, number: int) -> None:
-        super().__init__(job.decode, job.config.engine.slots)
-        self.job, self.number, self._queue = job, number, job.queue
+    def __init__(self, job: Job, role: str, number: int) -> None:
+        super().__init__(job.decode[role], job.config.engine.slots)
+        self.job, self.role, self.number, self._queue = job, role, number, job.queue
         self.bound, self.above = _MASK, 0  # groups from the one on are not its own yet, nor those before the other
         self.paused = self.asleep = self._taken_back = False
         self.wanted = 0  # groups that it waits for
@@ -91,6 +91,12 @@ class Engine(Stepping):
         self._feeding = True
         self.ask()
 
+    def end(self) -> None:
+        """Take no more groups."""
+        self._parts.clear()
+        self._wants = self._feeding = False
+        self._queue.forget(self)
+
     def ask(self) -> None:
         """Take what there is room for."""
         self.advance(self.job.now)
@@ -126,12 +132,36 @@ class Engine(Stepping):
         now = self.job.now
         self.advance(now)
         self.job.began(groups, self.bound)
-        for group in groups:
-            self._waiting.extend(range(group * self._n, (group + 1) * self._n))
+        self._add([sample for group in groups for sample in range(group * self._n, (group + 1) * self._n)], now)
+
+    def take_over(self, samples: Sequence[int]) -> None:
+        """Go on with samples that another engine had."""
+        self.advance(self.job.now)
+        self._add(samples, self.job.now)
+        self._plan()
+
+    def _add(self, samples: Sequence[int], now: float) -> None:
+        self._waiting.extend(samples)
         if not self.paused and self.busy_since is None:
             self.busy_since = now
         if self._may_admit():
             self._join(now)
+
+    def hand_over(self) -> list[int]:
+        """Let go of all that it has, as it is, once it is stopped. What has ended of a group that goes on elsewhere
+        counts by the versions of this engine."""
+        self.give_up(carry=True)
+        queue, left, self._waiting = self._queue, list(self._waiting), deque()
+        for sample in {other for group in {one // self._n for one in left} for other in self._of(group)} - {*left}:
+            versions, eldest = self._versions_between(queue.start[sample], queue.end[sample])
+            tokens, earlier, oldest = queue.older.get(sample, (0, 0.0, eldest))
+            whole = queue.end[sample] - queue.start[sample] + tokens
+            queue.older[sample] = (whole, versions + earlier, min(oldest, eldest))
+            queue.start[sample] = queue.end[sample] = 0
+        return left
+
+    def _of(self, group: int) -> range:
+        return range(group * self._n, (group + 1) * self._n)
 
     # -- what a schedule asks
 
@@ -406,7 +436,7 @@ class Engine(Stepping):
     def _close_span(self) -> None:
         if self.busy_since is not None:
             since, self.busy_since = self.busy_since, None
-            self.job.generating_s += self.job.now - since
+            self.job.generating_s[self.role] += self.job.now - since
 
     # -- versions
 
@@ -420,7 +450,7 @@ class Engine(Stepping):
         total, oldest = 0.0, version
         for sample in range(first, first + self._n):
             start, end = queue.start[sample], queue.end[sample]
-            versions, eldest = self._versions_between(start, end)
+            versions, eldest = self._versions_between(start, end) if start < end else (0.0, version)
             before, earlier, most = queue.older.get(sample, (0, 0.0, eldest))
             total += (versions + earlier) / (end - start + before)
             oldest = min(oldest, eldest, most)

@@ -51,9 +51,10 @@ class Rollout:
 
     def __init__(self, job: Job, engines: Sequence[Engine]) -> None:
         self._job, self.engines = job, engines
-        self._rounds = job.schedule.in_rounds
+        self._rounds = job.schedule.colocated and job.schedule.in_rounds
         self._turns = [
-            HeldTurn(job.turns_of("rollout", engine.number), f"rollout[{engine.number}].generate") for engine in engines
+            HeldTurn(job.turns_of(engine.role, engine.number), f"{engine.role}[{engine.number}].generate")
+            for engine in engines
         ]
 
     def split(self, cohorts: int | None = None) -> list[Rollout]:
@@ -88,7 +89,7 @@ class Rollout:
 
     async def stream(self) -> None:
         job = self._job
-        algorithm, engines = job.config.algorithm, len(job.engines)
+        algorithm, engines = job.config.algorithm, len(job.rollout.engines)
         most = fair_share(algorithm, engines, batches=1 + job.schedule.eta)
         if self._rounds:
             await self._take_devices()  # which nobody has yet: engines ask for groups before any is admitted
@@ -142,6 +143,14 @@ class Rollout:
             engine.asleep = False
             engine.go_on()
 
+    async def filled(self, groups: int) -> None:
+        job = self._job
+        if job.in_order:
+            return await job.generated.reached(groups)
+        while job.complete_groups < groups:
+            job.completes.clear()
+            await job.completes.wait()
+
     async def _take_devices(self) -> None:
         """One after the other, in the order in which roles on several of them do."""
         for turn in self._turns:
@@ -149,9 +158,47 @@ class Rollout:
 
     async def _end_round(self, engine: Engine, turn: HeldTurn, mode: PauseMode | Literal["put off"]) -> None:
         await self._stop([engine], mode)
-        await asyncio.sleep(offload_s(self._job.cost))
+        await asyncio.sleep(offload_s(self._job.costs[engine.role]))
         engine.asleep = True
         await turn.give_back()
+
+
+class Lent(Rollout):
+    """The engines on training devices, which take groups only while these are lent to them."""
+
+    def __init__(self, job: Job, engines: Sequence[Engine]) -> None:
+        super().__init__(job, engines)
+        self._over = asyncio.Event()
+
+    async def stream(self) -> None:
+        self._over.clear()
+        await self._over.wait()
+
+    async def resume(self, below: int, above: int = 0) -> None:
+        job = self._job
+        await self._take_devices()
+        if self.engines[0].asleep:
+            await asyncio.sleep(reload_s(job.costs["lent"]))
+        share = fair_share(job.config.algorithm, len(job.engines))
+        most = fair_share(job.config.algorithm, len(job.engines), batches=1 + job.schedule.eta)
+        for engine in self.engines:
+            engine.asleep, engine.bound, engine.above = False, below, above
+            engine.go_on()
+            engine.begin([None], share, most, lambda: None)
+
+    async def hand_over(self, to: Rollout) -> None:
+        for engine in self.engines:
+            engine.end()
+        await gather(*(self._end_round(*one, "keep") for one in zip(self.engines, self._turns, strict=True)))
+        n = self._job.group_size
+        of_group: dict[int, list[int]] = {}
+        for sample in sorted(sample for engine in self.engines for sample in engine.hand_over()):
+            of_group.setdefault(sample // n, []).append(sample)
+        groups = list(of_group.values())
+        for place, engine in enumerate(to.engines):
+            if samples := [one for group in groups[place :: len(to.engines)] for one in group]:
+                engine.take_over(samples)
+        self._over.set()
 
 
 async def _all_called(engines: Sequence[Engine], begin: Callable[[Engine, Callable[[], None]], None]) -> None:
@@ -399,7 +446,7 @@ class Weights:
         job = self._job
         await asyncio.sleep(0)
         await self.finish()
-        engines = self._load(job.engines, version)
+        engines = self._load(job.rollout.engines, version)
         loads = [engines, *(scorer.load() for scorer in self._scorers)]
         if self._staged or self._in_turn:
             await self._send()
@@ -427,6 +474,8 @@ class Weights:
             await self._progress.wait()
 
     async def swap(self, rollout: Rollout, version: int) -> None:
+        if isinstance(rollout, Lent):
+            return await gather(*(self._load_in_turn(engine, version) for engine in rollout.engines))
         await self.wait_arrived(version)
         await self._load([engine for engine in rollout.engines if engine.version < version], version)
 
@@ -466,12 +515,14 @@ class Weights:
             await self._load_at_once(engines, version, self._job.config.engine.keep_cache)
 
     async def _load_in_turn(self, engine: Engine, version: int) -> None:
-        async with self._job.turns_of("rollout", engine.number).turn(f"rollout[{engine.number}].load"):
+        async with self._job.turns_of(engine.role, engine.number).turn(f"{engine.role}[{engine.number}].load"):
             await self._load_at_once([engine], version, True)
 
     async def _load_at_once(self, engines: Sequence[Engine], version: int, keep_cache: bool) -> None:
         job = self._job
-        job.worked["load"] = job.worked.get("load", 0.0) + job.times.load_s * len(engines) / len(job.engines)
-        await asyncio.sleep(job.times.load_s + job.cost.evaluation.of(version))
+        role = engines[0].role
+        load_s, of_role = job.load_s[role], sum(engine.role == role for engine in job.engines)
+        job.worked[f"load {role}"] = job.worked.get(f"load {role}", 0.0) + load_s * len(engines) / of_role
+        await asyncio.sleep(load_s + job.costs[role].evaluation.of(version))
         for engine in engines:
             engine.load(version, keep_cache=keep_cache)

@@ -12,12 +12,12 @@ from numpy.typing import NDArray
 
 from engines.simulated.passes import scoring_s, training_s
 from harness.config import CostConfig, JobConfig
-from harness.config.placement import Placement
+from harness.config.placement import ENGINE_ROLES, Placement
 from harness.cost_model.cost import DecodeCost, transfer_times
 from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.transfer import sender_links
 from harness.driver.event_model.engine import Engine, Moments
-from harness.driver.event_model.fronts import Prompts, Rewards, Rollout, Scoring, Trainer, Weights
+from harness.driver.event_model.fronts import Lent, Prompts, Rewards, Rollout, Scoring, Trainer, Weights
 from harness.driver.event_model.queue import Queue
 from harness.driver.event_model.readers import Arrivals, Frontier
 from harness.driver.filtering import places_of
@@ -25,7 +25,7 @@ from harness.runtime.virtual_runtime import VirtualLoop
 from harness.workers.stages import DrawnJudge
 from harness.workers.turns import PlacedTurns
 from schedules import Schedule
-from schedules.base import gather
+from schedules.base import BESIDE, gather
 
 
 @dataclass(frozen=True)
@@ -62,13 +62,16 @@ class Job:
         seed: int,
         loop: asyncio.AbstractEventLoop,
         until: int | None = None,
+        lent_cost: CostConfig | None = None,
     ) -> None:
+        """lent_cost: of engines on training devices."""
         assert isinstance(loop, VirtualLoop)
         algorithm, devices = config.algorithm, placement.devices
         self.config, self.schedule, self.placement, self.cost = config, schedule, placement, cost
         self.iterations, self.batch, self.group_size = config.iterations, algorithm.batch_groups, algorithm.group_size
         self.in_order = schedule.order == "fifo"
-        self.decode = DecodeCost.of(cost)
+        self.costs = {"rollout": cost, "lent": lent_cost or cost}
+        self.decode = {role: DecodeCost.of(its) for role, its in self.costs.items()}
         lengths, groups = ResponseLengths.of_job(config, seed), self.iterations * self.batch
         self.refills, places = config.refills, places_of(config) if config.refills else None
         self._keeps = None if cost.filtered_share is None else DrawnJudge(cost.filtered_share, seed, self.group_size)
@@ -76,21 +79,29 @@ class Job:
         self._loop, self.moments = loop, Moments(loop)
         self._stale, self._lacking = set[int](), dict[int, int]()
         self._ready_at = self._complete_at = 0
-        engines = len(devices["rollout"]) // config.engine.tensor_parallel
-        counts = {role: engines if role == "rollout" else 1 for role in devices}
+        counts = {
+            role: len(its) // config.engine.tensor_parallel if role in ENGINE_ROLES else 1
+            for role, its in devices.items()
+        }
         self.turns_of = PlacedTurns(devices, counts, limit_s=None)
         rank_devices = config.training.tensor_parallel * config.training.pipeline_parallel
         self.ranks = {role: len(its) // rank_devices for role, its in devices.items()}
         links = sender_links(config, schedule.transport, len(devices["actor"]), config.engine.tensor_parallel)
         self.times = transfer_times(cost, schedule.transport, links, self.ranks["actor"])
+        self.load_s = {"rollout": self.times.load_s, "lent": transfer_times(cost, BESIDE, links).load_s}
         self._scored: dict[tuple[Sequence[int], int], float] = {}
         # fronts
-        self.engines = [Engine(self, number) for number in range(engines)]
+        self.engines = [Engine(self, role, number) for role in ENGINE_ROLES for number in range(counts.get(role, 0))]
         self.generated, self.rewarded = Frontier(groups), Frontier(groups)
         window = schedule.window_groups(self.batch)
         self.arrivals = Arrivals(self.queue.part_of, window)
         self.complete = Arrivals(self.queue.part_of, window) if schedule.awaits_completion else None
-        self.prompts, self.rollout = Prompts(self), Rollout(self, self.engines)
+        self.complete_groups, self.completes = 0, asyncio.Event()
+        self.prompts, self.rollout = (
+            Prompts(self),
+            Rollout(self, [one for one in self.engines if one.role == "rollout"]),
+        )
+        self.lent = Lent(self, [one for one in self.engines if one.role == "lent"])
         self.rewards = Rewards(self)
         self.host_stages = [self.rewards]
         scoring = [role for role in ("reference", "actor_fwd") if role in devices]
@@ -99,7 +110,7 @@ class Job:
         self._until, self._enough = until, loop.create_future()
         # what came out
         self._ends: list[float] = []
-        self.generating_s = 0.0  # of all engines, but for what is under way
+        self.generating_s = dict.fromkeys(ENGINE_ROLES, 0.0)  # of its engines, but for what is under way
         self.worked: dict[str, float] = {}  # seconds, of roles, of loading and of sending
         self._worked_s: list[dict[str, float]] = []  # as each iteration ended, those of an engine that generates too
 
@@ -158,22 +169,26 @@ class Job:
     def _busy(self, devices: tuple[int, ...]) -> NDArray[np.float64]:
         """Seconds of work on a role's devices in each iteration."""
         does = [role for role, its in self.placement.devices.items() if its == devices]
-        return self._worked(*does, *["send"] * ("actor" in does), *["load", "generate"] * ("rollout" in does))
+        engines = [role for role in ENGINE_ROLES if role in does]
+        return self._worked(*does, *["send"] * ("actor" in does), *[f"load {role}" for role in engines])
 
     def _exposed(self) -> NDArray[np.float64]:
         """Seconds of transfers, a mean over devices that take part."""
         loads, sends = self.placement.devices["rollout"], self.placement.devices["actor"]
         if loads == sends:
-            return self._worked("load", "send")
-        exposed = self._worked("load") * len(loads) + self._worked("send") * len(sends)
+            return self._worked("load rollout", "send")
+        exposed = self._worked("load rollout") * len(loads) + self._worked("send", "load lent") * len(sends)
         return exposed / (len(loads) + len(sends))
 
     def end_iteration(self) -> None:
         """Note what was done up to its end."""
         now = self.now
-        under_way = sum(now - since for engine in self.engines if (since := engine.busy_since) is not None)
+        generating = dict(self.generating_s)
+        for engine in self.engines:
+            generating[engine.role] += 0.0 if engine.busy_since is None else now - engine.busy_since
+        mean = {role: its / max(1, sum(one.role == role for one in self.engines)) for role, its in generating.items()}
         self._ends.append(now)
-        self._worked_s.append(self.worked | {"generate": (self.generating_s + under_way) / len(self.engines)})
+        self._worked_s.append(self.worked | mean | {"generate": sum(generating.values()) / len(self.engines)})
         if len(self._ends) == self._until:
             self._enough.set_result(None)
 
@@ -216,6 +231,8 @@ class Job:
                 self._can_be_scored(its)
 
     def _can_be_scored(self, groups: Sequence[int]) -> None:
+        self.complete_groups += len(groups)
+        self.completes.set()
         if self.complete is not None:
             self._complete_at += 1
             self.complete.add(groups, self._complete_at)

@@ -12,7 +12,7 @@ from numpy.typing import NDArray
 from harness.checks.layout import device_roles
 from harness.config import JobConfig
 from harness.config.compose import make_schedule
-from harness.config.placement import Placement, resolve_split
+from harness.config.placement import ENGINE_ROLES, Placement, resolve_split
 from harness.cost_model.job_cost import simulated_cost
 from harness.driver.event_model.job import FastSteps, Job
 from harness.driver.observer import IterationListener
@@ -33,6 +33,7 @@ def not_covered(config: JobConfig, schedule: Schedule, placement: Placement) -> 
         and config.algorithm.spare_groups > 0,
         "turns with an environment": config.cost.turns is not None,
         "a limit on how long samples take": config.engine.sample_limit_s is not None,
+        "groups that are refused while devices are lent": config.refills and schedule.lends,
         "engines on devices of others": rollout_shares and not schedule.colocated,
     }
     return ", ".join(reason for reason, applies in reasons.items() if applies)
@@ -47,7 +48,9 @@ def fast_steps(config: JobConfig, seed: int, until: int | None = None) -> FastSt
     if reason := not_covered(config, schedule, placement):
         return replace(simulated_steps(config, seed), not_covered=reason)
     with asyncio.Runner(loop_factory=VirtualLoop) as runner, infrequent_gc():
-        job = Job(config, schedule, placement, simulated_cost(config, placement), seed, runner.get_loop(), until)
+        cost = simulated_cost(config, placement)
+        lent = simulated_cost(config, placement, "lent") if schedule.lends else None
+        job = Job(config, schedule, placement, cost, seed, runner.get_loop(), until, lent)
         runner.run(job.run())
     return job.steps()
 
@@ -60,7 +63,7 @@ def simulated_steps(config: JobConfig, seed: int) -> FastSteps:
     )
     timeline = recorder.timeline
     spans = [(span.start, span.end) for span in timeline.spans if span.kind == "generate"]
-    engines = sum(role == "rollout" for role, _ in timeline.placement)
+    engines = sum(role in ENGINE_ROLES for role, _ in timeline.placement)
     windows = [timeline.window(iteration) for iteration in timeline.iteration_ends]
 
     def each(name: str) -> NDArray[np.float64]:

@@ -162,6 +162,10 @@ class Queue:
         self._asked += 1
         self._waiting[engine] = self._asked
 
+    def forget(self, engine: Engine) -> None:
+        """Note that an engine waits for nothing."""
+        self._waiting.pop(engine, None)
+
     def rebind(self, engines: Sequence[Engine], below: int) -> Served:
         """Give engines another bound; those that wait stand behind others of that bound. What they and others get by
         it, `go_on` gives them."""

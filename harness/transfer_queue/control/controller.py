@@ -300,6 +300,16 @@ class Controller:
         """The consumer is dead: all that it has not acknowledged goes out again, whatever the task."""
         return self._lose([lease for lease in self._leases if lease.consumer == consumer])
 
+    def reassign(self, task: str, rows: Iterable[int], consumer: str) -> None:
+        """Put what others hold of these rows into the hands of this consumer."""
+        check_task(self.spec, task)
+        ids = as_integers(rows, "rows")
+        for partition, here in ((one, here) for one in self._partitions if (here := one.among(ids)).size):
+            units = set(partition.tasks[task].units_of(partition.find(here)).tolist())
+            for lease in self._leases.of(partition.name):
+                if lease.task == task:
+                    self._leases.reassign(lease, units, consumer)
+
     def lose(self, numbers: Iterable[int]) -> list[str]:
         """The holders of these leases have gone: of tasks with `lease_s`, what they held goes out again."""
         held = [lease for number in numbers if (lease := self._leases.get(number)) is not None]

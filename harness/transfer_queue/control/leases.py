@@ -173,6 +173,14 @@ class Leases:
             kept = np.array([unit for unit in held if unit not in units], lease.share.units.dtype)
             self._keep(replace(lease, share=replace(lease.share, units=kept)))
 
+    def reassign(self, lease: Lease, units: set[int], consumer: str) -> None:
+        """Put units of a lease into the hands of another consumer, by a lease of its own."""
+        if moved := [unit for unit in lease.share.units.tolist() if unit in units]:
+            self.without(lease, units)
+            share = replace(lease.share, units=np.array(moved, lease.share.units.dtype))
+            self._keep(replace(lease, number=self._next, consumer=consumer, share=share))
+            self._next += 1
+
     def lose(self, lease: Lease) -> None:
         """End a lease that its consumer does not know to be over: its acknowledgement fails."""
         self.close(lease.number)

@@ -215,6 +215,7 @@ class Verbs(TransferQueue):
     finish = _sent(TransferQueue.finish)
     acknowledge = _sent(TransferQueue.acknowledge)
     give_back = _sent(TransferQueue.give_back)
+    reassign = _sent(TransferQueue.reassign)
     release = _sent(TransferQueue.release)
     clear = _sent(TransferQueue.clear)
     clear_finished = _sent(TransferQueue.clear_finished)

@@ -294,6 +294,7 @@ _VERBS: Mapping[str, tuple[Callable[..., Any], Any]] = {
     "finish": (QueueService.finish, tuple[str, list[int]]),
     "acknowledge": (QueueService.acknowledge, tuple[int]),
     "give_back": (QueueService.give_back, tuple[int]),
+    "reassign": (QueueService.reassign, tuple[str, list[int], str]),
     "release": (QueueService.release, tuple[str]),
     "clear": (QueueService.clear, tuple[str]),
     "clear_finished": (QueueService.clear_finished, tuple[()]),

@@ -229,6 +229,7 @@ class SyncQueue:
     finish = _blocking(calls.Verbs.finish)
     acknowledge = _blocking(calls.Verbs.acknowledge)
     give_back = _blocking(calls.Verbs.give_back)
+    reassign = _blocking(calls.Verbs.reassign)
     release = _blocking(calls.Verbs.release)
     clear = _blocking(calls.Verbs.clear)
     clear_finished = _blocking(calls.Verbs.clear_finished)

@@ -347,6 +347,10 @@ class QueueService:
         self._serve(self._controller.give_back(lease))
         self.received(lease)
 
+    def reassign(self, task: str, rows: Iterable[int], consumer: str) -> None:
+        """Put what is held of these rows into the hands of a consumer."""
+        self._controller.reassign(task, rows, consumer)
+
     def release(self, consumer: str) -> None:
         """Release what a consumer holds or waits for."""
         for pending in [p for p in self._pending if p.request.consumer == consumer]:

@@ -56,11 +56,12 @@ def test_an_engine_has_more_of_a_device_of_its_own_than_beside_a_larger_trainer(
 def test_engines_of_cores_share_what_the_job_leaves_of_the_machine() -> None:
     config = compose_job(["engine=torch", "cluster.devices=4", "schedule.split.rollout=3", "cluster.memory_gib=4"])
     plan = plan_job(config, make_schedule(config), Machine(8, 0, 0))
-    assert plan.share is not None and not plan.share.gpu
+    share = plan.shares["rollout"]
+    assert not share.gpu
     setting = real_setting(config, make_schedule(config), Machine(8, 0, 0), lengths_of(config), gpu=False)
     memory = plan_memory(config, plan.placement, setting)
     (engines,) = (pool for pool in memory.pools if "rollout" in pool.roles)
     own = next(item.bytes for item in engines.items if item.what == "KV cache")
     assert memory.host is not None, "processes and the queue have their memory there too"
     taken = memory.everything + memory.host.everything
-    assert taken + 3 * (plan.share.cache - own) == pytest.approx(16 * GIB)
+    assert taken + 3 * (share.cache - own) == pytest.approx(16 * GIB)

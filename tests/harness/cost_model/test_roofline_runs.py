@@ -53,6 +53,7 @@ def job(schedule: str, engines: int = 4, ranks: int = 2, sigma: float = 0.8, **f
     """figures: factors on the device's."""
     config = base(schedule)
     apart: dict[str, int | str] = {"rollout": engines, "actor": ranks, "actor_fwd": "actor", "reference": "actor"}
+    apart |= {"lent": "actor"} if find("schedule", schedule).lends else {}
     split = apart if schedule in APART else apart | {"rollout": "actor", "actor": engines}
     assert isinstance(config.cost, RooflineConfig)
     return replace(

@@ -48,7 +48,7 @@ def spec_of(log: list[str], monkeypatch: pytest.MonkeyPatch, *settings: str) -> 
 
     monkeypatch.setitem(build._BUILD, "actor", trainer)
     engines: Any = SimpleNamespace(
-        rollout=lambda number, clock: Engine(number, log),
+        rollout=lambda role, number, clock: Engine(number, log),
         task=TASK,
         seed=0,
         device=CPU,
@@ -68,7 +68,7 @@ def spec_of(log: list[str], monkeypatch: pytest.MonkeyPatch, *settings: str) -> 
         TickingClock(),
         None,
         engines,
-        engine_count=2,
+        engine_count={"rollout": 2},
         colocated=True,
         scores_beside_actor=True,
         turns_of=lambda role, number: NO_TURNS,

@@ -43,6 +43,13 @@ OF_SCHEDULE: dict[str, dict[str, tuple[object, ...]]] = {
     "separated_sync": {"schedule.streaming": ("true", "false"), "algorithm.epochs": (1, 2)},
     "k_step_off": {"schedule.k": (2, 3)},
     "half_step": {"schedule.pause": ("keep", "wait")},
+    "lending": {
+        "schedule.max_staleness": (0, 1, 2.5),
+        "schedule.order": ("fifo", "completion"),
+        "schedule.share": (0.1, 0.4, 1.0),
+        "schedule.patience_s": (0.01, 1.0),
+        "schedule.split.rollout": (2, 4),
+    },
     "windowed": {
         "schedule.pause": ("keep", "abort", "wait"),
         "schedule.max_staleness": (0, 1, 2.5),
@@ -66,6 +73,8 @@ def job(schedule: str, *settings: str) -> JobConfig:
     split = ["schedule.split.rollout=actor", "schedule.split.actor=16"]
     if not find("schedule", schedule).colocated:
         split = ["schedule.split.rollout=8", "schedule.split.actor=8"]
+    if find("schedule", schedule).lends:
+        split.append("schedule.split.lent=actor")
     beside = ["schedule.split.actor_fwd=actor", "schedule.split.reference=actor"]
     return compose_job(
         [
@@ -79,7 +88,7 @@ def random_job(schedule: str, number: int) -> JobConfig:
     random = np.random.default_rng((number, *schedule.encode()))
     knobs = OF_ALL | OF_SCHEDULE.get(schedule, {})
     settings = [f"{name}={random.choice(np.array(values, object))}" for name, values in knobs.items()]
-    settings += FILTERS[random.integers(2)]
+    settings += FILTERS[0 if find("schedule", schedule).lends else random.integers(2)]
     if "schedule.order=fifo" in settings and "schedule.on_stale=drop" in settings:
         settings.remove("schedule.on_stale=drop")
     config = job(schedule, "algorithm.batch_groups=32", "iterations=4", *settings)

@@ -319,6 +319,7 @@ async def test_a_version_that_is_kept_goes_nowhere() -> None:
 async def test_a_cohort_alone_swaps_what_has_arrived() -> None:
     heard, weights = Heard(), Weights()
     cohorts = pool_of(engines(3), heard).split(2)
+    weights.fleet = cohorts[0].fleet
     front = PublishedWeights(weights, Queue(), heard, [], recorded)  # type: ignore[arg-type]
     await front.wait_arrived(1)
     await front.swap(cohorts[0], 1)

@@ -102,8 +102,7 @@ def _settled(arguments: tuple[str, ...]) -> SettledJob:
 
 def _filled(job: SettledJob, arguments: tuple[str, ...]) -> SettledJob:
     """The job with as many slots as the plan leaves its engine room for; on cores with twice its own."""
-    share = job.plan.share
-    assert share is not None, "real jobs have one"
+    share = job.plan.shares["rollout"]
     slots = job.config.engine.slots
     room = int(share.cache / (share.token * job.config.model.max_length)) if share.gpu else 2 * slots
     return _settled((*arguments, f"engine.slots={max(slots, room)}"))
