@@ -108,7 +108,7 @@ def _host(config: JobConfig, placement: Placement, load: HostLoad, devices: int,
     apart = config.engine.name != "torch"
     items = [
         HostItem("processes", WORKER[load.gpu] * workers + BESIDE_WORKERS * (number == 0)),
-        HostItem("processes of engines", ENGINE_PROCESSES[load.gpu] * of["rollout"] * apart),
+        HostItem("processes of engines", ENGINE_PROCESSES[load.gpu] * (of["rollout"] + of.get("lent", 0)) * apart),
         *_resting(config, placement, load, of),
         *_travelling(config, placement, load, of),
     ]
@@ -128,15 +128,16 @@ def _resting(config: JobConfig, placement: Placement, load: HostLoad, of: dict[s
         return []
     training, weights = config.training, weight_bytes(config.model)
     # The embedded engine takes new weights while it sleeps, so it has them in any case; others may forget theirs.
-    sleeps = placement.share("rollout", "actor") and (load.keeps_weights or config.engine.name == "torch")
-    slept = of["rollout"] * weights / config.engine.tensor_parallel
+    embedded = config.engine.name == "torch"
+    sleeps = of["rollout"] * (placement.share("rollout", "actor") and (load.keeps_weights or embedded))
+    slept = (sleeps + of.get("lent", 0) * embedded) * weights / config.engine.tensor_parallel
     moments = 2 * (of["actor"] * load.rank.copy + of.get("critic", 0) * load.critic.copy)
     beside = placement.share("reference", "actor")
     reference = of.get("reference", 0) * weights / load.rank.shards
     return [
         HostItem("optimizer state", PINNED * moments * (training.optimizer_offload != "none"), _NO_OFFLOAD),
         HostItem("reference", 2 * reference * (training.reference_offload and beside), _NO_REFERENCE),
-        HostItem("weights of engines that sleep", PINNED * slept * sleeps),
+        HostItem("weights of engines that sleep", PINNED * slept),
         HostItem("rows kept for later passes", of["actor"] * load.kept, "algorithm.epochs=1"),
     ]
 

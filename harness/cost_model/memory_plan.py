@@ -234,7 +234,7 @@ def _pool(
         # What is simulated rests on the host while rollout uses its devices.
         here = [phase for phase in phases if not (shared and setting.simulated and phase == "generate")]
         moments = _offloaded(config, rank, setting)
-        items += training_items(rank, here, shared=shared, moments=moments)
+        items += training_items(rank, here, shared="rollout" in roles, moments=moments)
         items += _sent(config, rank, tuple(phase for phase in here if phase != "start"), setting)
         items += _kept_rows(config, pass_of(config, placement, setting).ranks, setting)
     if "critic" in roles:
@@ -280,9 +280,9 @@ def _critic(
     """A policy without an output layer, counted with the table of embeddings that it may not share. Beside the actor it
     works when that does not, in memory that the actor has as well: only what stays comes on top."""
     rank = RankMemory(config.model, pass_of(config, placement, setting, "critic"))
-    shared = not set(ENGINE_ROLES).isdisjoint(roles)
-    here = [phase for phase in phases if not (shared and setting.simulated and phase == "generate")]
-    items = training_items(rank, here, shared=shared, moments=_offloaded(config, rank, setting))
+    engines = not set(ENGINE_ROLES).isdisjoint(roles)
+    here = [phase for phase in phases if not (engines and setting.simulated and phase == "generate")]
+    items = training_items(rank, here, shared="rollout" in roles, moments=_offloaded(config, rank, setting))
     stays = ("master weights", "optimizer state", "gradients")
     kept = [item for item in items if item.what in stays or ("actor" not in roles and item.what not in _OUTPUT_LAYER)]
     return [replace(item, what=f"critic's {item.what}") for item in kept]
@@ -346,7 +346,7 @@ def _engine(config: JobConfig, setting: PlanSetting, phases: tuple[Phase, ...], 
     ]
     if apart:
         items.append(
-            Item("weights on their way into the engine", _into_engine(config, setting), ("publish", "generate"))
+            Item("weights on their way into the engine", _into_engine(config, setting, sleeps), ("publish", "generate"))
         )
         items.append(Item("the engine's own process", ANOTHER_PROCESS if setting.gpu else 0.0, phases))
     if not sleeps:
@@ -354,13 +354,13 @@ def _engine(config: JobConfig, setting: PlanSetting, phases: tuple[Phase, ...], 
     return items
 
 
-def _into_engine(config: JobConfig, setting: PlanSetting) -> float:
+def _into_engine(config: JobConfig, setting: PlanSetting, sleeps: bool) -> float:
     """Bytes that weights need on their way into an engine with processes of its own, beside the transport's buckets:
     what came of a layer that is not complete, and that layer as it is made anew (engines/vllm/worker/transfer.py).
     Where its processes are no receivers, the adapter's bucket and the same one in the engine come before. An allocator
     keeps them until the engine sleeps."""
-    carrier, largest = transport_of(setting.transport), _largest(config)
-    if not (carrier.staged or carrier.colocated):
+    largest = _largest(config)
+    if not (transport_of(setting.transport).staged or sleeps):
         return 2 * largest
     bucket = config.engine.options.get("weight_bucket_bytes") or _ENGINE_BUCKET
     return 4 * max(bucket, largest)

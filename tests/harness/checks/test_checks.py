@@ -514,6 +514,10 @@ def test_what_can_be_simulated_only_is_refused_on_real_devices_and_simulated_oth
             "engine.tensor_parallel=2: engines of schedule=partial_rollout_sync take their devices in one turn with ",
         ),
         (
+            ["schedule=lending", "cluster.devices=4"],
+            "engine.tensor_parallel=2: engines of schedule=lending take their devices in one turn with ",
+        ),
+        (
             ["cluster.devices=3", "schedule.split.rollout=2", WITH_REFERENCE, "schedule.split.reference=rollout"],
             "engine.tensor_parallel=2: a real engine of several devices has them alone, or takes turns with a "
             "colocated schedule, and schedule=fully_async has reference there; set it to 1, ",
@@ -602,3 +606,12 @@ def test_a_layout_is_read_off_the_settings_and_the_split() -> None:
 )
 def test_a_storage_of_the_queue_that_cannot_be_used_is_one_line(settings: list[str], told: str) -> None:
     assert refused("backend=real", *settings).startswith(told)
+
+
+def test_devices_that_are_lent_are_those_of_training_and_no_environment_is_left_behind() -> None:
+    assert refused("schedule=lending", "cluster.devices=5", "schedule.split.rollout=1", "schedule.split.lent=2") == (
+        "schedule.split.lent=2: schedule=lending lends training devices; set it to actor"
+    )
+    assert refused("schedule=lending", "task=lookup", "cluster.devices=2").endswith(
+        "the environment stays behind; use a task without one, or SCHEDULE=fully_async"
+    )

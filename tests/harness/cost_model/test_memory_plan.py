@@ -70,6 +70,14 @@ def test_a_colocated_engine_gives_its_memory_back_before_training() -> None:
     assert "optimizer state" not in asleep and pool.of("generate") > pool.of("score")
 
 
+def test_a_lent_engine_has_its_memory_on_a_training_device_until_that_trains_again() -> None:
+    (rollout, lent), (alone, actor) = (planned(f"schedule={name}")[1].pools for name in ("lending", "fully_async"))
+    assert rollout == alone and lent.roles == ("lent", *actor.roles)
+    assert [lent.of(phase) for phase in actor.phases[1:]] == [actor.of(phase) for phase in actor.phases[1:]]
+    state = sum(item.bytes for item in actor.items if item.what in ("master weights", "optimizer state"))
+    assert lent.of("generate") == rollout.of("generate") + state, "both have transfer buckets"
+
+
 def test_moments_on_the_host_take_room_in_a_step_alone_and_one_by_one_only_that_of_the_largest() -> None:
     pools = {}
     for offload in ("none", "between_phases", "always"):
