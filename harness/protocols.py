@@ -110,12 +110,13 @@ class Request:
 
 @dataclass(frozen=True, slots=True)
 class CarriedSample:
-    """A sample on its way from one engine to another, in this row of a partition of the queue. left_s: seconds that it
-    may still take, None: as long as it likes."""
+    """A sample on its way from one engine to another, in this row of a partition of the queue. tokens: that it has;
+    left_s: seconds that it may still take, None: as long as it likes."""
 
     request: Request
     partition: str
     row: int
+    tokens: int
     left_s: float | None = None
 
 

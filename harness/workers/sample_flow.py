@@ -74,7 +74,11 @@ class OpenRows:
 
     def hand_over(self, requests: Sequence[Request]) -> list[CarriedSample]:
         """Let rows go, which another engine writes."""
-        carried = [CarriedSample(request, *self._row_of.pop(request.sample_id)[:2]) for request in requests]
+        carried = []
+        for request in requests:
+            partition, row, _ = self._row_of.pop(request.sample_id)
+            tokens = 0 if request.partial is None else request.partial.length
+            carried.append(CarriedSample(request, partition, row, tokens))
         self._written.set()
         return carried
 
@@ -129,6 +133,7 @@ class EngineSamples:
         self._taken_back: dict[int, Completion] = {}
         self._again: set[int] = set()  # between two turns, to begin again
         self._had: dict[int, int] = {}  # tokens sampled of what may begin again
+        self._elsewhere: dict[int, int] = {}  # tokens that samples had when another engine handed them over
         self.generated = self.begun_again = 0
         """Tokens that its engine sampled, and those of them that were thrown away as their sample began again."""
 
@@ -152,7 +157,8 @@ class EngineSamples:
         done = []
         for completion in completions:
             before = self._in_engine[completion.sample_id].partial
-            sampled = completion.length - (0 if before is None else before.length)
+            had = self._elsewhere.pop(completion.sample_id, 0 if before is None else before.length)
+            sampled = completion.length - had
             self.generated += sampled
             if self._several_turns or self.taking_back:
                 self._had[completion.sample_id] = self._had.get(completion.sample_id, 0) + sampled
@@ -201,6 +207,11 @@ class EngineSamples:
     def carried(self) -> list[Request]:
         """Requests of what was taken back, from the tokens that they have and in their order."""
         return [self._in_engine.pop(sample).after(aborted) for sample, aborted in self._take_taken_back().items()]
+
+    def take_over(self, carried: Iterable[CarriedSample]) -> None:
+        """Count of these what this engine samples: as they come by a connection, lengths of simulated ones do not
+        tell."""
+        self._elsewhere |= {one.request.sample_id: one.tokens for one in carried}
 
     def let_go(self, requests: Collection[Request]) -> None:
         """Another engine goes on with these."""
@@ -465,6 +476,7 @@ class SampleFlow:
     async def take_over(self, carried: Sequence[CarriedSample]) -> None:
         """Go on with what another engine had."""
         self.rows.take_over(carried)
+        self.samples.take_over(carried)
         await self.on_device.take()
         self._submit([one.request for one in carried])
         if self._limit is not None:

@@ -42,6 +42,19 @@ def test_a_paced_run_keeps_what_its_schedule_promises(run: FinishedRun) -> None:
     check_run(run)
 
 
+def test_what_lent_engines_hand_over_counts_once_where_engines_are_processes(results: Path, drivers: Drivers) -> None:
+    folder = drivers.bench(
+        results,
+        "lent",
+        *("schedule=lending", "schedule.patience_s=0.001", "backend=paced", "cost=tiny_cpu", "cluster.devices=3"),
+        *("schedule.split.rollout=1", "iterations=3", "smoke=true", "engine.slots=8"),
+        *("algorithm.batch_groups=4", "algorithm.micro_batch_groups=1"),
+    )
+    run = read_finished(folder)
+    check_run(run)
+    assert {span.kind for span in run.timeline.spans if span.role == "lent"} >= {"generate"}
+
+
 def test_a_paced_run_is_called_paced(folder: Path) -> None:
     assert load_manifest(folder)["backend"] == "paced"
 
