@@ -140,6 +140,11 @@ class InTurn:
         before_s = around_s * (1 - q["around_sharing"])
         return cls(step_s, before_s, serial_s, q["rest_hidden"] * (rest_s - serial_s), devices)
 
+    def of_part(self, share: float) -> InTurn:
+        """The same around batches that are this share of its own."""
+        before_s, serial_s, hidden_s = (share * one for one in (self.before_s, self.serial_s, self.hidden_s))
+        return replace(self, step_s=share * self.step_s, before_s=before_s, serial_s=serial_s, hidden_s=hidden_s)
+
     def around(self, job: JobConfig, cost: CostConfig, q: Mapping[str, float], times: float = 1.0) -> CostConfig:
         """Costs of another way of working in the same system, with what surrounds it; times: as large as its simulated
         part is all of it."""

@@ -75,9 +75,7 @@ def run_measured(experiment: PaperExperiment, context: Context) -> Result:
     read = {cell.label: [load_metrics(cell.folder(seed, context.results)) for seed in runs.seeds] for cell in cells}
     published = _published(experiment, form)
     lines = [line for figure in form.figures for line in lines_of(figure, form.cells, read, published)]
-    lines += _simulated(
-        [Mode(cell.label, cell.simulated, "measured") for cell in form.cells if cell.simulated], context
-    )
+    lines += simulated_lines(form, context)
     return Result(experiment, lines, tables=[_per_seed(form, read, cells)])
 
 
@@ -125,19 +123,25 @@ def _published(experiment: PaperExperiment, form: MeasuredCells) -> dict[tuple[s
     return found
 
 
-def _simulated(modes: Sequence[Mode], context: Context) -> list[ResultLine]:
-    """Steps at full size, and how many times as fast as the first the others are in systems drawn."""
+def simulated_lines(form: MeasuredCells, context: Context) -> list[ResultLine]:
+    """Steps at full size, and how many times as many samples a second there are, in systems drawn, as in the cell that
+    the first figure is relative to, or in the first of all, which works in turn."""
+    modes = [Mode(cell.label, cell.simulated, "measured") for cell in form.cells if cell.simulated]
     if not modes:
         return []
     context.progress(f"simulating {len(modes)} cells at full size")
+    jobs = [job_of(mode, []) for mode in modes]
     lines = [
-        ResultLine(f"{SIMULATED}, at full size", mode.label, "measured", None, step_figures(job_of(mode, [])).seconds)
-        for mode in modes
+        ResultLine(f"{SIMULATED}, at full size", mode.label, "measured", None, step_figures(job).seconds)
+        for mode, job in zip(modes, jobs, strict=True)
     ]
     given = {setting.partition("=")[0] for setting in modes[0].job}
     seconds = drawn_figures(modes, [], given, context.processes)[0]
-    speedups = {mode.label: seconds[0] / its for mode, its in zip(modes[1:], seconds[1:], strict=True)}
-    return lines + speedup_lines(speedups, modes[0].label)
+    rates = {mode.label: job.algorithm.batch_samples / its for mode, job, its in zip(modes, jobs, seconds, strict=True)}
+    asked = form.figures[0].relative_to or ""
+    base = asked if asked in rates else modes[0].label
+    beside = rates.pop(base)
+    return lines + speedup_lines({label: rate / beside for label, rate in rates.items()}, base)
 
 
 def _per_seed(form: MeasuredCells, read: Mapping[str, Sequence[Metrics]], cells: Sequence[ResolvedCell]) -> Table:

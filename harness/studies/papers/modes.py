@@ -162,7 +162,11 @@ def _in_system(
     job, cost = jobs[0]
     alone = step_figures(replace(job, cost=InTurn.of(q, 0.0, 0.0, beside).around(job, cost, q)))
     around = InTurn.of(q, alone.seconds, alone.generation_s, beside)
-    return [step_figures(replace(job, cost=around.around(job, cost, q))) for job, cost in jobs]
+    whole = jobs[0][0].algorithm.batch_samples
+    return [
+        step_figures(replace(job, cost=around.of_part(job.algorithm.batch_samples / whole).around(job, cost, q)))
+        for job, cost in jobs
+    ]
 
 
 def _priced(config: JobConfig, devices: Mapping[str, int]) -> tuple[JobConfig, Mapping[str, int]]:

@@ -29,7 +29,14 @@ from harness.studies.papers.fits import (
     run_calibrated,
     run_fitted_ratio,
 )
-from harness.studies.papers.measured import MeasuredCell, MeasuredFigure, lines_of, value_of
+from harness.studies.papers.measured import (
+    MeasuredCell,
+    MeasuredCells,
+    MeasuredFigure,
+    lines_of,
+    simulated_lines,
+    value_of,
+)
 from harness.studies.papers.modes import Mode, composed, job_of, pooled, steps
 from harness.studies.papers.report import show, write, write_overview
 from harness.studies.papers.result import Result, ResultLine
@@ -293,6 +300,19 @@ def test_both_sides_are_relative_to_one_cell() -> None:
     assert (fresh.measured, fresh.published) == (1.0, 1.0)
     assert stale.measured == pytest.approx(0.5) and stale.published == pytest.approx(0.9)
     assert stale.error is None  # what is published is of another model and task
+
+
+def test_cells_with_batches_of_their_own_are_compared_by_samples_and_to_the_cell_of_the_first_figure(
+    tmp_path: Path,
+) -> None:
+    halves = [one.replace("batch_groups=8", "batch_groups=4") for one in SMALL]
+    job = ["schedule=colocate_sync", "cluster.devices=2", "cost.lengths.sigma=0", "cost.lengths.common=0"]
+    cells = [MeasuredCell(name, [], simulated=[*job, *its]) for name, its in (("whole", SMALL), ("halves", halves))]
+    figure = MeasuredFigure("score", "reward", 1.0, relative_to="halves")
+    lines = simulated_lines(MeasuredCells(1, [figure], cells), context(tmp_path))
+    *_, speedup = lines
+    assert speedup.label == "whole" and speedup.quantity.startswith("times as fast as halves")
+    assert speedup.simulated == pytest.approx(2 * lines[1].simulated / lines[0].simulated, rel=0.15)  # type: ignore[operator]
 
 
 def test_linearity_is_throughput_over_devices() -> None:
