@@ -174,10 +174,12 @@ async def test_a_server_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPat
 
 
 SMALLER = f"{SMALL} engine=sglang engine.slots=16 iterations=3 algorithm.batch_groups=4 algorithm.group_size=4"
-OWN_SERVERS = {"half_step": "cluster.devices=3 schedule.split.rollout=2"} | {
-    name: "cluster.devices=1" for name in SCHEDULES if find("schedule", name).colocated
+OWN_SERVERS = {
+    "colocate_sync": "cluster.devices=1",
+    "half_step": "cluster.devices=3 schedule.split.rollout=2",
+    "lending": "",
 }
-"""Schedules whose runs start servers of their own, with the settings that they need."""
+"""Schedules whose runs start servers of their own, as these sleep, or are several; with the settings that they need."""
 
 
 @pytest.fixture(scope="module")
@@ -186,7 +188,9 @@ def runs(results: Path, drivers: Drivers) -> dict[str, Path]:
     others share one that is there."""
 
     def settings(schedule: str) -> str:
-        return f"{SMALLER} algorithm.micro_batch_groups=2 schedule={schedule} {OWN_SERVERS.get(schedule, '')}"
+        one_engine = "cluster.devices=1" if find("schedule", schedule).colocated else ""
+        more = OWN_SERVERS.get(schedule, one_engine)
+        return f"{SMALLER} algorithm.micro_batch_groups=2 schedule={schedule} {more}"
 
     done = drivers.bench_all(results, {schedule: settings(schedule) for schedule in OWN_SERVERS})
     server = LocalServer(build_model(MODEL), slots=16, device=torch.device("cpu"), owner="the test", options=Options())
