@@ -1,8 +1,8 @@
 """Log-probabilities and their gradients from hidden states, in chunks of logits and all at once, in CPU seconds.
 
-    OMP_NUM_THREADS=1 python -m tests.benchmarks.bench_head [--rows 2048] [--rounds 3] [--dtype float32]
+    OMP_NUM_THREADS=1 python -m tests.benchmarks.bench_head [--model qwen0.5b] [--rows 2048] [--rounds 3]
 
-The output layer of qwen0.5b. `before`: chunks of the default, and gradients added up as soon as four of them wait.
+The output layer of a model. `before`: chunks of the default, and gradients added up as soon as four of them wait.
 """
 
 from __future__ import annotations
@@ -32,11 +32,12 @@ def seconds(hidden: torch.Tensor, weight: torch.Tensor, tokens: torch.Tensor, li
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--model", default="qwen0.5b")
     parser.add_argument("--rows", type=int, default=2048)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--dtype", default="float32")
     arguments = parser.parse_args()
-    model = compose_job(["model=qwen0.5b"]).model
+    model = compose_job([f"model={arguments.model}"]).model
     dtype, random = getattr(torch, arguments.dtype), torch.Generator().manual_seed(0)
     hidden, weight = (
         torch.randn(rows, model.hidden, generator=random).mul(0.1).to(dtype).requires_grad_()
