@@ -115,13 +115,17 @@ def _purpose(roles: str) -> str:
 
 
 def schedule_cells(schedules: str, settings: Sequence[str]) -> list[CellRequest]:
-    """A cell per schedule. schedules: `all`, or names with commas between them."""
-    names = list(SCHEDULES) if schedules == "all" else [name.strip() for name in schedules.split(",")]
-    for name in names:
+    """A cell per schedule. schedules: `all`, or names with commas between them; with `@4` behind one at that
+    `max_staleness`."""
+    asked = list(SCHEDULES) if schedules == "all" else [name.strip() for name in schedules.split(",")]
+    cells = []
+    for name, at, staleness in (each.partition(_AT) for each in asked):
         check_name("schedule", name, "schedules")
-    if len(set(names)) < len(names):
+        chosen = (f"schedule={name}", *([f"schedule.max_staleness={staleness}"] if at else []))
+        cells.append(CellRequest(f"{name} {staleness}".rstrip(), (*chosen, *settings)))
+    if len(set(asked)) < len(asked):
         raise ConfigError(f"schedules={schedules} names one of them twice; name each once")
-    return [CellRequest(name, (f"schedule={name}", *settings)) for name in names]
+    return cells
 
 
 def swept_cells(settings: Sequence[str]) -> tuple[tuple[str, ...], list[CellRequest]]:

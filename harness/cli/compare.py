@@ -30,7 +30,8 @@ from harness.runtime.runtime import machine_of_runs
 
 
 def compare(arguments: Sequence[str], results: Path, console: Console) -> int:
-    """Compare schedules: `schedules=all` or names with commas, `dry=true`, and settings of the job.
+    """Compare schedules: `schedules=all` or names with commas (`fully_async@4`: at that `max_staleness`), `dry=true`,
+    and settings of the job.
 
     Returns the exit code: 1 where a run failed, the gate did, or a ledger does not close.
     """

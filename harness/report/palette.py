@@ -114,7 +114,7 @@ def of_cells(cells: Sequence[Cell]) -> list[str]:
     schedules = [cell.runs[0].identity.schedule for cell in cells]
     if len(set(schedules)) == len(schedules):
         return list(of_schedules(schedules).values())
-    return [CELLS[number % len(CELLS)] for number in range(len(cells))]
+    return [colour for _, colour in zip(cells, cycle((*CELLS, *_MORE)), strict=False)]
 
 
 def names_of(cells: Sequence[Cell]) -> list[str]:

@@ -56,6 +56,8 @@ class VerdictChart:
         text = f"{means}. The square, and the dashed lines through it, are {base}. "
         if self.up.key in OUTCOMES:
             text += "The larger a mark, the staler its samples (mean lag in iterations). "
+        if len(self.front) > 1:
+            text += "Dotted: the front, cells that no other is ahead of in both means. "
         of_speed = self.comparison.question == SPEED
         if not self.comparison.best:
             return f"{text}None is filled: none is significantly {'faster' if of_speed else 'higher'} than {base}."
@@ -76,6 +78,16 @@ class VerdictChart:
             )
             parts.append(f"{cell.label}: {', '.join(values)}, {self._note(index)}")
         return ". ".join(parts)
+
+    @property
+    def front(self) -> list[int]:
+        """Cells that no other is ahead of in one mean, and not behind in the other, slowest first; none where nothing
+        is rewarded."""
+        if self.up.key not in OUTCOMES:
+            return []
+        means = [(across.value, up.value) for across, up in self._values]
+        behind = {one for one in means for x, y in means if x >= one[0] and y >= one[1] and (x, y) != one}
+        return sorted((index for index, one in enumerate(means) if one not in behind), key=lambda index: means[index])
 
     def draw(self, size: tuple[float, float], figure: Figure, head: float = 0.0, foot: float = 0.0) -> None:
         """Draw into the whole figure. head, foot: points for a title and a caption."""
@@ -100,6 +112,9 @@ class VerdictChart:
         dashed: dict[str, Any] = {"color": MUTED, "linewidth": 1.0, "linestyle": (0, (4, 4)), "zorder": 1}
         axes.axvline(base[0].value, **dashed)
         axes.axhline(base[1].value, **dashed)
+        ahead = [self._values[index] for index in self.front]
+        dotted: dict[str, Any] = {"color": MUTED, "linewidth": 1.6, "linestyle": ":", "zorder": 1, "gid": "front"}
+        axes.plot([across.value for across, _ in ahead], [up.value for _, up in ahead], **dotted)
         for (across, up), colour in zip(self._values, colours, strict=True):
             bar: dict[str, Any] = {"color": colour, "linewidth": 1.9, "alpha": 0.75, "zorder": 2, "gid": "bar"}
             if across.bounded:

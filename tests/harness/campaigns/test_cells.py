@@ -76,6 +76,9 @@ def test_what_cannot_be_swept_is_refused(settings: list[str], message: str) -> N
 
 def test_schedules_are_all_or_those_that_are_named() -> None:
     assert [cell.label for cell in schedule_cells("all", [])] == list(SCHEDULES)
+    one, four = schedule_cells("fully_async@1,fully_async@4", ["iterations=2"])
+    assert one.label == "fully_async 1"
+    assert four.settings == ("schedule=fully_async", "schedule.max_staleness=4", "iterations=2")
     assert [cell.settings for cell in schedule_cells("half_step,k_step_off", ["iterations=2"])] == [
         ("schedule=half_step", "iterations=2"),
         ("schedule=k_step_off", "iterations=2"),

@@ -86,6 +86,25 @@ def test_filled_are_the_cells_for_which_the_sentence_is(comparison: Comparison) 
     assert all(re.fullmatch(r"[\d.]+x · lag [\d.]+", note) for note in notes(comparison)[1:])
 
 
+def test_the_front_joins_what_no_other_cell_is_ahead_of_in_both_means(tmp_path: Path) -> None:
+    of = {
+        "colocate_sync": (1.0, 0.9),
+        "separated_sync": (1.4, 0.8),
+        "one_step_off": (0.6, 0.7),
+        "half_step": (0.5, 0.5),
+    }
+    made = {
+        name: Made(schedule=name, step_s=step, exact_match=match, noise=(0.0, 0.0))
+        for name, (step, match) in of.items()
+    }
+    found = compare([make_cell(tmp_path, name, one) for name, one in made.items()])
+    (front,) = [line for line in drawn(found).lines if line.get_gid() == "front"]
+    at = marks(found)
+    assert [*zip(*front.get_data(), strict=True)] == [
+        pytest.approx(tuple(float(value[0]) for value in at[index].get_data())) for index in (0, 2, 3)
+    ]
+
+
 def test_of_what_the_seeds_cannot_tell_apart_nothing_is_called(tmp_path: Path) -> None:
     cells = [make_cell(tmp_path, name, Made(schedule=name, noise=(0.3, 0.1), draw=len(name))) for name in STEPS]
     found = compare(cells)
