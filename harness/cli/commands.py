@@ -182,7 +182,7 @@ GROUPS: dict[str, dict[str, Command]] = {
         ),
         "table": Command(
             "every schedule, simulated or planned, as a page",
-            (_plain("of", "schedules, unless given; agents, memory, transfers or scaling", "NAME"),),
+            (_plain("of", "schedules, unless given; staleness, memory, transfers or scaling", "NAME"),),
             one_thread=True,
         ),
     },

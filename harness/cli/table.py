@@ -14,7 +14,6 @@ from harness.config import ConfigError
 
 STUDIES = {
     "schedules": "harness.studies.schedule_table",
-    "agents": "harness.studies.tool_latency",
     "staleness": "harness.studies.staleness",
     "memory": "harness.planner.memory",
     "transfers": "harness.studies.transfer_on_paper",

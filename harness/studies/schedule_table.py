@@ -1,32 +1,29 @@
-"""The simulated table of every schedule under twelve conditions.
+"""The simulated table of every schedule: what is slow, tools that answer late, and more devices with larger batches.
 
-What is compared, and how the conditions are made, is said in the text that goes above the table.
+What is compared, and how the conditions are made, is said in the text that goes above the tables.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import astuple, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from statistics import NormalDist
 
 import numpy as np
 
-from harness.config import CostConfig, JobConfig, LengthsConfig
-from harness.config.compose import DOCS, choices, compose_job
-from harness.driver.recorder import Recorder
-from harness.driver.session import simulate
+from harness.config import CostConfig, JobConfig, LatencyConfig, LengthsConfig
+from harness.config.compose import DOCS, choices, compose_job, make_schedule
+from harness.driver.event_model import FastSteps, fast_steps
 from harness.metrics.atomic_files import write_text
-from harness.metrics.samples import staleness_metrics
 
 PAGE = DOCS.parent / "results/reference/simulated/schedule_table.md"
 
-DEVICES, ITERATIONS, WARMUP = 16, 22, 2
+DEVICES, WARMUP = 16, 2
 
-GROUPS, GROUP, SLOTS = 32, 8, 32
-
-SAMPLES = GROUPS * GROUP
+GROUPS_PER_DEVICE, GROUP, SLOTS = 2, 8, 32
 
 TRAIN_S = 10.0
 """Seconds that the training pool (half of the devices) works on a batch."""
@@ -41,36 +38,70 @@ TAILS = {
 
 TRANSFER_S = {"fast transfer": 0.1, "slow transfer": 3.0}
 
+TURNS = LengthsConfig(kind="lognormal", mean=4.0, sigma=0.7, cap=16)
+
+TURN_TOKENS = LengthsConfig(kind="lognormal", mean=250.0, sigma=0.5, cap=2000)
+
+OBSERVATION = LengthsConfig(kind="constant", mean=100.0, cap=100)
+
+TOOLS = {
+    "no tools": None,
+    "tools at once": LatencyConfig(),
+    "tools of 10 s": LatencyConfig(kind="lognormal", mean=10.0, sigma=1.0),
+}
+"""Latency of the tool that a sample calls between two turns; None where it has one turn."""
+
 VARIANTS = {
     "separated_sync": {"sequential": "schedule.streaming=false", "streaming": "schedule.streaming=true"},
-    "fully_async": {f"eta {eta}": f"schedule.max_staleness={eta}" for eta in ("0.5", "1", "2")},
+    "fully_async": {
+        **{f"eta {eta}": f"schedule.max_staleness={eta}" for eta in ("0.5", "1", "2")},
+        "eta 2 completion": "schedule.max_staleness=2 schedule.order=completion",
+    },
     "k_step_off": {"k 2": "schedule.k=2"},
+    "windowed": {"": "", "window 4": "schedule.max_staleness=1 schedule.window=4"},
 }
 
 
 @dataclass(frozen=True)
 class Condition:
-    """A simulated condition: what is slow, how long the tail is, and how weights travel."""
+    """A simulated condition: what is slow, how long the tail is, how weights travel, how late tools answer, on how many
+    devices."""
 
     bottleneck: str
     tail: str
     transfer: str
+    tools: str = "no tools"
+    devices: int = DEVICES
 
-    def __str__(self) -> str:
-        return f"{self.bottleneck}, {self.tail}, {self.transfer}"
+    @property
+    def samples(self) -> int:
+        """Samples of a batch."""
+        return GROUPS_PER_DEVICE * self.devices * GROUP
+
+    @property
+    def iterations(self) -> int:
+        """Iterations of a run: fewer where they take long to simulate."""
+        return 12 if self.tools != "no tools" or self.devices > 256 else 22
 
 
 CONDITIONS = [Condition(*names) for names in product(GENERATE_S, TAILS, TRANSFER_S)]
 
+AGENTS = [Condition("both balance", "light tail", "fast transfer", tools) for tools in TOOLS if TOOLS[tools]]
+
+SIZES = [Condition("both balance", "heavy tail", "fast transfer", devices=devices) for devices in (32, 256, 1024)]
+
 INTRO = f"""\
-Written by `make table OF=schedules`; nothing here was measured. Every row is a run of the schedule's own file on the
-virtual clock (seed 0, {ITERATIONS} iterations, the first {WARMUP} left out): 32 prompts x 8 responses of 1,000 tokens
-in the mean, 8,000 at most (log-normal, sigma 0.3 light, 1.0 heavy), on {DEVICES} devices, one engine each, {SLOTS}
-slots, half the time of a decode step independent of the batch. `colocate_sync`, `colocate_async`,
-`partial_rollout_sync`, `sorted_batches` and `tail_rounds` use all {DEVICES} for each phase in turn, with 0.5 s to give
-the device back and 0.5 s to take it; the others give {DEVICES // 2} to rollout, which would need 2, 10 or 20 s a batch
-if all its slots were always full, and {DEVICES // 2} to training, which takes {TRAIN_S:g} s a batch. A transfer takes
-0.1 or 3 s over the network, from the host's memory 0.5 s at most. Reference and old log-probs are left out."""
+Written by `make table OF=schedules` in {{minutes:.0f}} minutes of one core; nothing here was measured. Every row is a
+run of the schedule's own file on the virtual clock, by the event model (seed 0, 22 iterations, the first {WARMUP} left
+out): 32 prompts x {GROUP} responses of 1,000 tokens in the mean, 8,000 at most (log-normal, sigma 0.3 light, 1.0
+heavy), on {DEVICES} devices, one engine each, {SLOTS} slots, half the time of a decode step independent of the batch.
+`colocate_sync`, `colocate_async`, `partial_rollout_sync`, `sorted_batches` and `tail_rounds` use all {DEVICES} for each
+phase in turn, with 0.5 s to give the device back and 0.5 s to take it; the others give {DEVICES // 2} to rollout, which
+would need 2, 10 or 20 s a batch if all its slots were always full, and {DEVICES // 2} to training, which takes
+{TRAIN_S:g} s a batch. A transfer takes 0.1 or 3 s over the network, from the host's memory 0.5 s at most. Reference and
+old log-probs are left out. Settings are those of each schedule's file, but where a name says otherwise; eta is
+`max_staleness`, and `windowed window 4` has 1. Runs are short: what is far ahead (`pipeline_k`) still trains in them
+what it generated while they warmed up, or still fills its queue."""
 
 
 @dataclass(frozen=True)
@@ -86,7 +117,7 @@ class ScheduleFigures:
     exposed_s: float
 
 
-TableStudy = Mapping[str, Mapping[str, ScheduleFigures]]
+TableStudy = Mapping[Condition, Mapping[str, ScheduleFigures]]
 """Condition -> schedule -> figures."""
 
 
@@ -94,7 +125,7 @@ def rows() -> Iterator[tuple[str, tuple[str, ...]]]:
     """Every schedule, with its variants: what it is called here, and its settings."""
     for schedule in choices("schedule"):
         for variant, setting in VARIANTS.get(schedule, {"": ""}).items():
-            yield f"{schedule} {variant}".strip(), tuple(part for part in (f"schedule={schedule}", setting) if part)
+            yield f"{schedule} {variant}".strip(), (f"schedule={schedule}", *setting.split())
 
 
 def job(settings: tuple[str, ...], condition: Condition) -> JobConfig:
@@ -104,10 +135,10 @@ def job(settings: tuple[str, ...], condition: Condition) -> JobConfig:
             *settings,
             "backend=virtual",
             "model=qwen7b",
-            f"cluster.devices={DEVICES}",
-            f"iterations={ITERATIONS}",
+            f"cluster.devices={condition.devices}",
+            f"iterations={condition.iterations}",
             f"warmup_iterations={WARMUP}",
-            f"algorithm.batch_groups={GROUPS}",
+            f"algorithm.batch_groups={condition.samples // GROUP}",
             f"algorithm.group_size={GROUP}",
             "algorithm.micro_batch_groups=1",
             "algorithm.recompute_log_probs=false",
@@ -115,10 +146,10 @@ def job(settings: tuple[str, ...], condition: Condition) -> JobConfig:
     )
     split = dict(config.schedule.split)
     if split["rollout"] != "actor":  # pools of their own: half and half
-        split |= {"rollout": DEVICES // 2, "actor": DEVICES // 2}
+        split |= dict.fromkeys(("rollout", "actor"), condition.devices // 2)
     decode_s = decode_seconds(condition)
-    transfer, train_pool = TRANSFER_S[condition.transfer], DEVICES // 2
-    tokens = SAMPLES * mean_length(TAILS[condition.tail])
+    transfer, train_pool = TRANSFER_S[condition.transfer], condition.devices // 2
+    tokens = condition.samples * mean_length(TAILS[condition.tail])
     cost = CostConfig(
         name="table",
         decode_step_s=0.5 * decode_s,
@@ -137,6 +168,8 @@ def job(settings: tuple[str, ...], condition: Condition) -> JobConfig:
         prompt_tokens=1,
         lengths=TAILS[condition.tail],
     )
+    if latency := TOOLS[condition.tools]:
+        cost = replace(cost, turns=TURNS, lengths=TURN_TOKENS, observation_tokens=OBSERVATION, tool_latency=latency)
     engine = replace(config.engine, slots=SLOTS)
     return replace(config, schedule=replace(config.schedule, split=split), cost=cost, engine=engine)
 
@@ -152,86 +185,94 @@ def mean_length(lengths: LengthsConfig) -> float:
 def decode_seconds(condition: Condition) -> float:
     """Seconds of a decode step with all slots full, so that the rollout pool, if it were always full, would generate a
     batch in GENERATE_S."""
-    steps = mean_length(TAILS[condition.tail]) * SAMPLES / (SLOTS * DEVICES // 2)
+    steps = mean_length(TAILS[condition.tail]) * condition.samples / (SLOTS * condition.devices // 2)
     return GENERATE_S[condition.bottleneck] / steps
 
 
-def figures(recorder: Recorder) -> ScheduleFigures:
-    """Figures of a run, after warm-up."""
-    timeline = recorder.timeline
-    start, end = timeline.steady_window()
-    late = [r for r in recorder.samples() if r.trained_iteration is not None and r.trained_iteration >= WARMUP]
-    staleness = staleness_metrics(late)
-    iterations = range(WARMUP, ITERATIONS)
-    exposed = [timeline.iteration_metrics(i)["time/weight_sync_exposed_s"] for i in iterations]
+def figures(steps: FastSteps, samples: int) -> ScheduleFigures:
+    """Figures of a run, after warm-up. samples: of a batch."""
+    seconds = float(steps.seconds[WARMUP:].sum())
+    idle = {role: 1 - float(busy[WARMUP:].sum()) / seconds for role, busy in steps.busy_s.items()}
     return ScheduleFigures(
-        samples_per_s=len(late) / (end - start),
-        lag_mean=staleness["staleness/mean"],
-        lag_worst=staleness["staleness/max"],
-        rollout_idle=timeline.idle("rollout"),
-        training_idle=timeline.idle("actor"),
-        exposed_s=float(np.mean(exposed)),
+        samples_per_s=samples * len(steps.seconds[WARMUP:]) / seconds,
+        lag_mean=float(steps.lag_mean[WARMUP:].mean()),
+        lag_worst=float(steps.lag_worst[WARMUP:].max()),
+        rollout_idle=idle["rollout"],
+        training_idle=idle["actor"],
+        exposed_s=float(steps.exposed_s[WARMUP:].mean()),
     )
 
 
-def study(progress: Callable[[str], None] = lambda text: None) -> dict[str, dict[str, ScheduleFigures]]:
+def study(progress: Callable[[str], None] = lambda text: None) -> dict[Condition, dict[str, ScheduleFigures]]:
     """All rows under all conditions."""
-    found: dict[str, dict[str, ScheduleFigures]] = {}
-    for condition in CONDITIONS:
-        progress(str(condition))
-        found[str(condition)] = {name: figures(simulate(job(settings, condition), seed=0)) for name, settings in rows()}
+    found: dict[Condition, dict[str, ScheduleFigures]] = {}
+    for condition in (*CONDITIONS, *AGENTS, *SIZES):
+        progress(", ".join(map(str, astuple(condition))))
+        jobs = {name: job(settings, condition) for name, settings in rows()}
+        if TOOLS[condition.tools]:  # lent engines refuse samples of several turns
+            jobs = {name: config for name, config in jobs.items() if not make_schedule(config).lends}
+        runs = {name: fast_steps(config, seed=0) for name, config in jobs.items()}
+        found[condition] = {name: figures(steps, condition.samples) for name, steps in runs.items()}
     return found
 
 
 def write_page(progress: Callable[[str], None]) -> Path:
     """Runs the study, and writes the page and, beside it, all figures as CSV."""
+    started = time.process_time()
     found = study(progress)
     PAGE.parent.mkdir(parents=True, exist_ok=True)
-    write_text(PAGE.with_suffix(".csv"), as_csv("bottleneck,tail,transfer", found))
-    write_text(PAGE, page(INTRO, found))
+    write_text(PAGE.with_suffix(".csv"), as_csv(found))
+    write_text(PAGE, page(found, (time.process_time() - started) / 60))
     return PAGE
 
 
-def as_csv(conditions: str, study: TableStudy) -> str:
-    """A row for each condition and schedule; units as `ScheduleFigures` has them. conditions: their columns."""
-    names = [one.name for one in fields(ScheduleFigures)]
-    lines = [",".join([conditions, "schedule", *names])]
+def as_csv(study: TableStudy) -> str:
+    """A row for each condition and schedule; units as `ScheduleFigures` has them."""
+    conditions, names = ([one.name for one in fields(kind)] for kind in (Condition, ScheduleFigures))
+    lines = [",".join([*conditions, "schedule", *names])]
     for condition, rows in study.items():
         for schedule, its in rows.items():
             values = (f"{abs(getattr(its, name)):.4g}" for name in names)  # an idle share may be -0
-            lines.append(",".join([condition.replace(", ", ","), schedule, *values]))
+            lines.append(",".join([*map(str, astuple(condition)), schedule, *values]))
     return "\n".join(lines) + "\n"
 
 
-def page(intro: str, study: TableStudy) -> str:
-    """The whole page: what was compared, every schedule's rate against the best one, and where `half_step` pays."""
-    title = f"# Every schedule under {len(study)} conditions (simulated)"
-    end = f"Every condition by itself, lags, idle shares and exposed times: [{PAGE.stem}.csv]({PAGE.stem}.csv)."
-    return "\n\n".join([title, intro, _rates(study), _verdict(study), end]) + "\n"
+def page(study: TableStudy, minutes: float) -> str:
+    """The whole page: what was compared, every schedule's rate against the best one, where `half_step` pays, and what
+    slow tools and more devices leave of each rate."""
+    usual, agents, sizes = ({each: study[each] for each in those} for those in (CONDITIONS, AGENTS, SIZES))
+    parts = [
+        "# Every schedule under many conditions (simulated)",
+        INTRO.format(minutes=minutes),
+        _rates(usual),
+        _verdict(usual),
+        _agents(agents),
+        _sizes(sizes),
+        f"Every condition by itself, lags, idle shares and exposed times: [{PAGE.stem}.csv]({PAGE.stem}.csv).",
+    ]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(heads: list[str], rows: Mapping[str, list[str]]) -> str:
+    """A row a schedule."""
+    lines = [f"| schedule | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
+    return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items())])
 
 
 def _rates(study: TableStudy) -> str:
-    """A row a schedule, a column a bottleneck: the lowest and the highest share over its conditions."""
-    bottlenecks = list(dict.fromkeys(condition.partition(", ")[0] for condition in study))
-    lines = [
-        "## Samples per second, against the best of the condition",
-        "",
-        "Lowest to highest share over tails and transfers.",
-        "",
-        f"| schedule | {' | '.join(bottlenecks)} |",
-        f"|---|{'---:|' * len(bottlenecks)}",
-    ]
-    for name in next(iter(study.values())):
-        shares = [_between(study, bottleneck, name) for bottleneck in bottlenecks]
-        lines.append(f"| {name} | {' | '.join(shares)} |")
-    return "\n".join(lines)
+    """A column a bottleneck: the lowest and the highest share over its conditions."""
+    shares = {name: [_between(study, one, name) for one in GENERATE_S] for name in next(iter(study.values()))}
+    return (
+        "## What is slow\n\nSamples per second, against the best of the condition: lowest to highest share over two "
+        f"tails and two transfers, twelve conditions in all.\n\n{_table([*GENERATE_S], shares)}"
+    )
 
 
 def _between(study: TableStudy, bottleneck: str, schedule: str, against: str | None = None) -> str:
     """Least and most of a schedule's rate over that of another, or the best, under the conditions of a bottleneck."""
     shares = []
     for condition, rows in study.items():
-        if condition.startswith(bottleneck):
+        if condition.bottleneck == bottleneck:
             best = max(its.samples_per_s for its in rows.values())
             shares.append(rows[schedule].samples_per_s / (rows[against].samples_per_s if against else best))
     return f"{min(shares):.0%} to {max(shares):.0%}"
@@ -239,8 +280,7 @@ def _between(study: TableStudy, bottleneck: str, schedule: str, against: str | N
 
 def _verdict(study: TableStudy) -> str:
     """half_step against delayed_update, which differs from it in nothing but how far ahead and when engines update."""
-    bottlenecks = dict.fromkeys(condition.partition(", ")[0] for condition in study)
-    kept = [f"{_between(study, one, 'half_step', 'delayed_update')} where {one}" for one in bottlenecks]
+    kept = [f"{_between(study, one, 'half_step', 'delayed_update')} where {one}" for one in GENERATE_S]
     rows = next(iter(study.values()))
     half, whole = rows["half_step"], rows["delayed_update"]
     return (
@@ -249,4 +289,53 @@ def _verdict(study: TableStudy) -> str:
         f"{whole.lag_mean:.2f} instead of {half.lag_mean:.2f}, `half_step` keeps {'; '.join(kept)}. Half a step is "
         "free as long as a batch is generated, its longest responses too, in the time that half a batch is trained; "
         "with eta = 1 it has the time of a whole one."
+    )
+
+
+def _agents(study: TableStudy) -> str:
+    """Rates with tools that answer at once and late, and what is left."""
+    before, after = study.values()
+    best = max(its.samples_per_s for its in after.values())
+    rows = {
+        name: [
+            f"{its.samples_per_s:.2f}",
+            f"{after[name].samples_per_s:.2f}",
+            f"{after[name].samples_per_s / its.samples_per_s:.0%}",
+            f"{after[name].samples_per_s / best:.0%}",
+            f"{after[name].lag_mean:.2f}",
+        ]
+        for name, its in before.items()
+    }
+    return (
+        "## Tools that answer late\n\n"
+        "Both balance, light tail, fast transfer, 12 iterations; simulated without the event model, which knows no "
+        "turns, and without `lending`, which refuses them. A sample has "
+        f"{TURNS.mean:g} turns in the mean (log-normal, sigma {TURNS.sigma:g}, {TURNS.cap} at most) of "
+        f"{TURN_TOKENS.mean:g} tokens (sigma {TURN_TOKENS.sigma:g}), and after each but the last it reads "
+        f"{OBSERVATION.mean:g} and waits for its tool: not at all, or 10 s in the mean (log-normal, sigma 1). A batch "
+        "waits for its slowest sample, whose latencies add up; an engine whose samples all wait is idle "
+        "([what a waiting sample holds](../../../docs/simulator.md#samples-of-several-turns)).\n\n"
+        + _table(["samples/s at once", "after 10 s", "left", "of the best", "lag mean"], rows)
+    )
+
+
+def _sizes(study: TableStudy) -> str:
+    """Rates per device, and what the largest size leaves of that of the smallest."""
+    first, *_, last = study.values()
+    rows = {
+        name: [
+            *(f"{rows[name].samples_per_s / condition.devices:.3f}" for condition, rows in study.items()),
+            f"{last[name].samples_per_s / its.samples_per_s * SIZES[0].devices / SIZES[-1].devices:.0%}",
+            f"{last[name].lag_mean:.2f}",
+        ]
+        for name, its in first.items()
+    }
+    return (
+        "## More devices, larger batches\n\n"
+        "Samples per second *per device*: both pools balanced, heavy tail, fast transfer, which takes as long at every "
+        f"size, {GROUPS_PER_DEVICE} prompts per device in a batch (weak scaling). The larger a batch, the longer its "
+        "longest response, up to the cap. At 1,024 devices 12 iterations, in which "
+        "`pipeline_k` and `adaptive_staleness` do not settle. Batches of one size: "
+        "[scaling.md](scaling.md).\n\n"
+        + _table([*(f"{condition.devices:,} devices" for condition in study), "left", "lag mean"], rows)
     )
