@@ -127,7 +127,6 @@ def _real(
     if (refused := only_simulated(config)) is not None:
         raise HardwareMissing(refused)
     _check_engine_devices(config, schedule, placement)
-    _check_handed_over(config, schedule, environment_of(make_task(config)) is not None)
     check_devices(config, schedule, placement, machine, gpu)
     _check_compile(config, gpu)
     trial = gpu and config.cluster.oversubscribe
@@ -139,6 +138,7 @@ def _real(
     setting = real_setting(config, schedule, machine, WEIGHTS_ALONE, gpu=gpu)
     check_machine_memory(config, schedule, placement, machine, setting)
     task = make_task(config)
+    _check_handed_over(config, schedule, environment_of(task) is not None)
     setting = replace(setting, lengths=Lengths(task.max_prompt_tokens, max_tokens(config, task)))
     memory = check_machine_memory(config, schedule, placement, machine, setting)
     _check_weights(config.model)
