@@ -101,12 +101,14 @@ class VirtualLoop(asyncio.BaseEventLoop):
 
 
 class _Timer(asyncio.TimerHandle):
+    __slots__ = ("number",)
     number: int
     _scheduled: bool
+    _when: float
 
-    def __lt__(self, other: object) -> bool:
-        assert isinstance(other, _Timer)
-        return (self.when(), self.number) < (other.when(), other.number)
+    def __lt__(self, other: Any) -> bool:
+        ours, theirs = self._when, other._when
+        return ours < theirs or (ours == theirs and bool(self.number < other.number))
 
 
 class _Jump(selectors.BaseSelector):

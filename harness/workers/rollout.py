@@ -323,7 +323,7 @@ class RolloutRole(EngineWorker):
     async def put_off(self) -> None:
         """Stop between two tokens, and give every group that is not done back to the queue."""
         async with self._exclusive:
-            await self._pause.put_off()
+            await self._pause.stop("put off")
 
     async def resume(self, below: int, above: int = 0) -> None:
         """Go on under the loaded weights, with other dispatch limits."""

@@ -6,10 +6,11 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 
-from harness.protocols import CarriedSample, Clock, Completion, Request, Sampling
+from harness.protocols import CarriedSample, Clock, Completion, Request, Sampling, StopMode
 from harness.runtime.runtime import Waits
 from harness.tasks import Problem
 from harness.transfer_queue import Batch, TransferQueue
@@ -30,6 +31,7 @@ class OpenRows:
         self._queue, self._engine, self._waits, self._together = queue, engine, waits, together
         self._row_of: dict[int, tuple[str, int, int]] = {}  # of samples: partition, row and lease
         self._begun: dict[int, list[Completion]] = {}  # samples that are done, and wait for others
+        self._given_back = set[int]()
         self.lost = 0
         """Tokens of samples that are done, and whose rows were given back."""
         self._finished: list[Completion] = []
@@ -39,6 +41,7 @@ class OpenRows:
 
     def take(self, batch: Batch) -> None:
         samples = samples_in(batch).tolist()
+        self._given_back.difference_update(samples)
         self._row_of |= {
             sample: (batch.partition, row, batch.lease)
             for sample, row in zip(samples, batch.rows.tolist(), strict=True)
@@ -47,7 +50,7 @@ class OpenRows:
     def finish(self, samples: Sequence[Completion]) -> None:
         """Hand samples over to be written."""
         for sample in samples:
-            if sample.sample_id not in self._row_of:
+            if sample.sample_id in self._given_back:
                 self.lost += sample.sampled
                 continue
             number = sample.sample_id // self._together
@@ -66,6 +69,7 @@ class OpenRows:
         self.lost += sum(sample.sampled for sample in done)
         open_samples = self._row_of.keys() - {sample.sample_id for sample in done}
         leases = {lease for _, _, lease in self._row_of.values()}
+        self._given_back = set(open_samples)
         self._row_of.clear()
         self._begun.clear()
         for lease in sorted(leases):
@@ -499,36 +503,28 @@ class Pause:
     def __init__(self, flow: SampleFlow, waits: Waits) -> None:
         self._flow, self._on_device, self._waits = flow, flow.on_device, waits
 
-    async def stop(self, mode: PauseMode) -> None:
+    async def stop(self, mode: PauseMode | Literal["put off"]) -> None:
         """Stop between two tokens (keep: running samples stay; carry: they are taken out, and go on with `go_on`;
-        abort: they begin again then), or once the running ones are done (wait), to the last of their turns."""
+        abort: they begin again then; put off: groups that are not done go back to the queue), or once the running ones
+        are done (wait), to the last of their turns."""
         flow, engine = self._flow, self._flow.engine
         with self._waits("pause", "running samples to end" if mode == "wait" else "the engine to stop"):
             if mode == "wait":
                 await flow.drained()
             if isinstance(engine, ReplayedEngine):
                 await engine.caught_up()
-            takes_back = mode in ("carry", "abort")
-            if takes_back:
+            how: StopMode = mode if mode in ("keep", "wait") else "abort"
+            if how == "abort":
                 flow.set_aside()
             if mode != "wait":
                 flow.going.clear()
-            await engine.pause("abort" if mode == "carry" else mode)
+            await engine.pause(how)
             self._on_device.paused = True
             flow.going.clear()
-            if takes_back:
+            if mode == "put off":
+                await flow.put_off()
+            elif how == "abort":
                 await flow.take_back(carry=mode == "carry")
-        await self._on_device.stopped()
-
-    async def put_off(self) -> None:
-        """Stop between two tokens, and give groups that are not done back to the queue."""
-        flow = self._flow
-        with self._waits("pause", "the engine to stop"):
-            flow.set_aside()
-            flow.going.clear()
-            await flow.engine.pause("abort")
-            self._on_device.paused = True
-            await flow.put_off()
         await self._on_device.stopped()
 
     def begin_stopped(self) -> None:

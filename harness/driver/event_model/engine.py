@@ -132,7 +132,7 @@ class Engine(Stepping):
         now = self.job.now
         self.advance(now)
         self.job.began(groups, self.bound)
-        self._add([sample for group in groups for sample in range(group * self._n, (group + 1) * self._n)], now)
+        self._add([sample for group in groups for sample in self._of(group)], now)
 
     def take_over(self, samples: Sequence[int]) -> None:
         """Go on with samples that another engine had."""
@@ -160,6 +160,11 @@ class Engine(Stepping):
             queue.start[sample] = queue.end[sample] = 0
         return left
 
+    @property
+    def _has(self) -> list[int]:
+        """Samples that run or wait."""
+        return [*(entry & _MASK for entry in self._heap), *self._waiting]
+
     def _of(self, group: int) -> range:
         return range(group * self._n, (group + 1) * self._n)
 
@@ -181,7 +186,7 @@ class Engine(Stepping):
 
     def give_up(self, *, carry: bool) -> None:
         """Let all that it has begin again when it goes on; or go on, with the tokens that it has (carry)."""
-        again = sorted([*(entry & _MASK for entry in self._heap), *self._waiting])
+        again = sorted(self._has)
         if carry:
             self._all_wait_again()
         else:
@@ -190,9 +195,8 @@ class Engine(Stepping):
 
     def put_off(self) -> None:
         """Give all groups that it has, whole, back to the queue."""
-        n, has = self._n, [*(entry & _MASK for entry in self._heap), *self._waiting]
-        groups = sorted({sample // n for sample in has})
-        self._begin_again([sample for group in groups for sample in range(group * n, (group + 1) * n)])
+        groups = sorted({sample // self._n for sample in self._has})
+        self._begin_again([sample for group in groups for sample in self._of(group)])
         self._forget(())
         self._queue.give_back(groups)
         self.job.gave_back(groups)

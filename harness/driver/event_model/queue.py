@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
+from bisect import insort
 from collections import deque
 from collections.abc import Iterable, Sequence
-from heapq import heappush
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -104,7 +104,7 @@ class Queue:
         else:
             there = [part for part in parts if self._is_there(part, bound)]
             part = min(there or parts, key=lambda part: self._next[part] - self._ends[part])
-        taken = [group for group in sorted(self._again[part]) if above <= group < bound][:wanted]
+        taken = [group for group in self._again[part] if above <= group < bound][:wanted]
         for group in taken:
             self._again[part].remove(group)
         first = self._next[part]
@@ -144,14 +144,14 @@ class Queue:
             self.lengths[sample] = self.left[sample] = length
             self.context[sample] = self.prompt
             self.older.pop(sample, None)
-        heappush(self._again[part], group)
+        insort(self._again[part], group)
         self._first = min(self._first, part)
         self.serve()
 
     def give_back(self, groups: Iterable[int]) -> None:
         """Hand these groups out once more, to whoever comes."""
         for group in groups:
-            heappush(self._again[self.part_of[group]], group)
+            insort(self._again[self.part_of[group]], group)
             self.unfinished[group] = self.group_size
             self._first = min(self._first, self.part_of[group])
             if self.places is None:
