@@ -22,6 +22,8 @@ import time
 import pytest
 from hypothesis import HealthCheck, settings
 
+pytest.register_assert_rewrite("tests.support")  # else what does not hold there is not said
+
 os.environ.setdefault("OMP_NUM_THREADS", "1")
 os.fsync = os.fdatasync = os.fstat  # what a test writes need not outlive the machine: no waiting for a disk
 

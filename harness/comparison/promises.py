@@ -6,12 +6,13 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
+from itertools import combinations
 from pathlib import Path
 
 from harness.config import JobConfig, job_config
 from harness.config.compose import make_schedule
 from harness.config.job import DEALT_AGAIN
-from harness.metrics.run_files import load_config, load_ledger, load_restarts, load_samples, load_timeline
+from harness.metrics.run_files import load_config, load_ledger, load_metrics, load_restarts, load_samples, load_timeline
 from harness.metrics.samples import FATES, SampleRecord, record_of
 from harness.metrics.timeline import Timeline
 from harness.workers.dataflow import Numbering
@@ -21,7 +22,8 @@ from schedules.capacity import Capacity
 @dataclass(frozen=True)
 class FinishedRun:
     """A run that came to its end: what was asked, and what was recorded. counts: samples by fate; restarted: roles that
-    were started again; tokens: generated and thrown away, as ledger.json has them."""
+    were started again; tokens: generated and thrown away, as ledger.json has them; clock_uncertainty_s: by which
+    times of other hosts may be off."""
 
     config: JobConfig
     samples: list[SampleRecord]
@@ -29,6 +31,7 @@ class FinishedRun:
     timeline: Timeline
     restarted: frozenset[str] = frozenset()
     tokens: Mapping[str, int] = field(default_factory=dict)
+    clock_uncertainty_s: float = 0.0
 
     @property
     def batch(self) -> int:
@@ -56,6 +59,7 @@ def read_finished(folder: Path) -> FinishedRun:
         load_timeline(folder),
         frozenset(role for restart in load_restarts(folder) for role in restart["roles"]),
         ledger.get("tokens", {}),
+        max((metrics.get("time/clock_uncertainty_s", 0.0) for metrics in load_metrics(folder)), default=0.0),
     )
 
 
@@ -177,13 +181,12 @@ def dispatch_problems(run: FinishedRun) -> Iterator[str]:
 
 
 def time_problems(run: FinishedRun) -> Iterator[str]:
-    """A sample is admitted, started, finished and trained, in this order."""
+    """A sample is admitted, started, finished and trained, in this order, as far as the clocks of two hosts tell."""
     for sample in run.trained:
         times = (sample.admitted_at, sample.started_at, sample.finished_at, sample.trained_at)
         known = [time for time in times if time is not None]
-        yield from _unless(
-            len(known) == len(times) and known == sorted(known), f"sample {sample.sample_id} has the times {times}"
-        )
+        in_order = all(later - sooner >= -2 * run.clock_uncertainty_s for sooner, later in combinations(known, 2))
+        yield from _unless(len(known) == len(times) and in_order, f"sample {sample.sample_id} has the times {times}")
 
 
 def lag_problems(run: FinishedRun, *, newer: bool = False) -> Iterator[str]:

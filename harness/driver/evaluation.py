@@ -267,7 +267,7 @@ class Evaluation:
         at = max(self.clock.stop(), await self.runtime.stop_clocks())
         yield engines
         self.clock.restart(at)
-        await self.runtime.start_clocks(self.clock.origin)
+        await self.runtime.start_clocks(self.clock)
         await ask_all(engines, lambda engine: engine.let_go())
         await ask_all(self.others, lambda role: role.let_go())
 

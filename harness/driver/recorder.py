@@ -26,6 +26,7 @@ from harness.metrics.timeline import Timeline
 from harness.protocols import Clock, Span
 from harness.rl.diagnostics import add_diagnostics
 from harness.rl.value_loss import value_metrics
+from harness.runtime.runtime import RealClock
 from harness.tasks import Problem
 from harness.workers.recording import Recorded, RecordingSettings, TrainedIteration, Untrained, WrittenSoFar
 from harness.workers.training import TrainReport
@@ -213,6 +214,8 @@ class Recorder:
         self._trained_samples += recorded.samples
         self._note(trained, recorded)
         times = self.timeline.iteration_metrics(iteration)
+        if isinstance(self.clock, RealClock) and self.clock.uncertainty_s:
+            times["time/clock_uncertainty_s"] = self.clock.uncertainty_s
         seconds = times["time/iteration_s"]
         metrics = iteration_metrics(
             iteration,

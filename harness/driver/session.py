@@ -224,7 +224,7 @@ class Session:
     async def _start_clocks(self, now: float) -> None:
         if isinstance(self.clock, RealClock):
             self.clock.restart(now)
-            await self.backend.runtime.start_clocks(self.clock.origin)
+            await self.backend.runtime.start_clocks(self.clock)
         elif now:
             assert isinstance(self.clock, VirtualClock)
             self.clock.restart(now)

@@ -60,6 +60,7 @@ DEFINITIONS: tuple[Metric, ...] = (
     _s("update_critic", "updating the critic"),
     _s("weight_sync", "weight sync"),
     _s("weight_sync_exposed", "weight sync exposed, per iteration"),
+    _s("clock_uncertainty", "uncertainty of the clocks of other hosts"),
     Metric("throughput/samples_per_s", "samples per second", "1/s", "higher"),
     Metric("throughput/tokens_per_s", "tokens per second", "tokens/s", "higher"),
     Metric("throughput/tokens_per_s_per_device", "tokens per second and device", "tokens/s", "higher"),
@@ -229,6 +230,7 @@ DEFINITIONS: tuple[Metric, ...] = (
 MEANINGS: dict[str, str] = {
     "time/weight_sync_s": "seconds in which some transfer was published, staged or loaded",
     "time/weight_sync_exposed_s": "a device did nothing else meanwhile; mean over devices that hold trained weights",
+    "time/clock_uncertainty_s": "the most by which a time of another host is off",
     "time/wait_for_slowest_rank_s": "mean over ranks, as if a micro-batch lasted by its fullest rank's packed tokens",
     "throughput/tokens_per_s": "prompts and responses",
     "throughput/tokens_per_s_per_device": "over all devices of the run",

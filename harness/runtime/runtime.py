@@ -110,8 +110,8 @@ class Runtime(Protocol):
     async def stop_clocks(self) -> float:
         """Have the clocks of all workers stand still until they are started again. The latest of their times."""
 
-    async def start_clocks(self, origin: float) -> None:
-        """Have the clocks of all workers count from this reading of time.monotonic in this process."""
+    async def start_clocks(self, clock: RealClock) -> None:
+        """Have the clocks of all workers count the time of this one, which comes to know how far they may be off."""
 
 
 def cluster_address() -> str | None:
@@ -156,7 +156,7 @@ class RealClock:
     """Seconds since `origin`, a reading of time.monotonic.
 
     All processes of one host share that clock, so one origin gives them one time axis; `Runtime.start_clocks` makes it
-    that of other hosts, too.
+    that of other hosts, too. uncertainty_s: by which times of those may be off, at most.
     """
 
     @classmethod
@@ -165,7 +165,7 @@ class RealClock:
         return cls(time.monotonic())
 
     def __init__(self, origin: float) -> None:
-        self.origin = origin
+        self.origin, self.uncertainty_s = origin, 0.0
         self._stopped_at: float | None = None
 
     def now(self) -> float:

@@ -15,7 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, TypeVarTuple
 
-from harness.runtime.runtime import Build, Handle, Role, RoleName, Storage, role_name
+from harness.runtime.runtime import Build, Handle, RealClock, Role, RoleName, Storage, role_name
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.local import LocalQueue
 
@@ -266,5 +266,5 @@ class VirtualRuntime:
         """Do nothing: nothing stops the clock of the loop, and nothing asks for it."""
         raise RuntimeError("a virtual clock cannot be stopped")
 
-    async def start_clocks(self, origin: float) -> None:
+    async def start_clocks(self, clock: RealClock) -> None:
         """All have the clock of the loop."""

@@ -21,7 +21,7 @@ from harness.rpc.handshake import greet
 from harness.rpc.sockets import Address, Framed, allow_many_files, connected
 from harness.rpc.stream import FramedStream, PendingCalls
 from harness.runtime import messages as m
-from harness.runtime.runtime import Build, Handle, RoleName, WorkerDied, retrieved, role_name
+from harness.runtime.runtime import Build, Handle, RealClock, RoleName, WorkerDied, retrieved, role_name
 from harness.transfer_queue.remote.process import HostedQueue
 
 R_co = TypeVar("R_co", covariant=True)
@@ -83,12 +83,14 @@ class WorkerConnection:
         """Wait until its roles are there, or could not be made: then calls say why. The process's id."""
         return m.decode(await self.ask(m.Ping()), int)
 
-    async def start_clock(self, origin: float) -> None:
+    async def start_clock(self, origin: float) -> float:
         """Time 0 of its roles, a reading of time.monotonic in this process; all processes of a host read the same.
-        Nothing happens where it is dead: what it was for says so."""
+        Seconds by which its times may be off; nothing happens where it is dead: what it was for says so."""
+        error = 0.0
         with suppress(ConnectionEnded):
-            ahead = 0.0 if self.here else await self._clock_ahead()
+            ahead, error = (0.0, 0.0) if self.here else await self._clock_ahead()
             await self.ask(m.StartClock(origin + ahead))
+        return error
 
     async def stop_clock(self) -> float:
         """The time at which its roles' clocks stand still from now on; 0 where it is dead."""
@@ -96,15 +98,16 @@ class WorkerConnection:
             return m.decode(await self.ask(m.StopClock()), float)
         return 0.0
 
-    async def _clock_ahead(self) -> float:
-        """Seconds that its host's clock is ahead; off by half of the shortest round trip at most."""
+    async def _clock_ahead(self) -> tuple[float, float]:
+        """Seconds that its host's clock is ahead, and by which that is off at most: half of the shortest round trip."""
         readings = []
         for _ in range(_CLOCK_READINGS):
             asked = time.monotonic()
             there = m.decode(await self.ask(m.ReadClock()), float)
             answered = time.monotonic()
             readings.append((answered - asked, there - (asked + answered) / 2))
-        return min(readings)[1]
+        took, ahead = min(readings)
+        return ahead, took / 2
 
     async def death(self, within_s: float) -> str | None:
         """How the process ended; None while it is there. One that does not answer `within_s` is alive."""
@@ -309,7 +312,7 @@ class ConnectedRuntime(ABC):
         self._connections: dict[str, WorkerConnection] = {}
         self._handles: dict[str, list[RemoteRole[Any]]] = {}
         self._starts: dict[str, tuple[Sequence[int], Sequence[RoleName], Build]] = {}
-        self._origin: float | None = None  # of all clocks, once they were started
+        self._clock: RealClock | None = None  # of the run, once it was started
         self._stack = ExitStack()
 
     @abstractmethod
@@ -351,8 +354,8 @@ class ConnectedRuntime(ABC):
                 await one.role.waiting()
         except TimeoutError as error:  # where it was is no room for it, as while its host is away
             raise WorkerDied(str(error)) from error
-        if self._origin is not None:
-            await connection.start_clock(self._origin)
+        if self._clock is not None:
+            await self._start_clock(connection, self._clock)
 
     def _connection(self, worker: str, roles: Iterable[str]) -> WorkerConnection:
         process, token = self._launch(worker)
@@ -372,13 +375,15 @@ class ConnectedRuntime(ABC):
         """Stop the clock of every worker that lives; returns the latest of their times."""
         return max(await asyncio.gather(*(connection.stop_clock() for connection in self._connections.values())))
 
-    async def start_clocks(self, origin: float) -> None:
-        """Time 0 of every worker that lives, and of those that are started later: a reading of time.monotonic in this
-        process."""
-        self._origin = origin
+    async def start_clocks(self, clock: RealClock) -> None:
+        """Have every worker that lives, and those that are started later, count the time of this clock."""
+        self._clock = clock
         async with asyncio.TaskGroup() as tasks:
             for connection in self._connections.values():
-                tasks.create_task(connection.start_clock(origin))
+                tasks.create_task(self._start_clock(connection, clock))
+
+    async def _start_clock(self, connection: WorkerConnection, clock: RealClock) -> None:
+        clock.uncertainty_s = max(clock.uncertainty_s, await connection.start_clock(clock.origin))
 
 
 def _keep_alive(sock: socket.socket) -> None:

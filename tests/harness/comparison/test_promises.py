@@ -51,6 +51,13 @@ def test_what_an_engine_sampled_that_was_started_again_may_be_newer_and_no_older
     assert any("a lag outside of 0 to 1" in line for line in broken_promises(restarted))
 
 
+def test_times_of_two_hosts_are_in_order_as_far_as_their_clocks_tell(finished: FinishedRun) -> None:
+    first, *others = finished.samples
+    early = replace(finished, samples=[replace(first, started_at=first.admitted_at - 0.15), *others])
+    assert ["has the times" in line for line in broken_promises(replace(early, clock_uncertainty_s=0.07))] == [True]
+    assert broken_promises(replace(early, clock_uncertainty_s=0.08)) == []
+
+
 def test_a_ledger_that_does_not_close_is_found(finished: FinishedRun) -> None:
     counts = {**finished.counts, "admitted": finished.counts["admitted"] + 1}
     assert any("the ledger admitted" in line for line in broken_promises(replace(finished, counts=counts)))

@@ -73,8 +73,8 @@ class Job:
         self.log.append("stop")
         return self.clock.now()
 
-    async def start_clocks(self, origin: float) -> None:
-        assert origin == self.clock.origin
+    async def start_clocks(self, clock: RealClock) -> None:
+        assert clock is self.clock
         self.log.append("start")
 
     async def evaluate(self, problems: list[Problem], completions: list[Completion]) -> Judged:
