@@ -10,10 +10,9 @@ from typing import Any
 
 import msgspec
 
-from harness.config import Backend, ConfigError, JobConfig, job_config
+from harness.config import Backend, ConfigError, JobConfig
 from harness.config.files import MIB, read_json
 from harness.config.inputs import Input, inputs_of, refuse_changed
-from harness.config.job import in_words_of_now
 from harness.config.plugins import Plugin
 from harness.config.readers import live_settings, naming_settings
 from schedules import Schedule
@@ -205,14 +204,9 @@ def refuse_missing(folder: Path, files: Iterable[str], lacks: str) -> None:
 
 def config_of(folder: Path) -> JobConfig:
     """Settings of a run. Raises ConfigError, which names the file, where they are none of a job."""
-    from harness.config.compose import read_settings  # with Hydra, which other checks need not load
+    from harness.config.compose import read_job  # with Hydra, which other checks need not load
 
-    path = folder / "config.yaml"
-    settings = in_words_of_now(read_settings(path))
-    try:
-        return job_config(settings)
-    except ConfigError as error:
-        raise ConfigError(f"{path}: {error}") from error
+    return read_job(folder / "config.yaml")
 
 
 def manifest_of(folder: Path) -> dict[str, Any]:

@@ -12,7 +12,17 @@ import psutil
 from harness.checks.defaults import fit_to_gpus
 from harness.checks.job import JobPlan, plan_job
 from harness.config import ConfigError, JobConfig, RooflineConfig
-from harness.config.compose import compose_job, make_schedule, names_of, refuse_unread, unread_of
+from harness.config.compose import (
+    compose_job,
+    given_by,
+    make_schedule,
+    plain,
+    read_job,
+    refuse_unread,
+    run_file,
+    unread_of,
+)
+from harness.config.job import flatten
 from harness.config.machine import Machine
 from harness.cost_model.job_cost import check_given
 from harness.cost_model.memory import STATE_BYTES
@@ -43,7 +53,7 @@ class Draft:
     @property
     def given(self) -> frozenset[str]:
         """Settings that the user gave a value."""
-        return names_of(self.arguments)
+        return given_by(self.arguments)
 
 
 class Planner(Protocol):
@@ -79,7 +89,20 @@ def settle(arguments: Sequence[str], machine: Machine, planner: Planner) -> Sett
     job = settle_cell(arguments, machine, planner)
     unread = unread_of(arguments, job.on_this_machine)
     said = [f"No effect here: {name}={value}, read only where {where.words}" for name, (value, where) in unread.items()]
-    return replace(job, messages=(*job.messages, *said))
+    return replace(job, messages=(*_unlike_its_file(arguments, job.config), *job.messages, *said))
+
+
+def _unlike_its_file(arguments: Sequence[str], config: JobConfig) -> list[str]:
+    """A line on how the job differs from that of the file which `arguments` name, where they name one."""
+    if (path := run_file(arguments)) is None:
+        return []
+    there, here = (flatten(plain(replace(job, force=False))) for job in (read_job(path), config))
+    changes = [
+        f"{name} {there.get(name, 'none')} -> {here.get(name, 'none')}"
+        for name in dict.fromkeys((*there, *here))
+        if there.get(name) != here.get(name)
+    ]
+    return [f"unlike {path}: {', '.join(changes)}" if changes else f"as {path} says"]
 
 
 def settle_cell(arguments: Sequence[str], machine: Machine, planner: Planner) -> SettledJob:

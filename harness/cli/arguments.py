@@ -39,5 +39,7 @@ def is_asked_for(name: str, given: Mapping[str, str]) -> bool:
 def comparison_arguments(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
     """Arguments of a comparison: its own, those of `names` and `dry`; and settings of its jobs, always with seeds."""
     given, settings = own_arguments(arguments, *names, "dry")
+    if any(setting.startswith("config=") for setting in settings):
+        raise ConfigError("config= is one job, for bench; a comparison takes its settings, each by itself")
     chosen = [setting for setting in settings if setting.partition("=")[0] == "seeds"]
     return last_values(given), settings if chosen and chosen[-1] != "seeds=" else [SEEDS, *settings]

@@ -57,6 +57,7 @@ def _choice(group: str, help: str) -> Option:
 
 _FORCE = Option("force", "force=true", "also what is done already")
 _DRY = Option("dry-run", "dry=true", "say what would be run, and run nothing")
+_CONFIG = _plain("config", "config.yaml of a run: its job again, with what else is given", "FILE")
 _EXPERIMENT = _plain("experiment", "a folder in the results", "NAME")
 _SEEDS = _plain("seeds", "seeds, from 0 on", "N")
 _DEVICE = _choice("device", "instead of this machine's")
@@ -85,7 +86,7 @@ _SCHEDULES = _plain("schedules", "all, or names with commas", "NAMES")
 
 GROUPS: dict[str, dict[str, Command]] = {
     "run": {
-        "bench": Command("run a job", (*_JOB, _DRY), free=True),
+        "bench": Command("run a job", (*_JOB, _CONFIG, _DRY), free=True),
         "compare": Command(
             "schedules side by side on the same devices", (_SCHEDULES, *_OF_A_JOB, _DRY), free=True, file="compare"
         ),
@@ -191,7 +192,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             "what can be chosen",
             (_plain("of", "a setting whose names are explained: algorithm.correction", "SETTING"),),
         ),
-        "doctor": Command("is this machine fit", _JOB, free=True),
+        "doctor": Command("is this machine fit", (*_JOB, _CONFIG), free=True),
         "sample": Command(
             "a small model with a tokenizer, and problems for it, to try text with",
             (_plain("folder", "where to", "FOLDER"),),

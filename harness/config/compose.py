@@ -38,6 +38,8 @@ EXPERIMENTS = _ROOT / "experiments"
 DOCS = _ROOT / "docs" if (_ROOT / "docs").is_dir() else Path("docs")
 """Folder of pages: of this checkout; of the current folder where this is an installed copy."""
 GROUPS = ("schedule", "model", "engine", "task", "algorithm", "training", "cluster", "cost", "device")
+CONFIG = "config"
+"""Names the config.yaml of a run, whose settings a job has that are not given."""
 _FILE = ".yaml"
 """The end of a choice that is a file instead of a name."""
 _LONGEST_NAME = 200  # bytes of one; longer than that of any setting
@@ -76,11 +78,49 @@ def names_of(overrides: Sequence[str]) -> frozenset[str]:
     return frozenset(override.lstrip("+~").partition("=")[0] for override in overrides)
 
 
+def given_by(overrides: Sequence[str]) -> frozenset[str]:
+    """The settings that they give a value, or the run's file among them does."""
+    names = names_of(overrides)
+    return names | {path for path in flatten(_of_run(overrides)) if path.partition(".")[0] not in names}
+
+
+def run_file(overrides: Sequence[str]) -> Path | None:
+    """The config.yaml that they name, None where they name none."""
+    named = [override.partition("=")[2] for override in overrides if names_of([override]) == {CONFIG}]
+    return Path(named[-1]) if named else None
+
+
+def read_job(path: Path) -> JobConfig:
+    """The job of a run's config.yaml, also of one that an earlier version wrote. Raises ConfigError, which names the
+    file, where it is none."""
+    settings = read_settings(path)
+    needed = [one.name for one in dataclasses.fields(JobConfig) if one.default is one.default_factory]  # MISSING, both
+    if lacking := [name for name in needed if name not in settings]:
+        what = "config is the whole config.yaml of a run, as --dry-run prints one"
+        raise ConfigError(f"{path} lacks {', '.join(lacking)}; {what}")
+    try:
+        return job_config(in_words_of_now(settings))
+    except ConfigError as error:
+        raise ConfigError(f"{path}: {error}") from error
+
+
+def _of_run(overrides: Sequence[str]) -> dict[str, Any]:
+    """Settings of the file that they name; whether to run again what is done is for the command to say."""
+    path = run_file(overrides)
+    return {} if path is None else {name: value for name, value in plain(read_job(path)).items() if name != "force"}
+
+
 def _tree(overrides: Sequence[str], *, complete: bool = True) -> dict[str, Any]:
     """Settings as the files say, with these changes. complete: raise where a value has yet to be given."""
-    named = [_by_name(override) for override in overrides]
+    run, named = _of_run(overrides), [_by_name(one) for one in overrides if names_of([one]) != {CONFIG}]
     changes = [override for override in named if _is_value(override)]
-    composed = pickle.loads(_composed(tuple(override for override in named if override not in changes)))
+    chosen = [override for override in named if override not in changes]
+    kept = {name: value for name, value in run.items() if name not in names_of(chosen)}
+    like = [name for name in GROUPS if name in kept and kept[name]["name"] in choices(name)]
+    composed = pickle.loads(_composed((*(f"{group}={kept[group]['name']}" for group in like), *chosen)))
+    for name, value in kept.items():
+        newer: Any = OmegaConf.to_container(composed[name]) if name in like else {}
+        composed[name] = {**newer, **value} if isinstance(value, dict) else value
     values = OverridesParser.create().parse_overrides(changes)
     ConfigLoaderImpl.validate_sweep_overrides_legal(values, RunMode.RUN, from_shell=False)
     ConfigLoaderImpl._apply_overrides_to_config(values, composed)
@@ -291,7 +331,7 @@ def _one_line(error: HydraException | OmegaConfBaseException, overrides: Sequenc
 
 def _no_setting(setting: str, overrides: Sequence[str]) -> str:
     """Names the settings that there are beside it."""
-    groups = [override for override in overrides if override.partition("=")[0] in GROUPS]
+    groups = [override for override in overrides if override.partition("=")[0] in (*GROUPS, CONFIG)]
     tree: Any = _tree(groups, complete=False)
     above: list[str] = []
     for part in setting.split(".")[:-1]:

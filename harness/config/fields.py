@@ -93,8 +93,14 @@ def checked_name(setting: str, name: str) -> str:
 
 def first_line(error: ValidationError, prefix: str = "") -> str:
     """The first problem of a validation error as one line: setting, value, and what to use instead."""
-    problem = error.errors(include_url=False)[0]
-    where = ".".join(str(part) for part in problem["loc"] if part not in (*COST_KINDS, _NUMBER, _KEY))
+    problems = error.errors(include_url=False)
+    places = [
+        ".".join(str(part) for part in one["loc"] if part not in (*COST_KINDS, _NUMBER, _KEY)) for one in problems
+    ]
+    problem, where = problems[0], places[0]
+    unknown = [place for place, one in zip(places, problems, strict=True) if one["type"] == _UNKNOWN]
+    if len(unknown) > 1:
+        return f"{', '.join(unknown)} are no settings; take them out (`make list` shows the files that name all)"
     context = problem.get("ctx", {})
     if problem["type"].startswith("union_tag"):
         return f"{prefix}{where}.kind={context.get('tag', 'null')} is unknown; choose {' or '.join(COST_KINDS)}"
@@ -105,8 +111,9 @@ def first_line(error: ValidationError, prefix: str = "") -> str:
     return f"{prefix}{where}={_as_typed(problem['input'])}{detail}"
 
 
+_UNKNOWN = "unexpected_keyword_argument"
 _ADVICE = {
-    "unexpected_keyword_argument": "is no setting; `make list` shows the files that name them all",
+    _UNKNOWN: "is no setting; `make list` shows the files that name them all",
     "missing": "is incomplete: a value is missing",
     "missing_argument": "is incomplete: a value is missing",
     "literal_error": "is unknown; choose {expected}",

@@ -6,7 +6,6 @@ from __future__ import annotations
 import hashlib
 import json
 import re
-from collections import Counter
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -60,18 +59,29 @@ def read_yaml(path: Path) -> Any:
     `read_text`, yaml's errors; ValueError for aliases, by which a few lines become as many values as fit no memory, for
     tags, and for what is larger or nested deeper than any settings are."""
     text = read_text(path, _SETTINGS_BYTES)
+    try:
+        _refuse_unsafe(text)
+        return yaml.load(text, Loader=_Settings)
+    except yaml.MarkedYAMLError as error:
+        raise _off(error.problem_mark, error.problem) from error
+
+
+def _refuse_unsafe(text: str) -> None:
     depth = 0
     for number, event in enumerate(yaml.parse(text, Loader=_PARSER)):
         depth += isinstance(event, yaml.CollectionStartEvent) - isinstance(event, yaml.CollectionEndEvent)
         if depth > _DEEPEST:
-            raise ValueError(f"it is nested deeper than {_DEEPEST} levels")
+            raise _off(event.start_mark, f"it is nested deeper than {_DEEPEST} levels")
         if number > _MOST_PARTS:
             raise ValueError(f"it has more than {_MOST_PARTS:,} values")
         if isinstance(event, yaml.AliasEvent):
-            raise ValueError("it refers to parts of itself (`*name`); write them out")
+            raise _off(event.start_mark, "it refers to parts of itself (`*name`); write them out")
         if getattr(event, "tag", None) is not None:
-            raise ValueError(f"it has a tag ({event.tag}); write plain values")
-    return yaml.load(text, Loader=_Settings)
+            raise _off(event.start_mark, f"it has a tag ({event.tag}); write plain values")
+
+
+def _off(mark: Any, what: str) -> ValueError:
+    return ValueError(f"line {mark.line + 1}: {what}")
 
 
 def yaml_text(settings: Mapping[str, Any]) -> str:
@@ -88,14 +98,14 @@ class _Settings(_PARSER):  # type: ignore[misc, valid-type]
     }
 
     def construct_mapping(self, node: Any, deep: bool = False) -> Any:
-        names = Counter(name.value for name, _ in node.value if isinstance(name, yaml.ScalarNode))
-        for name, count in names.most_common(1):
-            if count > 1:
-                raise ValueError(f"it has {name} more than once")
-        made = super().construct_mapping(node, deep)
-        if None in made:
-            raise ValueError("it has a value without a name")
-        return made
+        names = set[str]()
+        for name in (name for name, _ in node.value if isinstance(name, yaml.ScalarNode)):
+            if name.value in names:
+                raise _off(name.start_mark, f"it has {name.value} more than once")
+            if self.construct_object(name) is None:
+                raise _off(name.start_mark, "it has a value without a name")
+            names.add(name.value)
+        return super().construct_mapping(node, deep)
 
 
 _Settings.add_implicit_resolver(

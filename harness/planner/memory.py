@@ -13,7 +13,7 @@ from harness.checks.layout import device_roles
 from harness.checks.machine import changes_that_fit, real_setting
 from harness.config import ConfigError, JobConfig
 from harness.config.changes import changed
-from harness.config.compose import DOCS, compose_job, make_schedule, names_of
+from harness.config.compose import DOCS, compose_job, given_by, make_schedule
 from harness.config.machine import Machine, described, this_machine
 from harness.config.placement import Placement, resolve_split
 from harness.config.registries import SCHEDULES
@@ -41,7 +41,7 @@ def planned_memory(arguments: Sequence[str]) -> PlannedMemory:
     Raises ConfigError where the job cannot be made, or does not divide.
     """
     config = without_hub(compose_job(arguments))
-    given = names_of(arguments)
+    given = given_by(arguments)
     machine = described_machine(config, given)
     if not {"cluster", "cluster.devices"} & given:
         config = changed(config, {"cluster.devices": machine.gpus})

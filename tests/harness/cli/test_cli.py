@@ -127,7 +127,7 @@ def test_a_file_of_settings_that_would_fill_the_memory_is_one_line(
     for arguments in (["bench", f"cost={file}"], ["predict", f"table={table_beside(file)}"]):
         assert cli.main(arguments) == 2
         err = capsys.readouterr().err
-        assert err.startswith(f"{file} cannot be read as YAML: {why}") and err.count("\n") == 1
+        assert err.startswith(f"{file} cannot be read as YAML: ") and why in err and err.count("\n") == 1
 
 
 def table_beside(file: Path) -> Path:

@@ -7,7 +7,18 @@ from pathlib import Path
 import pytest
 
 from harness.config import ConfigError, CostConfig
-from harness.config.compose import EXPERIMENTS, GROUPS, cell_name, choices, compose_job, make_schedule, plain
+from harness.config.compose import (
+    EXPERIMENTS,
+    GROUPS,
+    cell_name,
+    choices,
+    compose_job,
+    given_by,
+    make_schedule,
+    plain,
+    read_job,
+)
+from harness.config.files import yaml_text
 from schedules.fully_async import FullyAsync
 
 
@@ -168,3 +179,54 @@ def test_options_that_are_others_to_name_may_be_given_and_a_wrong_one_is_refused
     assert given["settings"] == {"min_terms": 2, "max_terms": 3}
     with pytest.raises(ConfigError, match=r"task.nosuch is no setting; those of task are chat_options, dataset, "):
         compose_job([*asked, "task.nosuch=1"])
+
+
+# -- a run again, from its config.yaml
+
+
+def written(folder: Path, *settings: str) -> Path:
+    path = folder / "config.yaml"
+    path.write_text(yaml_text(plain(compose_job(settings))), encoding="utf-8")
+    return path
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ["schedule=pipeline_k", "algorithm=ppo", "seeds=[3,4]", "algorithm.rejection={token_k1:[null,2.0]}"],
+        ["task=data", "task.data=a.jsonl", "cost=tiny_cpu", "model=qwen7b", "eval.every=0", "algorithm.options.cap=3"],
+        ["schedule=schedules.k_step_off:KStepOff", "schedule.k=4", "experiment=mine"],
+    ],
+)
+def test_a_run_is_the_same_job_again_from_its_file(settings: list[str], tmp_path: Path) -> None:
+    path = written(tmp_path, *settings, "force=true")
+    assert compose_job([f"config={path}"]) == compose_job(settings), "whether to run it again is another question"
+    assert given_by([f"config={path}"]) >= {"schedule.split.actor", "iterations"}, "nothing is planned anew"
+
+
+def test_any_setting_may_be_given_on_top_of_a_runs_file(tmp_path: Path) -> None:
+    path = written(tmp_path, "schedule=k_step_off", "schedule.k=5", "iterations=7", "engine.slots=3")
+    same = compose_job([f"config={path}", "iterations=9", "schedule.k=2"])
+    assert (same.iterations, same.engine.slots, same.schedule.options) == (9, 3, {"k": 2})
+    other = compose_job([f"config={path}", "schedule=half_step"])
+    assert (other.iterations, other.schedule) == (7, compose_job(["schedule=half_step"]).schedule)
+    assert "schedule.split.actor" not in given_by([f"config={path}", "schedule=half_step"])
+    assert refused(f"config={path}", "schedule.nosuch=1").endswith("those of schedule=k_step_off are k, name, split")
+
+
+def test_what_a_file_of_another_version_names_and_no_setting_is_is_named_at_once(tmp_path: Path) -> None:
+    path = written(tmp_path, "schedule=colocate_sync")
+    text = path.read_text().replace("cluster:", "cluster:\n  actors: 3").replace("algorithm:", "algorithm:\n  lr: 1")
+    path.write_text(text + "colour: red\n")
+    assert refused(f"config={path}") == (
+        f"{path}: algorithm.lr, cluster.actors, colour are no settings; take them out (`make list` shows the files "
+        "that name all)"
+    )
+    path.write_text("iterations: 3\n")
+    assert refused(f"config={path}").startswith(f"{path} lacks experiment, backend, seeds, ")
+    assert refused(f"config={tmp_path / 'none.yaml'}").startswith(f"{tmp_path / 'none.yaml'} is no file")
+
+
+def test_every_committed_run_can_be_run_again() -> None:
+    for path in (EXPERIMENTS.parent / "results").rglob("config.yaml"):
+        assert cell_name(compose_job([f"config={path}"])) == cell_name(read_job(path))

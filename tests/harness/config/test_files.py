@@ -28,7 +28,15 @@ def test_values_are_what_hydra_takes_them_for(tmp_path: Path) -> None:
     assert by_path == compose_job(["device=h100"])
 
 
-@pytest.mark.parametrize(("text", "why"), [("a: 1\na: 2", "it has a more than once"), ("~: 1", "without a name")])
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("b:\n  a: 1\n  a: 2", "line 3: it has a more than once"),
+        ("a: 1\n~: 1", "line 2: it has a value without a name"),
+        ("a: 1\nb: c: 1", "line 2: mapping values are not allowed"),
+        ("a: 1\nb: !!int 1", r"line 2: it has a tag"),
+    ],
+)
 def test_what_would_be_lost_is_refused(text: str, why: str, tmp_path: Path) -> None:
     (tmp_path / "a.yaml").write_text(text)
     with pytest.raises(ValueError, match=why):
