@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     import pandas as pd
     import pyarrow as pa
 
+    from harness.comparison.comparison import Comparison
     from harness.report.samples import ShownSample
 
 _POLL_S = 0.2
@@ -48,8 +49,8 @@ _PLAIN = re.compile(r"[\w/.:%+@-]+")  # strings that need no quotes in a setting
 
 @dataclass(frozen=True)
 class Results:
-    """Finished runs. Tables are read when they are first asked for; all but `runs` begin with the columns `experiment`,
-    `cell`, `schedule` and `seed`."""
+    """Finished runs. Tables are read when they are first asked for; those of single runs, but `runs`, begin with the
+    columns `experiment`, `cell`, `schedule` and `seed`."""
 
     paths: tuple[Path, ...]
     """The folder of each run."""
@@ -108,6 +109,33 @@ class Results:
         identities = [asdict(identity_of(load_manifest(path))) | {"path": path} for path in self.paths]
         settings = [flatten(load_config(path)) for path in self.paths]
         return _table([one | flat | one for one, flat in zip(identities, settings, strict=True)])
+
+    @cached_property
+    def measures(self) -> pd.DataFrame:
+        """A row per measure, cell and seed, of the runs that may be compared; `label` tells their cells apart. Raises
+        ConfigError where none may, as smoke runs."""
+        from harness.comparison.frames import measures_frame
+
+        return measures_frame(self._compared)
+
+    @cached_property
+    def comparison(self) -> pd.DataFrame:
+        """The same over seeds: mean with its interval, and against the baseline: the ratio or difference, paired by
+        seed, with its interval, and whether it is significant."""
+        from harness.comparison.frames import comparison_frame
+
+        return comparison_frame(self._compared)
+
+    @cached_property
+    def _compared(self) -> Comparison:
+        """The comparison that `cadence report` of the folder shows, where that is a comparison's."""
+        from harness.comparison.experiment import CAMPAIGN, comparison_in, comparison_over, labelled
+        from harness.comparison.runs import read_run
+
+        folder = Path(os.path.commonpath(self.paths))
+        if (folder / CAMPAIGN).exists():
+            return comparison_in(folder)
+        return comparison_over(labelled([read_run(path) for path in self.paths]))
 
     def _kept(self, name: str) -> pd.DataFrame:
         return self._joined(lambda path: load_kept(path, name))

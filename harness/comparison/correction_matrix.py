@@ -16,7 +16,7 @@ from harness.comparison.runs import Cell
 from harness.comparison.statistics import Difference, corrected, paired_difference
 from harness.config import ConfigError
 from harness.metrics.atomic_files import write_text
-from harness.metrics.formatting import latex_table, number, plural
+from harness.metrics.formatting import latex, latex_table, number, plural
 
 _NAME = "matrix"
 _LAG = "mean lag"
@@ -182,8 +182,15 @@ def as_markdown(matrix: CorrectionMatrix) -> str:
 
 
 def as_latex(matrix: CorrectionMatrix) -> str:
-    """Means, their intervals, and a star where a difference to the baseline is significant."""
-    return latex_table(*_table(matrix, _plain, "{}"))
+    """Means, bold where the difference to the baseline is significant, and their intervals."""
+    heads, rows = _table(matrix, _latex, "{}")
+    base = next((" under ".join(place) for place, entry in matrix.entries.items() if entry.baseline), "")
+    caption = f"{matrix.what.capitalize()} ({matrix.about}): means over seeds, 95 % intervals in brackets."
+    notes = [latex(f"Baseline: {base}.")] if base else []
+    if any(entry.distinguishable for entry in matrix.entries.values()):
+        notes.append("Bold: the difference to it, paired by seed, is significant.")
+    named = ([latex(name), *cells] for name, *cells in rows)
+    return latex_table(map(latex, heads), named, latex(caption), notes)
 
 
 def _table(
@@ -201,10 +208,12 @@ def _table(
     ]
 
 
-def _plain(entry: Entry | None) -> str:
+def _latex(entry: Entry | None) -> str:
     if entry is None:
         return "not run"
-    return " ".join(part for part in (number(entry.measured.value), entry.mark, entry.interval_text) if part)
+    mean = latex(number(entry.measured.value))
+    bold = rf"\textbf{{{mean}}}" if entry.distinguishable else mean
+    return rf"{bold} {{\scriptsize {latex(entry.interval_text)}}}" if entry.interval_text else bold
 
 
 def significant_pairs(matrix: CorrectionMatrix) -> list[str]:

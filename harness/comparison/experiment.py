@@ -167,7 +167,11 @@ def comparison_in(folder: Path) -> Comparison:
     campaign = read_campaign(folder)
     if campaign is not None:
         return comparison_of(folder, campaign)
-    found = cells_in(folder)
+    return comparison_over(cells_in(folder))
+
+
+def comparison_over(found: Sequence[Cell]) -> Comparison:
+    """The comparison of the most of these cells that may be compared. Raises ConfigError for smoke runs."""
     cells, left_out = comparable(found)
     comparison = compare(cells)
     return replace(comparison, left_out=left_out, warnings=(*_seeds_left_out(found, cells), *comparison.warnings))

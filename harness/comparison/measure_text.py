@@ -45,9 +45,15 @@ class Against:
     """A cell against the baseline, in words. verdict: `better`, `worse`, `differs` (neither is better) or `same`, where
     nothing tells it from it."""
 
-    value: str
+    figure: str
+    unit: str
     bounds: str
     verdict: str
+
+    @property
+    def value(self) -> str:
+        """`1.35x`, or `+0.7 points`."""
+        return f"{self.figure}{self.unit}"
 
 
 def bounds(interval: Interval | None, digits: int, factor: float = 1.0) -> str:
@@ -89,16 +95,16 @@ def against(measure: Measure, cell: int) -> Against | None:
         return None
     scale, interval = scale_of(measure), difference.interval
     if measure.compared == "ratio":
-        value, within = f"{number(interval.value, 2)}x", bounds(interval, 2)
+        figure, unit, within = number(interval.value, 2), "x", bounds(interval, 2)
     else:
-        value, within = f"{scale.step(interval.value)} {scale.step_unit}".strip(), scale.bounds(interval)
+        figure, unit, within = scale.step(interval.value), f" {scale.step_unit}".rstrip(), scale.bounds(interval)
     if not difference.distinguishable:
         verdict = "same"
     elif measure.better is None:
         verdict = "differs"
     else:
         verdict = "better" if (interval.value > difference.none) == (measure.better == "higher") else "worse"
-    return Against(value, within, verdict)
+    return Against(figure, unit, within, verdict)
 
 
 def headlines(comparison: Comparison) -> list[Measure]:

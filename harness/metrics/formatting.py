@@ -6,6 +6,7 @@ import math
 import re
 import unicodedata
 from collections.abc import Iterable, Sequence
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
@@ -15,6 +16,11 @@ _SIGNIFICANT = 3
 _MOST_DECIMALS = 4
 _HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
 """Categories of characters that a screen does not show, or obeys."""
+_LATEX = {ord(sign): rf"\{sign}" for sign in "&%$#_{}"} | str.maketrans(
+    {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
+    | {"−": "$-$", "–": "--", "·": r"$\cdot$"}
+)
+_HEAD, _NAME, _NAMES_PT = 13, 24, 95  # letters in a line of a head and of a row's name, and what longer names get
 
 
 def decimals(values: Iterable[float]) -> int:
@@ -35,8 +41,8 @@ def number(value: float, digits: int | None = None) -> str:
         return "–"
     if math.isinf(value):
         return "never"
-    text = f"{value:,.{decimals([value]) if digits is None else digits}f}"
-    return f"−{text[1:]}" if text.startswith("-") else text
+    text = f"{abs(value):,.{decimals([value]) if digits is None else digits}f}"
+    return f"−{text}" if value < 0 and text.strip("0.") else text
 
 
 def signed(value: float, digits: int | None = None) -> str:
@@ -84,13 +90,35 @@ def _in_a_table(value: str) -> str:
     return value.replace("|", "\\|") if is_code else escaped(value)
 
 
-def latex_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
-    """A tabular of the package booktabs; the first column is left, the others right."""
-    import pandas as pd  # a second, for who only formats a number
+def latex(text: str) -> str:
+    """Text as LaTeX shows it."""
+    return text.translate(_LATEX)
 
-    table = pd.DataFrame(rows, columns=list(heads)).style.hide(axis="index")
-    table = table.format(escape="latex").format_index(escape="latex", axis="columns")
-    return str(table.to_latex(hrules=True, column_format="l" + "r" * (len(heads) - 1))).replace("−", "$-$")
+
+def latex_table(heads: Iterable[str], rows: Iterable[Iterable[str]], caption: str, notes: Iterable[str] = ()) -> str:
+    """A table of the package booktabs, of cells, caption and notes in LaTeX; the first column is left, the others
+    right. A row of one cell goes across."""
+    first, *others = heads
+    stacks = (r" \\ ".join(wrap(head, _HEAD, break_long_words=False, break_on_hyphens=False)) for head in others)
+    lines = [[first, *(rf"\shortstack[r]{{{stack}}}" for stack in stacks)], [r"\midrule"], *map(list, rows)]
+    names = "l"
+    if any(len(row) > 1 and len(row[0]) > _NAME for row in lines):
+        names = f"p{{{_NAMES_PT}pt}}"
+        lines = [[re.sub(r"(\\_|[=.])", r"\1\\allowbreak{}", row[0]), *row[1:]] if row[1:] else row for row in lines]
+    below = " ".join(notes)
+    return "\n".join(
+        [
+            r"\begin{table}",
+            r"\centering\footnotesize\setlength{\tabcolsep}{3pt}",
+            rf"\caption{{{caption}}}",
+            rf"\begin{{tabular}}{{@{{}}{names}{'r' * len(others)}@{{}}}}",
+            r"\toprule",
+            *(row[0] if len(row) == 1 else rf"{' & '.join(row)} \\" for row in lines),
+            *(r"\bottomrule", r"\end{tabular}"),
+            *([rf"\par\smallskip\scriptsize {below}"] if below else []),
+            r"\end{table}" + "\n",
+        ]
+    )
 
 
 _SECRET_PARAMETER = re.compile(

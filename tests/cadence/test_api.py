@@ -64,6 +64,11 @@ def test_runs_are_listed_with_their_settings(made: Results) -> None:
         _ = made.path
 
 
+def test_smoke_runs_are_not_compared(made: Results) -> None:
+    with pytest.raises(ConfigError, match="is a smoke run"):
+        _ = made.comparison
+
+
 def test_load_reads_a_run_a_cell_an_experiment_and_all_results(made: Results) -> None:
     first = made.paths[0]
     assert cadence.load(first).path == first and len(cadence.load(str(first)).metrics) == 3

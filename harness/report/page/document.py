@@ -16,10 +16,12 @@ from rich.console import Console
 
 from harness.comparison.comparison import Comparison
 from harness.comparison.correction_matrix import has_matrix, matrix_of
+from harness.comparison.frames import write_frames
 from harness.metrics.atomic_files import write_text
 from harness.metrics.formatting import say, visible
 from harness.report.page.data import curves_data, timelines_data
 from harness.report.page.markdown import markdown
+from harness.report.page.paper_table import table_tex
 from harness.report.page.pictures import draw_comparison
 from harness.report.page.tables import (
     checks_html,
@@ -29,11 +31,9 @@ from harness.report.page.tables import (
     headline_table,
     matrix_table,
     measure_tables,
-    measures_csv,
     profile_cards,
     samples_html,
     staleness_cards,
-    table_tex,
 )
 from harness.report.page.text import (
     CURVES,
@@ -53,8 +53,8 @@ _SCRIPTS = ("drawing.js", "timeline.js", "curves.js", "page.js")
 
 
 def write_report(comparison: Comparison, folder: Path) -> list[Path]:
-    """Write report.html, which needs nothing else, report.md with PNG pictures beside it, and for papers the pictures
-    as SVG and PDF, measures.csv and table.tex; returns their paths.
+    """Write report.html, which needs nothing else, report.md with PNG pictures beside it, for papers the pictures as
+    SVG and PDF and table.tex, and for programs what `write_frames` does; returns their paths.
 
     An earlier report in this folder is replaced, file by file.
     """
@@ -63,12 +63,11 @@ def write_report(comparison: Comparison, folder: Path) -> list[Path]:
     texts = {
         "report.html": document(comparison),
         "report.md": markdown(comparison, [picture.name for picture in pictures if picture.suffix == ".png"]),
-        "measures.csv": measures_csv(comparison),
         "table.tex": table_tex(comparison),
     }
     for name, text in texts.items():
         write_text(folder / name, text)
-    return [*(folder / name for name in texts), *pictures]
+    return [*(folder / name for name in texts), *write_frames(comparison, folder), *pictures]
 
 
 def print_written(paths: Sequence[Path], console: Console) -> None:

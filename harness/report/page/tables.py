@@ -1,11 +1,8 @@
 """The tables of the page, as HTML: the main measures, every measure with every seed, corrections, checks and runs; its
-charts that need no script: dots with intervals, histograms, profiles, shares of time; and the same for other programs
-and for papers: measures.csv, table.tex."""
+charts that need no script: dots with intervals, histograms, profiles, shares of time."""
 
 from __future__ import annotations
 
-import csv
-import io
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
@@ -18,11 +15,10 @@ from matplotlib.colors import to_hex
 from harness.comparison.comparison import Comparison
 from harness.comparison.correction_matrix import CorrectionMatrix, Entry, lags_of
 from harness.comparison.curves import RoleTime, role_times
-from harness.comparison.measure_text import Against, against, bounds, headlines, scale_of, titled, unit_of, worst_text
+from harness.comparison.measure_text import Against, against, bounds, headlines, scale_of, unit_of, worst_text
 from harness.comparison.measures import CellMeasure, Measure
 from harness.comparison.runs import Cell
-from harness.comparison.statistics import Interval
-from harness.metrics.formatting import latex_table, number, percent, visible
+from harness.metrics.formatting import number, percent, visible
 from harness.report.page.pictures import COLORS, draw_lags, draw_profile
 from harness.report.page.text import SAMPLE_KINDS, SAMPLES, checks, commands, histogram_text, lag_text, profile_text
 from harness.report.palette import names_of, of_cells
@@ -236,57 +232,6 @@ def commands_table(comparison: Comparison) -> str:
     )
     heads = "".join(f'<th scope="col">{name}</th>' for name in ("cell", "seed", "began", "folder", "command"))
     return f'<table class="runs"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
-
-
-COLUMNS = (
-    *("measure", "unit", "better", "cell", "baseline", "seeds", "mean", "low", "high"),
-    *("compared", "against", "against_low", "against_high", "p", "called"),
-)
-
-
-def measures_csv(comparison: Comparison) -> str:
-    """A row per measure and cell, as numbers; empty where there is none. seeds: `seed:value`, with spaces between;
-    low, high: of the 95 % interval of the mean; compared: by `ratio` or `difference`, to the baseline; p: before, and
-    called: after Holm's correction."""
-    text = io.StringIO()
-    table = csv.writer(text, lineterminator="\n")
-    table.writerow(COLUMNS)
-    for measure in comparison.measures:
-        for index, cell in enumerate(comparison.cells):
-            values, found = measure.cells[index], measure.against_baseline(index)
-            of_cell = (measure.key, measure.unit, measure.better or "", cell.label, int(index == comparison.baseline))
-            seeds = " ".join(f"{seed}:{value:.12g}" for seed, value in values.per_seed.items())
-            held = [*_three(found.interval), _number(found.p), int(found.distinguishable)] if found else [""] * 5
-            table.writerow([*of_cell, seeds, *_three(values.interval), measure.compared, *held])
-    return text.getvalue()
-
-
-def table_tex(comparison: Comparison) -> str:
-    """The headlines of every cell as a tabular of the package booktabs: means, their intervals, and what they are
-    against the baseline, with a star where that is called a difference."""
-    measures = headlines(comparison)
-    heads = ["cell, simulated" if comparison.simulated else "cell", *map(titled, measures)]
-    rows = [
-        [cell.label, *(_in_words(measure, index) for measure in measures)]
-        for index, cell in enumerate(comparison.cells)
-    ]
-    return latex_table(heads, rows)
-
-
-def _three(interval: Interval | None) -> list[str]:
-    if interval is None:
-        return [""] * 3
-    return [_number(value) for value in (interval.value, interval.low, interval.high)]
-
-
-def _number(value: float) -> str:
-    return f"{value:.12g}"
-
-
-def _in_words(measure: Measure, index: int) -> str:
-    scale, text, cell = scale_of(measure), against(measure, index), measure.cells[index]
-    value = f"{scale.value(cell.value)} {scale.bounds(cell.interval)}"
-    return value if text is None else f"{value}, {text.value}{'' if text.verdict == 'same' else '*'}"
 
 
 _STRIP, _STRIP_HEIGHT, _EDGE = 220, 26, 8

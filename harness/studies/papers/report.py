@@ -16,7 +16,7 @@ from rich.console import Console
 from rich.table import Table as RichTable
 
 from harness.metrics.atomic_files import write_text
-from harness.metrics.formatting import latex_table, markdown_table
+from harness.metrics.formatting import latex, latex_table, markdown_table
 from harness.report.plots import BLUE, GRAY, GREEN, save_in_every_format
 from harness.studies.papers.result import (
     ROLES,
@@ -97,7 +97,7 @@ def write(result: Result, folder: Path) -> list[Path]:
     pictures = save_in_every_format(folder, name, f"{experiment.title} · {' and '.join(how)}", draw)
     page, tables = folder / f"{name}.md", folder / f"{name}.tex"
     write_text(page, markdown(result, pictures[0].name))
-    write_text(tables, latex(tables_of(result)))
+    write_text(tables, _latex(tables_of(result)))
     return [*paths, page, tables, *pictures]
 
 
@@ -130,9 +130,11 @@ def markdown(result: Result, picture: str) -> str:
     return "\n\n".join(parts) + "\n"
 
 
-def latex(tables: Sequence[Table]) -> str:
-    """Each as a tabular, its title above it in a comment."""
-    return "\n".join(f"% {table.title}\n{latex_table(table.columns, table.rows)}" for table in tables)
+def _latex(tables: Sequence[Table]) -> str:
+    return "\n".join(
+        latex_table(map(latex, table.columns), (map(latex, row) for row in table.rows), latex(table.title))
+        for table in tables
+    )
 
 
 def write_overview(results: Sequence[Result], folder: Path) -> list[Path]:
@@ -143,7 +145,7 @@ def write_overview(results: Sequence[Result], folder: Path) -> list[Path]:
     parts = ["# Published experiments", "    make paper PAPER=all", pages, f"**{table.title.capitalize()}**"]
     page, tables = folder / "overview.md", folder / "overview.tex"
     write_text(page, "\n\n".join([*parts, markdown_table(table.columns, table.rows)]) + "\n")
-    write_text(tables, latex([table]))
+    write_text(tables, _latex([table]))
     return [_write_csv(folder / "overview.csv", [table.title], [list(table.columns), *table.rows]), page, tables]
 
 

@@ -149,9 +149,10 @@ def test_a_comparison_becomes_a_table_a_file_and_a_picture(folder: Path) -> None
     width, height = struct.unpack(">II", written["matrix.png"][16:24])
     assert written["matrix.png"].startswith(b"\x89PNG") and width > height > 300
     assert b"<svg" in written["matrix.svg"] and written["matrix.pdf"].startswith(b"%PDF")
-    head, *lines = written["matrix.tex"].decode().split("\\midrule")[0].split("\\toprule")[1].split(" & ")
-    assert head.strip() == "schedule" and lines[0] == "mean lag"
-    assert "not run" in written["matrix.tex"].decode() and " * [" in written["matrix.tex"].decode()
+    latex = written["matrix.tex"].decode()
+    assert latex.split("\\toprule")[1].strip().startswith(r"schedule & \shortstack[r]{mean lag} & ")
+    assert r"\textbf{0.399} {\scriptsize [0.388, 0.409]}" in latex and "not run" in latex and "*" not in latex
+    assert "Bold: the difference to it" in latex and r"Baseline: fully\_async 0 under none." in latex
 
 
 def test_one_seed_alone_has_no_interval_to_show(folder: Path) -> None:

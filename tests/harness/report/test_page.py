@@ -14,6 +14,8 @@ from pathlib import Path
 import numpy as np
 import pandas as pd
 import pytest
+from matplotlib import get_data_path
+from matplotlib.font_manager import get_font
 from rich.console import Console
 
 from harness.comparison.comparison import Comparison, compare
@@ -30,6 +32,7 @@ from harness.protocols import Span
 from harness.report.page.data import MOST_ENGINES, timeline_data
 from harness.report.page.document import as_script, document, write_report
 from harness.report.page.markdown import markdown
+from harness.report.page.paper_table import TEXT_PT
 from harness.report.page.pictures import PICTURES, score_range
 from harness.report.page.text import profile_text
 from harness.report.palette import (
@@ -247,7 +250,8 @@ def test_schedules_crossed_with_corrections_stand_as_a_heat_map(whole: str, tmp_
 
 def test_the_markdown_has_the_same_numbers_and_its_pictures(comparison: Comparison, written: dict[str, Path]) -> None:
     pictures = [f"{name}.{end}" for name in PICTURES for end in ("png", "svg", "pdf")]
-    assert list(written) == ["report.html", "report.md", "measures.csv", "table.tex", *pictures]
+    frames = [f"{name}.{end}" for name in ("measures", "comparison") for end in ("csv", "parquet")]
+    assert list(written) == ["report.html", "report.md", "table.tex", *frames, *pictures]
     assert all(path.stat().st_size > 500 for path in written.values())
     text = written["report.md"].read_text(encoding="utf-8")
     assert comparison.verdict.replace("[", r"\[").replace("*", r"\*") in text
@@ -259,30 +263,67 @@ def test_the_markdown_has_the_same_numbers_and_its_pictures(comparison: Comparis
         assert len(widths) == 1
 
 
-def test_the_csv_has_every_measure_of_every_cell_as_numbers(comparison: Comparison, written: dict[str, Path]) -> None:
-    table = pd.read_csv(written["measures.csv"])
-    assert len(table) == len(comparison.measures) * len(comparison.cells)
+def test_other_programs_get_a_row_for_every_seed_and_one_for_every_cell_without_infinities(
+    comparison: Comparison, written: dict[str, Path]
+) -> None:
+    for name in ("measures", "comparison"):
+        text = written[f"{name}.csv"].read_text()
+        assert not re.search(r"\binf\b", text) and " " not in text.splitlines()[1]
+        read = [pd.read_csv(written[f"{name}.csv"]), pd.read_parquet(written[f"{name}.parquet"])]
+        pd.testing.assert_frame_equal(*(table.convert_dtypes() for table in read))
+    seeds, cells = (pd.read_parquet(written[f"{name}.parquet"]) for name in ("measures", "comparison"))
+    assert len(cells) == len(comparison.measures) * len(comparison.cells)
     for measure in comparison.measures:
         for index, cell in enumerate(comparison.cells):
-            ((_, row),) = table[(table.measure == measure.key) & (table.cell == cell.label)].iterrows()
             values, found = measure.cells[index], measure.against_baseline(index)
-            seeds = dict(one.split(":") for one in row.seeds.split())
-            assert {int(seed): float(value) for seed, value in seeds.items()} == pytest.approx(dict(values.per_seed))
-            assert math.isnan(row["mean"]) if values.interval is None else row["mean"] == pytest.approx(values.value)
-            assert (
-                math.isnan(row.p)
-                if found is None
-                else (row.p, bool(row.called)) == (pytest.approx(found.p), found.distinguishable)
+            of_seeds, of_cell = (
+                table[(table.measure == measure.key) & (table.label == cell.label)] for table in (seeds, cells)
             )
+            told = {seed: value if math.isfinite(value) else None for seed, value in values.per_seed.items()}
+            assert dict(zip(of_seeds.seed, of_seeds.value.replace(math.nan, None), strict=True)) == told
+            ((_, row),) = of_cell.iterrows()
+            assert math.isnan(row["mean"]) if values.interval is None else row["mean"] == pytest.approx(values.value)
+            if found is None:
+                assert math.isnan(row.p) and pd.isna(row.significant)
+            else:
+                assert (row.p, row.against, row.significant) == (found.p, found.interval.value, found.distinguishable)
 
 
-def test_the_latex_table_has_a_row_per_cell_and_escapes_what_latex_would_read(
+def printed_pt(tex: str) -> float:
+    """The width of a line in Computer Modern, of eight points, or in small letters of seven, which are wider for it."""
+    small = r"\scriptsize" in tex
+    letters = re.sub(r"\\scriptsize |\\textbf|[{}]", "", tex).replace("$-$", "+").replace("\\", "")
+    font = get_font(get_data_path() + "/fonts/ttf/cmr10.ttf")
+    font.set_size(7 * 1.14 if small else 8 * 1.06, 72)
+    font.set_text(letters)
+    return float(font.get_width_height()[0] / 64)
+
+
+def test_the_table_for_papers_fits_their_text_and_its_numbers_stand_alone(
     comparison: Comparison, written: dict[str, Path]
 ) -> None:
     text = written["table.tex"].read_text(encoding="utf-8")
-    rows = [line for line in text.splitlines() if line.endswith(r"\\")]
-    assert [row.split(" & ")[0] for row in rows] == ["cell", *(cell.label for cell in comparison.cells)]
-    assert len({row.count(" & ") for row in rows}) == 1 and not re.search(r"(?<!\\)[%_]", text)
+    body = text.split(r"\toprule")[1].split(r"\bottomrule")[0]
+    rows = [line.removesuffix(r" \\").split(" & ") for line in body.strip().splitlines() if " & " in line]
+    assert [row[0] for row in rows] == ["cell", "synchronous", "", "asynchronous", "", "asynchronous", ""]
+    assert len({len(row) for row in rows}) == 1 and not re.search(r"(?<!\\)[_#&]", text.replace(" & ", ""))
+    for row in rows[1:]:
+        for value in row[1:]:
+            number = r"(\$-\$|\+)?[\d,.]+"
+            assert re.fullmatch(
+                rf"{number}|\\textbf\{{{number}\}}|\\scriptsize \[{number}, {number}\]|.*no interval|never", value
+            )
+    assert (
+        r"\textbf" in body
+        and "Bold: significant" in text
+        and r"\caption{tiny, task reverse, measured: means over 5" in text
+    )
+    assert "95 \\%" in text and "against synchronous" in text.lower()
+    columns = zip(
+        *([re.sub(r"\\shortstack\[r\]", "", value).split(r" \\ ") for value in row] for row in rows), strict=True
+    )
+    widths = [max(printed_pt(line) for lines in column for line in lines) for column in columns]
+    assert sum(widths) + 6 * (len(widths) - 1) < TEXT_PT
 
 
 def test_a_schedule_has_its_colour_whatever_it_stands_beside_and_cells_of_one_schedule_have_different_ones(
