@@ -56,7 +56,7 @@ help:
 	@echo "  clean        removes every environment"
 
 $(COMMANDS): $(BENCH)/$(INSTALLED) $(if $(filter sglang,$(RUN)),$(SGLANG)/$(INSTALLED))
-	@$(BENCH)/bin/python -m harness $@ $(VARIABLES) $(ARGS)
+	@CADENCE_CALLED_BY_MAKE=1 $(BENCH)/bin/python -m harness $@ $(VARIABLES) $(ARGS)
 
 setup: $(STAMP)
 

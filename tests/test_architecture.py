@@ -262,7 +262,7 @@ def test_a_file_of_settings_begins_with_what_it_is_and_is_named_as_it_says() -> 
     for group in GROUPS:
         for file in (ROOT / "experiments" / group).glob("*.yaml"):
             lines = file.read_text(encoding="utf-8").splitlines()
-            assert lines[0].startswith("# "), f"{file}: make list shows the first line"
+            assert lines[0].startswith("# "), f"{file}: `cadence list` shows the first line"
             named = f"  - {PRESETS[file.stem]}" if file.stem in PRESETS else f"name: {file.stem}"
             assert named in lines, file
 

@@ -59,7 +59,7 @@ def test_commands_run_from_an_installed_copy(installed: Path, tmp_path: Path) ->
     found = subprocess.run(whose, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(installed)}, capture_output=True)
     assert found.stdout.decode().split() == [str(installed / "harness"), str(installed / "schedules")]
     listed = run(installed, tmp_path, "list")
-    assert "fully_async" in listed and "PAPER=" in listed
+    assert "fully_async" in listed and "paper=" in listed
     small = ("cost=tiny_cpu", "iterations=3", "cluster.devices=4", "algorithm.batch_groups=4")
     ran = run(installed, tmp_path, "bench", "backend=virtual", "algorithm.micro_batch_groups=1", *small)
     assert "96 trained" in ran and list(tmp_path.glob("results/bench/*/seed=0/DONE"))

@@ -59,7 +59,7 @@ def within(options: Options, share: EngineShare) -> Options:
         # Fp8LinearMethod of SGLang 0.5.21 makes parameters that have no loader, and restores none before an update.
         raise ConfigError(
             f"engine.quantization={options.quantization}: SGLang quantises the weights that it starts with, and no "
-            "later ones; set it to null, or ENGINE=vllm"
+            "later ones; set it to null, or engine=vllm"
         )
     given = options.mem_fraction_static
     cache = share.cache if given is None else share.cache_within(given, work=False)

@@ -73,6 +73,5 @@ def check_environment() -> None:
     """Raises ModuleNotFoundError where vLLM is not installed."""
     if find_spec("vllm") is None:
         raise ModuleNotFoundError(
-            "it needs vllm, which this Python lacks; `make bench ENGINE=vllm` installs it in an environment of its "
-            "own, and runs there"
+            "it needs vllm, which this Python lacks; `make setup-vllm` installs it into an environment of its own"
         )

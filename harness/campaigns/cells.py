@@ -38,7 +38,7 @@ from harness.planner.plan import as_argument
 from schedules import Schedule
 
 _NO_AXIS = {
-    "seeds": "which seeds to run is SEEDS=5, or seeds=[3,4]",
+    "seeds": "which seeds to run is seeds=5, or seeds=[3,4]",
     "experiment": "all cells go into one experiment",
     "force": "set it for all cells",
     "smoke": "a smoke run is no result",
@@ -258,7 +258,7 @@ def _refuse_mixed(cells: Sequence[ResolvedCell]) -> None:
         one, other = list(backends.values())[:2]
         raise ConfigError(
             f"{one.label} would be {one.plan.backend} and {other.label} {other.plan.backend}: measured and simulated "
-            "times cannot be compared; set BACKEND=virtual, or BACKEND=real to leave out what cannot run here"
+            "times cannot be compared; set backend=virtual, or backend=real to leave out what cannot run here"
         )
 
 

@@ -146,7 +146,7 @@ def _refuse_another(before: Campaign | None, now: Campaign, folder: Path) -> Non
     """Refuse another comparison in the same folder: cells of two would stand in one report."""
     if before is None:
         return
-    fix = "give this one a folder of its own, EXPERIMENT=another_name"
+    fix = "give this one a folder of its own, experiment=another_name"
     if before.axes != now.axes:
         there, here = (", ".join(campaign.axes) for campaign in (before, now))
         raise ConfigError(f"{folder} holds a comparison along {there}, this one is along {here}; {fix}")

@@ -401,7 +401,7 @@ def _check_engine_devices(config: JobConfig, schedule: Schedule, placement: Plac
         raise HardwareMissing(
             f"engine.tensor_parallel={together}: a real engine of several devices has them alone, or takes turns with "
             f"a colocated schedule, and schedule={config.schedule.name} has {' and '.join(sorted(others))} there; set "
-            "it to 1, give rollout devices of its own, SCHEDULE=colocate_sync, or BACKEND=virtual"
+            "it to 1, give rollout devices of its own, schedule=colocate_sync, or backend=virtual"
         )
     if schedule.colocated and schedule.in_rounds and config.cluster.serve_membership:
         raise ConfigError(
@@ -411,8 +411,8 @@ def _check_engine_devices(config: JobConfig, schedule: Schedule, placement: Plac
     if together > 1 and schedule.in_rounds:
         raise HardwareMissing(
             f"engine.tensor_parallel={together}: engines of schedule={config.schedule.name} take their devices in one "
-            "turn with the training ranks, for now of one device each; set it to 1, SCHEDULE=colocate_sync, or "
-            "BACKEND=virtual"
+            "turn with the training ranks, for now of one device each; set it to 1, schedule=colocate_sync, or "
+            "backend=virtual"
         )
 
 
@@ -420,7 +420,7 @@ def _check_handed_over(config: JobConfig, schedule: Schedule, several_turns: boo
     if schedule.lends and several_turns:
         raise ConfigError(
             f"schedule={config.schedule.name}: lent engines hand over what they have under way, and of samples with "
-            "several turns the environment stays behind; use a task without one, or SCHEDULE=fully_async"
+            "several turns the environment stays behind; use a task without one, or schedule=fully_async"
         )
 
 
@@ -436,10 +436,10 @@ def only_simulated(config: JobConfig) -> str | None:
     """The reason why this job cannot run for real, whatever the machine."""
     together, engine = config.engine.tensor_parallel, config.engine.name
     if together > 1 and not engine_takes_several_devices(engine):
-        able = " or ".join(f"ENGINE={name}" for name in ENGINES if engine_takes_several_devices(name))
+        able = " or ".join(f"engine={name}" for name in ENGINES if engine_takes_several_devices(name))
         return (
             f"engine.tensor_parallel={together} can be simulated only with engine={engine}, whose engines have one "
-            f"device each; set it to 1, {able}, or BACKEND=virtual"
+            f"device each; set it to 1, {able}, or backend=virtual"
         )
     settings = {
         "training.pipeline_parallel": (config.training.pipeline_parallel, 1),
@@ -450,14 +450,14 @@ def only_simulated(config: JobConfig) -> str | None:
         return (
             f"training.tensor_parallel={config.training.tensor_parallel}: layers of model.architecture={architecture} "
             f"can be shared in simulation only, real ones are those of {', '.join(DRAWN)}; set it to 1, or "
-            "BACKEND=virtual"
+            "backend=virtual"
         )
     if config.model.experts and architecture not in WITH_EXPERTS:
         return (
             f"model.experts={config.model.experts}: experts of model.architecture={architecture} can be simulated "
-            f"only, real ones are those of {', '.join(WITH_EXPERTS)}; use such a model, or BACKEND=virtual"
+            f"only, real ones are those of {', '.join(WITH_EXPERTS)}; use such a model, or backend=virtual"
         )
     for setting, (value, most) in settings.items():
         if value > most:
-            return f"{setting}={value} can be simulated only; set it to {most}, or BACKEND=virtual"
+            return f"{setting}={value} can be simulated only; set it to {most}, or backend=virtual"
     return None

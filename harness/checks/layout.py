@@ -86,7 +86,7 @@ def _too_few(config: JobConfig, schedule: Schedule, engines: int, roles: tuple[s
     least, needed = schedule.least_engines, schedule.least_engines * config.engine.tensor_parallel
     more = range(there + 1, min(64 * needed + there, MOST_DEVICES + 1))
     enough = next((n for n in more if devices_of("rollout", split, n, roles) >= needed), None)
-    fix = f"set schedule.split.rollout={needed}" if enough is None else f"set DEVICES={enough}"
+    fix = f"set schedule.split.rollout={needed}" if enough is None else f"set cluster.devices={enough}"
     return (
         f"schedule={config.schedule.name} needs {least} rollout engines, its split gives {engines} of "
         f"{there} device{'' if there == 1 else 's'}; {fix}"

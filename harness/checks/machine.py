@@ -43,10 +43,10 @@ def check_devices(config: JobConfig, schedule: Schedule, placement: Placement, m
         return
     if gpu and not there:
         raise ConfigError("cluster.kind=gpu: this machine has no GPU; set cluster.kind=cpu")
-    fixes = [f"set DEVICES={there}"] if _fits(config, there) else []
+    fixes = [f"set cluster.devices={there}"] if _fits(config, there) else []
     if gpu and there == 1 and not schedule.colocated:
-        fixes.append("SCHEDULE=colocate_sync, whose roles take turns on one")
-    fixes.append('ARGS="cluster.kind=cpu" to use cores' if gpu else 'ARGS="cluster.oversubscribe=true" to share cores')
+        fixes.append("schedule=colocate_sync, whose roles take turns on one")
+    fixes.append("cluster.kind=cpu to use cores" if gpu else "cluster.oversubscribe=true to share cores")
     kind = _count(there, "GPU") if gpu else _count(machine.cores, "core")
     each = f" of {threads} threads" if threads > 1 and not gpu else ""
     raise HardwareMissing(
@@ -71,7 +71,7 @@ def check_trial_groups(groups: Sequence[Communicator]) -> None:
         if group.over == "device" and not group.name.startswith("weights of"):
             raise HardwareMissing(
                 f"cluster.oversubscribe=true: {group.name} has {len(group.members)} ranks on one GPU, which NCCL joins "
-                "to no group; give each role one device, as in DEVICES=2"
+                "to no group; give each role one device, as in cluster.devices=2"
             )
 
 
@@ -96,20 +96,20 @@ def check_machine_memory(
         return plan
     if setting.gpu:
         found = changes_that_fit(config, schedule, machine, setting.lengths)
-        fix = f"{', or '.join(found)}, BACKEND=virtual to simulate it" if found else "BACKEND=virtual simulates it"
+        fix = f"{', or '.join(found)}, backend=virtual to simulate it" if found else "backend=virtual simulates it"
         if plan.together:
             raise HardwareMissing(
                 f"model={config.model.name}: processes that share the GPU need {plan.everything / _GIB:.1f} GiB, and "
-                f"may use {plan.there / _GIB:.1f} GiB; {f'use {found[0]}, or' if found else 'use'} MODEL=tiny"
+                f"may use {plan.there / _GIB:.1f} GiB; {f'use {found[0]}, or' if found else 'use'} model=tiny"
             )
         raise HardwareMissing(
             f"{too_much(config, plan, plan.fullest)} of the {machine.gpu_bytes / _GIB:.1f} GiB of a GPU here; "
-            f"use {fix}, or MODEL=tiny"
+            f"use {fix}, or model=tiny"
         )
     raise HardwareMissing(
         f"model={config.model.name} needs {plan.everything / _GIB:.1f} GiB for its training state, its activations and "
         f"the copies of its weights, and there is no GPU and {setting.device_bytes / _GIB:.1f} GiB of memory here; "
-        "use more or larger GPUs, BACKEND=virtual to simulate it, or MODEL=tiny"
+        "use more or larger GPUs, backend=virtual to simulate it, or model=tiny"
     )
 
 
@@ -121,7 +121,7 @@ def _too_much_of_host(config: JobConfig, host: HostMemory, on_devices: float) ->
     return (
         f"model={config.model.name} needs {host.everything / _GIB:.1f} GiB of a host's memory{of_devices} "
         f"({largest.bytes / _GIB:.1f} of them for {largest.what}), and may use {host.there / _GIB:.1f} GiB; {fix}"
-        "use hosts with more memory, or BACKEND=virtual to simulate it"
+        "use hosts with more memory, or backend=virtual to simulate it"
     )
 
 
@@ -196,8 +196,8 @@ def check_instances(groups: Sequence[Communicator], machine: Machine, gpu: bool)
     if gpu and machine.divided and joined:
         raise HardwareMissing(
             f"this machine's devices are instances of divided GPUs (MIG), which NCCL joins to no group, and the job "
-            f"has {', '.join(map(repr, joined))}; use SCHEDULE=colocate_sync DEVICES=1, or name GPUs that are not "
-            "divided in CUDA_VISIBLE_DEVICES"
+            f"has {', '.join(map(repr, joined))}; use schedule=colocate_sync cluster.devices=1, or name GPUs that are "
+            "not divided in CUDA_VISIBLE_DEVICES"
         )
 
 
@@ -209,7 +209,7 @@ def check_nodes(schedule: Schedule, placement: Placement, machine: Machine, gpu:
     if placement.total > per_node:
         raise HardwareMissing(
             f"transport={schedule.transport} shares memory inside of one host, and {placement.total} devices stand in "
-            f"{machine.nodes} nodes of {per_node}; set DEVICES={per_node}, or give the schedule transport = "
+            f"{machine.nodes} nodes of {per_node}; set cluster.devices={per_node}, or give the schedule transport = "
             '"collective"'
         )
 

@@ -21,6 +21,7 @@ from harness.config.compose import (
     refuse_unread,
     run_file,
     unread_of,
+    without_effect,
 )
 from harness.config.job import flatten
 from harness.config.machine import Machine
@@ -88,6 +89,9 @@ def settle(arguments: Sequence[str], machine: Machine, planner: Planner) -> Sett
     refuse_unread(arguments, compose_job(arguments))
     job = settle_cell(arguments, machine, planner)
     unread = unread_of(arguments, job.on_this_machine)
+    for name, (value, where) in unread.items():
+        if name.partition(".")[0] in ("cost", "device"):  # of what is simulated, wherever the others may act
+            raise ConfigError(without_effect(name, value, where))
     said = [f"No effect here: {name}={value}, read only where {where.words}" for name, (value, where) in unread.items()]
     return replace(job, messages=(*_unlike_its_file(arguments, job.config), *job.messages, *said))
 

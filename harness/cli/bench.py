@@ -60,7 +60,7 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
         leave = stack.enter_context(leaving_when_asked(at_once=not config.checkpoint.every))
         for seed in directories:
             if seed not in to_do:
-                console.print(f"seed {seed} is done already; FORCE=1 runs it again", style="yellow")
+                console.print(f"seed {seed} is done already; force=true runs it again", style="yellow")
             elif leave.asked:
                 raise Left(f"before seed {seed}")
             else:

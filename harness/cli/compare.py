@@ -44,7 +44,7 @@ def compare_request(arguments: Sequence[str], machine: Machine) -> ComparisonReq
     """A cell per schedule; `schedules=all` by default. Raises ConfigError for what cannot be read."""
     own, settings = comparison_arguments(arguments, "schedules")
     if any(setting.startswith("schedule=") for setting in settings):
-        raise ConfigError("`make compare` runs several schedules: SCHEDULES=all, or SCHEDULES=fully_async,half_step")
+        raise ConfigError("`cadence compare` runs several schedules: schedules=all, or schedules=fully_async,half_step")
     cells = schedule_cells(own.get("schedules", "all"), settings)
     return comparison_request("compare", ("schedule",), cells, settings, machine, dry=is_asked_for("dry", own))
 
@@ -60,10 +60,10 @@ def sweep_request(arguments: Sequence[str], machine: Machine) -> ComparisonReque
     """A cell per combination of values. Raises ConfigError for what cannot be read, and where no setting has two."""
     own, settings = comparison_arguments(arguments)
     if any(setting.startswith("schedules=") for setting in settings):
-        raise ConfigError('SCHEDULES is for `make compare`; sweep them as ARGS="schedule=colocate_sync,fully_async"')
+        raise ConfigError("schedules= is for `cadence compare`; sweep them as schedule=colocate_sync,fully_async")
     axes, cells = swept_cells(settings)
     if not axes:
-        raise ConfigError('nothing to sweep; give a setting several values: ARGS="schedule.max_staleness=0,1,2,4,8"')
+        raise ConfigError("nothing to sweep; give a setting several values: schedule.max_staleness=0,1,2,4,8")
     shared = [setting for setting in settings if setting.partition("=")[0].lstrip("+~") not in axes]
     return comparison_request("sweep", axes, cells, shared, machine, dry=is_asked_for("dry", own))
 

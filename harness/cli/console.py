@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import signal
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from typing import IO, Any, NoReturn
 
 from rich.console import Console
@@ -21,7 +21,16 @@ OUTPUT_CLOSED = 128 + signal.SIGPIPE
 
 
 class PlainTextConsole(Console):
-    """Leaves out control characters of every text, and so every escape sequence but its own: colours, the cursor."""
+    """Leaves out control characters of every text, and so every escape sequence but its own: colours, the cursor.
+    spelling: how sentences, which are strings, are spelt; tables and texts of the user's are not, and stay."""
+
+    def __init__(self, *, spelling: Callable[[str], str] = str, **options: Any) -> None:
+        super().__init__(**options)
+        self._spelling = spelling
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Print sentences as whoever called spells settings."""
+        super().print(*(self._spelling(one) if isinstance(one, str) else one for one in objects), **options)
 
     def render(self, *renderable: Any, **options: Any) -> Iterable[Segment]:
         """Render without control characters of texts."""

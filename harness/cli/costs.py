@@ -26,7 +26,7 @@ def calibrate(arguments: Sequence[str], results: Path, console: Console) -> int:
 
     own, settings = own_arguments(arguments, "run", "name")
     if not own["run"]:
-        raise ConfigError('which run? RUN=results/bench/<cell>/seed=0, or several: RUN="one another"')
+        raise ConfigError("which run? run=results/bench/<cell>/seed=0, or several of them")
     if own["run"][0].endswith(GATE):
         return _fit_profile(read_gate(Path(own["run"][0])), settings, own["name"], results, console)
     fitted = calibrate_runs([Path(run) for run in own["run"]], base_job(settings), *own["name"][-1:])
@@ -39,7 +39,7 @@ def print_costs(path: Path, explained: Sequence[str], console: Console) -> None:
     """Print what was fitted, and the command that uses it."""
     for line in explained:
         say(console, line)
-    say(console, f"\n{path}\nmake bench BACKEND=virtual COST={path}")
+    say(console, f"\n{path}\ncadence bench backend=virtual cost={path}")
 
 
 def profile(arguments: Sequence[str], results: Path, console: Console) -> int:

@@ -38,6 +38,11 @@ class Finding:
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Look at this machine and say what each missing thing means, or with settings plan the job's memory. Exit code 1
     if the main job cannot run, or its devices cannot hold it."""
+    if arguments:
+        from harness.config.compose import compose_job, refuse_unread
+
+        of_any = [argument for argument in arguments if not argument.startswith(("schedule=", "schedule."))]
+        refuse_unread(of_any, compose_job(of_any))
     named = [argument.partition("=")[2] for argument in arguments if argument.startswith("schedule=")]
     if arguments and not (set(named) - {"all"}):
         return _every_schedule([each for each in arguments if not each.startswith("schedule=")], console)
@@ -72,7 +77,8 @@ def _memory_of(arguments: Sequence[str], console: Console) -> int:
     memory, node = machine.gpu_bytes / _GIB, "" if machine.nodes == 1 else f" in {machine.nodes} nodes"
     console.print(
         f"{config.schedule.name}, {config.model.name} on {config.cluster.devices} of {machine.gpus} x {memory:.1f} GiB"
-        f"{node}, of which {plan.there / _GIB:.1f} may be used; samples of up to {found.lengths.sample:,} tokens",
+        f"{node}, of which {plan.there / _GIB:.1f} may be used; samples of up to {found.lengths.sample:,} tokens"
+        f"{', as they are simulated: max_tokens= says otherwise' * found.as_simulated}",
         style="bold",
         highlight=False,
         soft_wrap=True,
@@ -99,7 +105,7 @@ def _memory_of(arguments: Sequence[str], console: Console) -> int:
         highlight=False,
     )
     if not plan.fits:
-        fixes = ", or ".join(found.fixes) or "more or larger devices, as in DEVICE=h200"
+        fixes = ", or ".join(found.fixes) or "more or larger devices, as in device=h200"
         say(console, f"use {fixes}")
     return 0 if plan.fits else 1
 
@@ -139,7 +145,9 @@ def _python() -> Finding:
 
 def _cores() -> Finding:
     cores = this_machine().cores
-    meaning = "" if cores >= 2 else "the default split of fully_async needs 2; use SCHEDULE=colocate_sync DEVICES=1"
+    meaning = (
+        "" if cores >= 2 else "the default split of fully_async needs 2; use schedule=colocate_sync cluster.devices=1"
+    )
     return Finding("ok" if cores >= 2 else "note", "cores", str(cores), meaning)
 
 
@@ -165,7 +173,7 @@ def _gpus() -> Finding:
         meaning = "instances of divided GPUs (MIG): no job spans two of them" if machine.divided else ""
         return Finding("ok", "GPUs", f"{machine.gpus} with {machine.gpu_bytes / _GIB:.0f} GiB", meaning)
     return Finding(
-        "note", "GPUs", "none", "MODEL=tiny runs on cores; larger models need GPUs, and are simulated without"
+        "note", "GPUs", "none", "model=tiny runs on cores; larger models need GPUs, and are simulated without"
     )
 
 
@@ -174,7 +182,7 @@ def _packages() -> list[Finding]:
     return [
         Finding("ok", name, found)
         if found
-        else Finding("bad", name, "not installed", "make bench installs it: remove .venv and run it again")
+        else Finding("bad", name, "not installed", f"install it beside Cadence: pip install {name}")
         for name, found in needed
     ]
 

@@ -4,12 +4,15 @@ before a command."""
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Callable, Sequence
+from itertools import pairwise
 from typing import NoReturn
 
 from cadence import __version__
-from harness.cli.commands import COMMANDS, as_options, overview
+from harness.cli.commands import COMMANDS, SETTINGS, Option, as_options, overview, takes
 from harness.cli.console import write
+from harness.cli.spelling import BY_MAKE, Spelling
 from harness.config import ConfigError
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
@@ -33,11 +36,13 @@ def front(arguments: Sequence[str]) -> int:
     shell = parser.parse_args(arguments).print_completion
     if shell is None:
         parser.error("which command?")
+    from harness.cli.completion import completion
+
     write(f"{completion(shell)}\n")
     return 0
 
 
-def whole_parser(complete: Callable[[str], object] | None = None) -> Parser:
+def whole_parser(complete: Callable[[Option | None], object] | None = None) -> Parser:
     """complete: as in `_add_options`; where it is given the parser is a shell's, and has no help."""
     what = "The same RL post-training job of a language model under interchangeable schedules, measured."
     parser = Parser(
@@ -59,28 +64,18 @@ def whole_parser(complete: Callable[[str], object] | None = None) -> Parser:
     return parser
 
 
-def completion(shell: str) -> str:
-    """A script that completes commands, options, and the choices that have files."""
-    import shtab
-
-    from harness.config.compose import choices
-
-    parser = whole_parser(lambda group: shtab.cmd(f"echo {' '.join(choices(group))}"))
-    script: str = shtab.complete(parser, shell)
-    return script
-
-
 def settings_of(name: str, words: Sequence[str]) -> list[str]:
     """Return the settings that options, make's variables and settings are, those of options first, then others as they
     were given. Raises ConfigError for an option or a variable that the command does not take, SystemExit after its
     help."""
     command = COMMANDS[name]
     variables = " ".join(f"{option.variable}=" for option in command.options)
+    example = f"For example: {Spelling([name])(f'cadence {name} {command.example}'.rstrip())}"
     parser = Parser(
         prog=f"cadence {name}",
         description=f"{command.help[0].upper()}{command.help[1:]}.",
-        usage=f"cadence {name} [options]{' [setting=value ...]' if command.free else ''}",
-        epilog=f"The same of make: make {name} {variables}" if variables else None,
+        usage=f"cadence {name} [options] {command.free}".rstrip(),
+        epilog=f"Make's variables are {variables} {example}" if os.environ.get(BY_MAKE) else example,
         allow_abbrev=False,
     )
     _add_options(parser, name)
@@ -89,12 +84,14 @@ def settings_of(name: str, words: Sequence[str]) -> list[str]:
     except ValueError as refused:
         raise ConfigError(str(refused)) from refused
     own = [option.setting.partition("=")[0] for option in command.options]
+    for before, word in pairwise(words):
+        if before.endswith(",") and word in settings and "=" not in word:
+            raise ConfigError(f"{before} {word}: a list has no blanks; write {before}{word}")
     for unknown in settings:
         if unknown.startswith("-"):
             parser.error(f"unknown option {unknown}")
         if not command.free and unknown.partition("=")[0] not in own:
-            takes = " ".join(f"{setting}=" for setting in own) or "nothing"
-            raise ConfigError(f"{name} does not take {unknown}; it takes {takes}")
+            raise ConfigError(f"{name} does not take {unknown}; {takes(name)}")
     found = []
     for option in command.options:
         value = getattr(given, option.flag.replace("-", "_"))
@@ -106,13 +103,21 @@ def settings_of(name: str, words: Sequence[str]) -> list[str]:
 
 
 def _add_options(
-    parser: argparse.ArgumentParser, command: str, complete: Callable[[str], object] | None = None
+    parser: argparse.ArgumentParser, command: str, complete: Callable[[Option | None], object] | None = None
 ) -> None:
-    """complete: how a shell completes the choices of a group, as shtab has it."""
+    """complete: how a shell completes the values of an option, or settings, as shtab has it."""
+    if complete is not None and COMMANDS[command].free == SETTINGS:
+        _complete(parser.add_argument("settings", nargs="*"), complete(None))
     for option in COMMANDS[command].options:
         if option.value is None:
             parser.add_argument(f"--{option.flag}", action="store_true", help=option.help)
             continue
-        action = parser.add_argument(f"--{option.flag}", action="append", metavar=option.value, help=option.help)
-        if complete is not None and option.group is not None:
-            action.complete = complete(option.group)  # type: ignore[attr-defined]
+        told = f"{option.help} (default: {option.default})" if option.default else option.help
+        action = parser.add_argument(f"--{option.flag}", action="append", metavar=option.value, help=told)
+        if complete is not None:
+            _complete(action, complete(option))
+
+
+def _complete(action: argparse.Action, how: object) -> None:
+    if how is not None:
+        action.complete = how  # type: ignore[attr-defined]

@@ -30,14 +30,14 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
             path = EXPERIMENTS / group / f"{name}.yaml"
             first = path.read_text(encoding="utf-8").splitlines()[0]
             say(console, f"  {name:<16}{first.lstrip('# ')}")
-    console.print("PAPER= (make paper)", style="bold")
+    console.print("paper= (of `cadence paper`)", style="bold")
     for name in names():
         say(console, f"  {name:<20}{read_experiment(name).title}")
     console.print(
-        f"\nSettings of each stand in {EXPERIMENTS.name}/<group>/<name>.yaml; change them with ARGS=, such as",
+        f"\nSettings of each stand in {EXPERIMENTS.name}/<group>/<name>.yaml; change them by name, such as",
         soft_wrap=True,
     )
-    console.print('  make bench ARGS="schedule.max_staleness=1 algorithm.correction=tis"', highlight=False)
+    console.print("  cadence bench schedule.max_staleness=1 algorithm.correction=tis", highlight=False)
     return 0
 
 

@@ -63,9 +63,9 @@ def show(arguments: Sequence[str], results: Path, console: Console) -> int:
         most, sample=number, row=given.get("row"), dropped="dropped" in given, best=best, held_out=held_out
     )
     if not found:
-        asked = " ".join(f"{name.upper()}={value}" for name, value in given.items())
+        asked = " ".join(f"{name}={value}" for name, value in given.items())
         raise ConfigError(
-            f"{samples.folder} has no such sample: {asked}; cadence show RUN={samples.folder} says what it has"
+            f"{samples.folder} has no such sample: {asked}; cadence show run={samples.folder} says what it has"
         )
 
     def print_sample(one: ShownSample) -> None:
@@ -90,8 +90,8 @@ def _overview(counts: Mapping[str, str], console: Console) -> None:
     for name, count in counts.items():
         console.print(f"{name}: {count}", highlight=False, markup=False)
     console.print(
-        "SAMPLE=<id> shows one, WORST=5 those with the lowest rewards, BEST=5 with the highest, DROPPED=5 some that "
-        "were not trained, ROW=train.jsonl:17 those of a problem, HELD_OUT=last responses to held-out problems",
+        "sample=<id> shows one, worst=5 those with the lowest rewards, best=5 with the highest, dropped=5 some that "
+        "were not trained, row=train.jsonl:17 those of a problem, held_out=last responses to held-out problems",
         highlight=False,
         markup=False,
     )
@@ -104,16 +104,16 @@ def _run_folder(named: str | None, results: Path) -> Path:
 
     folder = results if named is None else named_folder(named, results)
     if folder is None:
-        raise ConfigError(f"RUN={named} is no folder, and no experiment in {results}")
+        raise ConfigError(f"run={named} is no folder, and no experiment in {results}")
     runs = sorted(
         [folder] if (folder / "config.yaml").is_file() else (one.parent for one in folder.rglob("seed=*/config.yaml"))
     )
     if not runs:
-        raise ConfigError(f"{folder} holds no run; make one with `make bench`")
+        raise ConfigError(f"{folder} holds no run; make one with `cadence bench`")
     if named is None:
         return max(runs, key=lambda one: (one / "config.yaml").stat().st_mtime)
     if len(runs) > 1:
-        raise ConfigError(f"RUN={named} has {len(runs)} runs; name one, such as RUN={runs[0]}")
+        raise ConfigError(f"run={named} has {len(runs)} runs; name one, such as run={runs[0]}")
     return runs[0]
 
 
@@ -124,9 +124,9 @@ def _number(name: str, given: Mapping[str, str]) -> int | None:
     number = whole_number(value)
     if number is None or (name != "sample" and not number):
         raise ConfigError(
-            f"{name.upper()}={value} is no number of samples"
+            f"{name}={value} is no number of samples"
             if name != "sample"
-            else f"SAMPLE={value} is no id of a sample; it is a number"
+            else f"sample={value} is no id of a sample; it is a number"
         )
     return number
 
@@ -140,7 +140,7 @@ def _version(given: Mapping[str, str], versions: Sequence[int]) -> int | None:
     if value == "last":
         return versions[-1]
     if value not in map(str, versions):
-        raise ConfigError(f"HELD_OUT={value} was not evaluated; use last, or one of {', '.join(map(str, versions))}")
+        raise ConfigError(f"held_out={value} was not evaluated; use last, or one of {', '.join(map(str, versions))}")
     return int(value)
 
 
@@ -221,7 +221,7 @@ def mlflow_sync(arguments: Sequence[str], results: Path, console: Console) -> in
     named = [checked_name("experiment", name) for name in own["experiment"][-1:]]
     uri, folder = redacted(tracking_uri(results)), results.joinpath(*named)
     if not folder.is_dir():
-        raise ConfigError(f"{folder} is not there; run `make bench` first")
+        raise ConfigError(f"{folder} is not there; run `cadence bench` first")
     runs: list[SyncedRun] = []
     try:
         for filled in sync(results, folder):
@@ -249,17 +249,17 @@ def ui(arguments: Sequence[str], results: Path, console: Console) -> int:
         return 0
     database = (results / "mlflow.db").resolve()
     if not database.exists():
-        raise ConfigError(f"{database} is not there yet; run `make bench` first")
+        raise ConfigError(f"{database} is not there yet; run `cadence bench` first")
     port = arguments[0].removeprefix("port=") if arguments else "5000"
     if not 0 < (whole_number(port) or 0) < 65536:
-        raise ConfigError(f"port={port} is no port; use a number such as PORT=5001")
+        raise ConfigError(f"port={port} is no port; use a number such as port=5001")
     with socket.socket() as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind(("127.0.0.1", int(port)))
         except OSError as error:
             raise ConfigError(
-                f"port={port} cannot be had ({error.strerror}); use another, such as PORT=5001"
+                f"port={port} cannot be had ({error.strerror}); use another, such as port=5001"
             ) from error
     from harness.metrics.mlflow_mirror import MlflowException, MlflowStore, first_line
 

@@ -15,6 +15,7 @@ from rich.console import Console
 from harness.cli.commands import COMMANDS, check_command
 from harness.cli.console import PlainTextConsole
 from harness.cli.front import front, settings_of
+from harness.cli.spelling import Spelling
 from harness.config import ConfigError
 from harness.metrics.formatting import say
 from harness.runtime.interrupts import Terminated, leaving_when_asked
@@ -32,7 +33,8 @@ Command = Callable[[Sequence[str], Path, Console], int]
 
 def main(arguments: Sequence[str]) -> int:
     """Run a command; returns its exit code."""
-    console, errors = PlainTextConsole(), PlainTextConsole(stderr=True)
+    spelling = Spelling(arguments)
+    console, errors = PlainTextConsole(spelling=spelling), PlainTextConsole(spelling=spelling, stderr=True)
     name = arguments[0] if arguments else ""
     if name.startswith("-"):
         return answered(lambda: front(arguments), errors)

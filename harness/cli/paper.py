@@ -21,7 +21,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Run the experiment that is named, or all; print what was written. Raises ConfigError where none is named."""
     own, _ = own_arguments(arguments, "paper")
     if not own["paper"]:
-        raise ConfigError(f"which? PAPER=all, or one of {', '.join(names())}")
+        raise ConfigError(f"which? paper=all, or one of {', '.join(names())}")
     with working("reading", console) as show, ForkedRuns() as runs:
         context = Context(results, console, runs.start, processes=os.cpu_count() or 1, progress=show)
         paths = run_papers(own["paper"][-1], context)

@@ -27,7 +27,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     if own["log"]:
         return _of_log([Path(log) for log in own["log"]], settings, results, console)
     if not own["table"]:
-        raise ConfigError("which table? TABLE=experiments/papers/verl_fully_async.csv")
+        raise ConfigError("which table? For example table=experiments/papers/verl_fully_async.csv")
     path, given = Path(own["table"][-1]), check_given(own["given"][-1] if own["given"] else "train")
     with working("reading", console) as show:
         evidence = read_evidence(path, settings)

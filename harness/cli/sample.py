@@ -19,12 +19,12 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
 
     named = [argument.removeprefix("folder=") for argument in arguments if argument.startswith("folder=")]
     if len(arguments) != 1 or len(named) != 1 or not named[0]:
-        raise ConfigError("make sample takes one setting, the folder to write to; add FOLDER=my")
+        raise ConfigError("cadence sample takes one setting, the folder to write to: folder=my")
     folder = Path(named[0])
     with working(f"making {folder}", console) as show:
         census = make_sample(folder, lambda step: show(f"making {folder}: the model sees demonstrations, {step}"))
     for line in (f"{folder}/model, {folder}/train.jsonl, {folder}/test.jsonl", census):
         say(console, line)
     model, train, test = (shlex.quote(f"{folder}/{name}") for name in ("model", "train.jsonl", "test.jsonl"))
-    say(console, f'make bench MODEL={model} TASK=data ARGS="task.data={train} task.held_out_data={test}"')
+    say(console, f"cadence bench model={model} task=data task.data={train} task.held_out_data={test}")
     return 0

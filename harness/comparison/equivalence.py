@@ -138,5 +138,5 @@ def read_gate(folder: Path) -> Gate | None:
     path = folder / GATE
     if not path.exists():
         return None
-    with reading(path, "take it away: `make compare` runs the gate again"):
+    with reading(path, "take it away: `cadence compare` runs the gate again"):
         return msgspec.convert(read_json(path, MIB), Gate)

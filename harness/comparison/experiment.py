@@ -154,8 +154,8 @@ def folder_of(named: str | None, results: Path) -> Path:
         return folder
     found = f"{results} has {', '.join(folder.name for folder in last) if last else 'no finished run yet'}"
     if named is None:
-        raise ConfigError(f"{found}; make one with `make compare`")
-    raise ConfigError(f"EXPERIMENT={named} is neither an experiment with results nor a folder; {found}")
+        raise ConfigError(f"{found}; make one with `cadence compare`")
+    raise ConfigError(f"experiment={named} is neither an experiment with results nor a folder; {found}")
 
 
 def comparison_in(folder: Path) -> Comparison:

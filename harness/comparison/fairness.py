@@ -128,10 +128,10 @@ def _fix(name: str) -> str:
     if name == "seeds":
         return "run both with the same seeds"
     if name.endswith(_CONTENT):
-        return f"what {name.removesuffix(_CONTENT)} names has changed in between; run both again with FORCE=1"
+        return f"what {name.removesuffix(_CONTENT)} names has changed in between; run both again with force=true"
     if name == "samples":
         return "make iterations x algorithm.batch_groups x algorithm.group_size the same in both"
-    return f"run both with the same {name}, or compare along it with `make sweep`"
+    return f"run both with the same {name}, or compare along it with `cadence sweep`"
 
 
 def setting_text(value: Any) -> str:

@@ -3,25 +3,12 @@
 from __future__ import annotations
 
 import json
+import shlex
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
 from harness.config import JobConfig
-
-VARIABLES = {
-    "schedule": "SCHEDULE",
-    "model": "MODEL",
-    "cluster.devices": "DEVICES",
-    "device": "DEVICE",
-    "cost": "COST",
-    "engine": "ENGINE",
-    "task": "TASK",
-    "backend": "BACKEND",
-    "iterations": "ITERATIONS",
-    "seeds": "SEEDS",
-}
-"""Settings that commands which are printed give by make's variable."""
 
 
 def changed(config: JobConfig, settings: Mapping[str, Any]) -> JobConfig:
@@ -37,10 +24,8 @@ def changed(config: JobConfig, settings: Mapping[str, Any]) -> JobConfig:
 
 
 def as_arguments(settings: Mapping[str, Any]) -> str:
-    """Settings as given to make: `DEVICES=8 ARGS="training.layout=packed"`."""
-    variables = [f"{VARIABLES[path]}={value}" for path, value in settings.items() if path in VARIABLES]
-    others = [f"{path}={_text(value)}" for path, value in settings.items() if path not in VARIABLES]
-    return " ".join([*variables, *([f'ARGS="{" ".join(others)}"'] if others else [])])
+    """Settings as given on a command line: `cluster.devices=8 training.layout=packed`."""
+    return " ".join(f"{path}={shlex.quote(_text(value))}" for path, value in settings.items())
 
 
 def _text(value: Any) -> str:

@@ -30,7 +30,7 @@ from harness.config.job import flatten, in_words_of_now, refuse_moved
 from harness.config.model_folder import is_source, looks_like_source, model_settings
 from harness.config.plugins import Plugin, as_file_name, defaults, is_path, load, make, plugin
 from harness.config.readers import Setting, Where, naming_settings, settings_of
-from harness.config.registries import check_name, find
+from harness.config.registries import check_name, find, refuse_module
 from schedules import Schedule
 
 _ROOT = Path(__file__).resolve().parents[2]  # a checkout, or where packages are installed: experiments/ comes along
@@ -188,7 +188,7 @@ def read_settings(path: Path) -> dict[str, Any]:
     """Settings of a file. Raises ConfigError where there is none, or it holds no settings."""
     try:
         if not path.is_file():
-            raise ConfigError(f"{path} is no file; `make list` shows the choices that have names")
+            raise ConfigError(f"{path} is no file; `cadence list` shows the choices that have names")
         tree = read_yaml(path)
     except ConfigError:
         raise
@@ -265,7 +265,7 @@ def _unread(name: str, settings: Mapping[str, Setting]) -> Where | None:
     one; None where some of it is read."""
     within = [one for path, one in settings.items() if f"{path}.".startswith(f"{name}.") or name.startswith(f"{path}.")]
     if name in GROUPS:  # what its choice decides
-        within = [one for one in within if one.value != one.default]
+        within = [one for one in within if one.value != one.default] or within
     return within[0].unread if within and all(one.unread is not None for one in within) else None
 
 
@@ -292,7 +292,7 @@ def refuse_endless(override: str) -> None:
     have."""
     setting, _, value = override.lstrip("+~").partition("=")
     if len(setting.encode(errors="replace")) > _LONGEST_NAME:  # Hydra looks for a folder of that name
-        raise ConfigError(f"{setting[:40]}... is no setting; `make list` shows the files that name them all")
+        raise ConfigError(f"{setting[:40]}... is no setting; `cadence list` shows the files that name them all")
     if re.search(f"[0-9_]{{{_LONGEST_NUMBER},}}", value):
         raise ConfigError(f"{setting}={value[:40]}... is a number longer than {_LONGEST_NUMBER} digits; no setting is")
     if max(accumulate((sign in "[{(") - (sign in "]})") for sign in value), default=0) > _DEEPEST:
@@ -309,6 +309,8 @@ def _check_override(override: str) -> None:
     own = value.endswith(_FILE) or (is_path(value) and setting in _PLUGINS)
     own = own or (setting == "model" and (is_source(value) or looks_like_source(value)))
     if setting in GROUPS and not own and value not in choices(setting):
+        if setting in _PLUGINS:
+            refuse_module(setting, value)
         folder = ", or a folder with a config.json, or hf:<org>/<name>" if setting == "model" else ""
         raise ConfigError(f"{setting}={value} is unknown; choose one of {', '.join(choices(setting))}{folder}")
     if setting in GROUPS and override != f"{setting}={value}":
@@ -316,13 +318,13 @@ def _check_override(override: str) -> None:
     if setting == "experiment" and not value.isascii():
         raise ConfigError(f"{override} cannot name a folder; use letters a to z, digits, `_`, `-` and inner dots")
     if re.split("[./@]", setting)[0] == "hydra":
-        raise ConfigError(f"{override} is no setting of a job; `make list` shows the files that name them all")
+        raise ConfigError(f"{override} is no setting of a job; `cadence list` shows the files that name them all")
 
 
 def _one_line(error: HydraException | OmegaConfBaseException, overrides: Sequence[str]) -> str:
     setting = str(getattr(error, "full_key", None) or "")
     if isinstance(error, MissingMandatoryValue):
-        return f'{setting} has no value; add ARGS="{setting}=..."'
+        return f"{setting} has no value; give it one, {setting}=..."
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     if lines and lines[0].startswith(("Could not override '", "Could not delete from config. '")):
         return _no_setting(lines[0].split("'")[1], overrides)

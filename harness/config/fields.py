@@ -100,7 +100,7 @@ def first_line(error: ValidationError, prefix: str = "") -> str:
     problem, where = problems[0], places[0]
     unknown = [place for place, one in zip(places, problems, strict=True) if one["type"] == _UNKNOWN]
     if len(unknown) > 1:
-        return f"{', '.join(unknown)} are no settings; take them out (`make list` shows the files that name all)"
+        return f"{', '.join(unknown)} are no settings; take them out (`cadence list` shows the files that name all)"
     context = problem.get("ctx", {})
     if problem["type"].startswith("union_tag"):
         return f"{prefix}{where}.kind={context.get('tag', 'null')} is unknown; choose {' or '.join(COST_KINDS)}"
@@ -113,7 +113,7 @@ def first_line(error: ValidationError, prefix: str = "") -> str:
 
 _UNKNOWN = "unexpected_keyword_argument"
 _ADVICE = {
-    _UNKNOWN: "is no setting; `make list` shows the files that name them all",
+    _UNKNOWN: "is no setting; `cadence list` shows the files that name them all",
     "missing": "is incomplete: a value is missing",
     "missing_argument": "is incomplete: a value is missing",
     "literal_error": "is unknown; choose {expected}",

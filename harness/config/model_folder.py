@@ -107,7 +107,7 @@ def _snapshot(setting: str, source: str, repository: str, revision: str | None, 
     try:
         return Path(snapshot_download(repository, revision=revision, allow_patterns=patterns))
     except LocalEntryNotFoundError as error:
-        copy = "MODEL=<folder>" if setting == "model" else f"{setting}=<folder>"
+        copy = "model=<folder>" if setting == "model" else f"{setting}=<folder>"
         random = ", or model.checkpoint=null for random weights" if setting == "model.checkpoint" else ""
         raise ConfigError(
             f"{setting}={source} is not in the cache and the Hugging Face hub cannot be reached; give a local copy, as "
@@ -241,7 +241,7 @@ def require_shape(config: ModelConfig, found: Any) -> None:
     if wrong:
         raise ConfigError(
             f"model.checkpoint={config.checkpoint} does not have the shape of model {config.name}: it has "
-            f"{'; '.join(wrong)}; choose it by MODEL={config.checkpoint}"
+            f"{'; '.join(wrong)}; choose it by model={config.checkpoint}"
         )
 
 

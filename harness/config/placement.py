@@ -106,7 +106,7 @@ def _owned(
         parts = " + ".join(f"{role} {count}" for role, count in counts.items())
         more = range(needed, min(4 * needed, MOST_DEVICES + 1))
         enough = next((n for n in more if sum(_counts(owners, n).values()) <= n), None)
-        fix = "make the split smaller" if enough is None else f"set DEVICES={enough} or make the split smaller"
+        fix = "make the split smaller" if enough is None else f"set cluster.devices={enough} or make the split smaller"
         raise ConfigError(f"schedule.split needs {needed} devices ({parts}), the job has {devices}; {fix}")
     return owner_of, counts
 

@@ -120,7 +120,7 @@ def _checked(
             raise ConfigError(f"{setting}.{option} is no option of {path}; it has {', '.join(known) or 'none'}")
     for name, (_, needed) in known.items():
         if needed and name not in options:
-            raise ConfigError(f'{setting}.{name} has no value; add ARGS="{setting}.{name}=..."')
+            raise ConfigError(f"{setting}.{name} has no value; give it one, {setting}.{name}=...")
     checked = {}
     for name, value in options.items():
         try:

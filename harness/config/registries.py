@@ -7,6 +7,7 @@ so that nothing is imported before it is used.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Mapping
 from itertools import product
 from typing import Any
@@ -184,10 +185,17 @@ def check_name(registry: str, name: str, setting: str = "") -> None:
     """Raises ConfigError where this is neither a name of that registry nor an import path. setting: that has the name,
     where it is called otherwise than the registry."""
     if not is_path(name) and name not in REGISTRIES[registry]:
+        refuse_module(setting or registry, name)
         raise ConfigError(
             f"{setting or registry}={name} is unknown; choose one of {', '.join(REGISTRIES[registry])}, or "
             "`package.module:Name` of your own"
         )
+
+
+def refuse_module(setting: str, name: str) -> None:
+    """Raises ConfigError for the name of a module, which says nothing of what is meant in it."""
+    if re.fullmatch(r"[A-Za-z_]\w*(\.\w+)+", name):
+        raise ConfigError(f"{setting}={name} is a module; name what is meant in it, as in {setting}={name}:Name")
 
 
 def find(setting: str, name: str) -> Any:

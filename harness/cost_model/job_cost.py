@@ -73,7 +73,7 @@ def check_memory(config: JobConfig, placement: Placement, transport: str) -> Non
 def described(config: JobConfig, cost: RooflineConfig, transport: str) -> PlanSetting:
     """The devices that a job is simulated on."""
     return PlanSetting(
-        Lengths(cost.prompt_tokens, _longest(cost) - cost.prompt_tokens),
+        Lengths(cost.prompt_tokens, longest_sample(cost) - cost.prompt_tokens),
         config.device.memory_bytes,
         transport,
         simulated=True,
@@ -97,7 +97,7 @@ def _use(pool: PoolMemory) -> str:
     fixes = [f"more devices for {pool.name}"]
     if activations > pool.peak / 2:
         fixes = ["training.tensor_parallel=2" if recomputed else "training.recompute_activations=true", *fixes]
-    return f"use {', '.join(fixes)}, or a device with more memory, as in DEVICE=h200"
+    return f"use {', '.join(fixes)}, or a device with more memory, as in device=h200"
 
 
 def check_given(config: JobConfig) -> None:
@@ -113,18 +113,18 @@ def check_given(config: JobConfig) -> None:
         if number > 1 and isinstance(config.cost, CostConfig):
             raise ConfigError(
                 f"{setting}={number}: cost={config.cost.name} gives what a worker of one device takes, and cannot be "
-                "divided; use COST=roofline"
+                "divided; use cost=roofline"
             )
 
 
-def _longest(cost: RooflineConfig) -> int:
+def longest_sample(cost: RooflineConfig) -> int:
     """Tokens that a sample may have, its environment's included."""
     turns = 1 if cost.turns is None else cost.turns.cap
     return cost.prompt_tokens + turns * cost.lengths.cap + (turns - 1) * cost.observation_tokens.cap
 
 
 def _check_engine(config: JobConfig, cost: RooflineConfig, layout: JobLayout) -> None:
-    longest, room = _longest(cost), kv_tokens(config.model, config.device, cost, layout)
+    longest, room = longest_sample(cost), kv_tokens(config.model, config.device, cost, layout)
     if room < longest:
         raise ConfigError(
             f"model={config.model.name}: beside its weights a rollout engine on device={config.device.name} has room "

@@ -86,4 +86,4 @@ def kv_tokens(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig,
 def advice(layout: JobLayout) -> str:
     """The end of a sentence: settings that make an engine smaller on each device."""
     wider = 2 * layout.engine_devices
-    return f'set ARGS="engine.tensor_parallel={wider}" or a device with more memory, as in DEVICE=h200'
+    return f"set engine.tensor_parallel={wider} or a device with more memory, as in device=h200"

@@ -88,7 +88,7 @@ class EarlierAttempt:
         for lines in (_SYSTEM, RESTARTS):
             _cut_to_lines(run / lines)
         self.resumed, self.begun_with = [*before.get("resumed", []), checkpoint.version], before.get("begun_with")
-        self._say(f"going on from version {checkpoint.version}, of {checkpoint.folder}; FORCE=1 starts anew")
+        self._say(f"going on from version {checkpoint.version}, of {checkpoint.folder}; force=true starts anew")
         return checkpoint.cut.files
 
     def _begun(self, run: Path, other: Path) -> Collection[str]:
@@ -114,7 +114,7 @@ class EarlierAttempt:
         return files
 
     def _refuse_changed(self, run: Path, before: Mapping[str, Any]) -> None:
-        refuse_changed(digests(before), self._inputs, f"{run} was begun", "put it back, or start anew with FORCE=1")
+        refuse_changed(digests(before), self._inputs, f"{run} was begun", "put it back, or start anew with force=true")
 
     def _set_aside(self, run: Path) -> None:
         """Move aside what only checkpoints speak of that are not believed. These move last, for they are why the rest

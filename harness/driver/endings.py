@@ -61,7 +61,7 @@ def memory_in(failures: Iterable[Exception]) -> str | None:
             what = str(part).splitlines()[0] if str(part) else "no more is given to it"
             return (
                 f"{where} ran out of memory: {what}; lower engine.slots, algorithm.micro_batch_groups or "
-                "training.tokens_per_micro_batch, or see `make doctor MODEL=`"
+                "training.tokens_per_micro_batch, or see `cadence doctor`"
             )
     return None
 

@@ -400,7 +400,9 @@ class Mirror(RunListener):
     def _report_loss(self, why: str) -> None:
         """Report, on the mirror's thread, that the mirror was lost: that the disk has no room is said here, and raised
         where the run itself writes."""
-        message = f"MLflow mirror incomplete: {why}; the run goes on, and `make mlflow-sync` catches up from its files"
+        message = (
+            f"MLflow mirror incomplete: {why}; the run goes on, and `cadence mlflow-sync` catches up from its files"
+        )
         try:
             self._folder.mirror_is_incomplete(why)
         except OSError as error:

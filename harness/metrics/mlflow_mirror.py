@@ -154,7 +154,7 @@ class MlflowStore:
         itself where to keep artifacts."""
         note = (
             f"Experiment `{name}`: a run for each cell and seed. The files below `{name}/` in the results folder are "
-            "the truth; `make mlflow-sync` brings what is missing here."
+            "the truth; `cadence mlflow-sync` brings what is missing here."
         )
         remote = self.uri.startswith(("http://", "https://"))
         where = None if remote else (self.results / "mlflow-artifacts").as_uri()

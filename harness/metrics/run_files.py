@@ -490,7 +490,7 @@ def refuse_changed_inputs(config: JobConfig, folders: Iterable[Path]) -> None:
         if not is_done(folder):
             continue
         now = inputs_of(config) if now is None else now
-        fix = "run it again with FORCE=1, or keep both with EXPERIMENT=another_name"
+        fix = "run it again with force=true, or keep both with experiment=another_name"
         refuse_changed(digests(load_manifest(folder)), now, f"{folder} was made", fix)
 
 

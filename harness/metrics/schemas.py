@@ -244,7 +244,7 @@ class DamagedFile(ConfigError):
 
 
 @contextmanager
-def reading(file: Path, fix: str = "make the run again with FORCE=1, or take its folder away") -> Iterator[None]:
+def reading(file: Path, fix: str = "make the run again with force=true, or take its folder away") -> Iterator[None]:
     """Read `file`, to its last value, inside of this. Raises DamagedFile, one line, where that fails."""
     try:
         yield

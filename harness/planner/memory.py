@@ -11,19 +11,20 @@ from harness.checks.defaults import FittedJob, fit_to_gpus, leanest
 from harness.checks.job import lengths_of, plan_elsewhere, plan_job, without_hub
 from harness.checks.layout import device_roles
 from harness.checks.machine import changes_that_fit, real_setting
-from harness.config import ConfigError, JobConfig
+from harness.config import ConfigError, JobConfig, RooflineConfig
 from harness.config.changes import changed
 from harness.config.compose import DOCS, compose_job, given_by, make_schedule
 from harness.config.machine import Machine, described, this_machine
 from harness.config.placement import Placement, resolve_split
 from harness.config.registries import SCHEDULES
+from harness.cost_model.job_cost import longest_sample
 from harness.cost_model.memory_plan import GIB, USABLE, Item, Lengths, MemoryPlan, PoolMemory, plan_memory
 
 
 @dataclass(frozen=True)
 class PlannedMemory:
     """The memory plan of a job. messages: what was chosen for the machine. fixes: what makes it fit, where it does
-    not."""
+    not. as_simulated: whether samples are as long as those of a simulation, by their costs."""
 
     config: JobConfig
     machine: Machine
@@ -32,11 +33,12 @@ class PlannedMemory:
     plan: MemoryPlan
     messages: tuple[str, ...]
     fixes: tuple[str, ...]
+    as_simulated: bool = False
 
 
 def planned_memory(arguments: Sequence[str]) -> PlannedMemory:
     """The memory plan of a real job with these settings on GPUs of its `device`, or of this machine where no device is
-    named.
+    named. On GPUs that are not here samples are as long as those that are simulated, unless max_tokens is given.
 
     Raises ConfigError where the job cannot be made, or does not divide.
     """
@@ -45,6 +47,10 @@ def planned_memory(arguments: Sequence[str]) -> PlannedMemory:
     machine = described_machine(config, given)
     if not {"cluster", "cluster.devices"} & given:
         config = changed(config, {"cluster.devices": machine.gpus})
+    cost = config.cost if machine != this_machine() and "max_tokens" not in given else None
+    if isinstance(cost, RooflineConfig):
+        longest = min(longest_sample(cost), config.model.max_length)
+        config = replace(config, max_tokens=max(1, longest - lengths_of(config).prompt))
     schedule = make_schedule(config)
     job = fit_to_gpus(config, schedule, given, machine)
     # Of what no run is made for too, by the settings that need least.
@@ -55,7 +61,9 @@ def planned_memory(arguments: Sequence[str]) -> PlannedMemory:
     setting = real_setting(job.config, schedule, machine, lengths, gpu=True)
     plan = plan_memory(job.config, placement, setting)
     fixes = () if plan.fits else tuple(changes_that_fit(job.config, schedule, machine, lengths))
-    return PlannedMemory(job.config, machine, placement, lengths, plan, job.messages, fixes)
+    return PlannedMemory(
+        job.config, machine, placement, lengths, plan, job.messages, fixes, isinstance(cost, RooflineConfig)
+    )
 
 
 def described_machine(config: JobConfig, given: Collection[str]) -> Machine:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import shlex
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -10,7 +9,7 @@ from functools import cached_property
 
 from harness.checks.layout import device_roles
 from harness.config import ConfigError, CostConfig, JobConfig, RooflineConfig
-from harness.config.changes import VARIABLES
+from harness.config.changes import as_arguments
 from harness.config.compose import EXPERIMENTS, compose_job, read_settings
 from harness.config.registries import SCHEDULES
 from harness.driver.event_model import difference
@@ -176,7 +175,7 @@ def make_plan(
                 raise ConfigError(f"{exploration.name}: {why_none(exploration)}")
         raise ConfigError(
             f"model={job.model.name} fits no split of {job.cluster.devices} devices of device={job.device.name}; "
-            "set DEVICES higher, or a device with more memory, as in DEVICE=h200"
+            "give it more of them by cluster.devices=, or a device with more memory, as in device=h200"
         )
     return plan
 
@@ -235,7 +234,9 @@ def fixed_by(settings: Sequence[str]) -> frozenset[str]:
     names = frozenset(setting.lstrip("+~").partition("=")[0] for setting in settings)
     for name in sorted(names):
         if name.startswith("schedule.split"):
-            raise ConfigError(f"{name} is what a plan chooses; run your own split with `make bench`, or leave it out")
+            raise ConfigError(
+                f"{name} is what a plan chooses; run your own split with `cadence bench`, or leave it out"
+            )
     return names
 
 
@@ -271,7 +272,7 @@ def devices_and_batch(config: JobConfig) -> tuple[str, str]:
 
 
 def bench_command(choice: Choice, settings: Sequence[str], iterations: int = ITERATIONS) -> str:
-    """`make bench ...` for a choice of a plan that was made with these settings, the user's own among them."""
+    """`cadence bench ...` for a choice of a plan that was made with these settings, the user's own among them."""
     given = dict(setting.split("=", 1) for setting in settings)
     given |= {"schedule": choice.schedule, "cluster.devices": str(choice.config.cluster.devices)}
     given.setdefault("iterations", str(iterations))
@@ -280,9 +281,7 @@ def bench_command(choice: Choice, settings: Sequence[str], iterations: int = ITE
     options = {f"schedule.{name}": value for name, value in choice.config.schedule.options.items()}
     searched = {name: value for name, value in options.items() if name == "schedule.max_staleness"}
     given |= {name: as_argument(value) for name, value in (searched | layout(choice)).items()}
-    variables = [f"{VARIABLES[name]}={shlex.quote(value)}" for name, value in given.items() if name in VARIABLES]
-    others = [f"{name}={value}" for name, value in given.items() if name not in VARIABLES]
-    return f'make bench {" ".join(variables)} ARGS="{" ".join(others)}"'
+    return f"cadence bench {as_arguments(given)}"
 
 
 def layout(choice: Choice) -> dict[str, object]:

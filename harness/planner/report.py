@@ -37,7 +37,7 @@ def print_plan(plan: Plan, settings: list[str], console: Console, judged: Judgem
     title = f"SIMULATED plan: {job.model.name} on {devices}, costs {origin(job)}"
     console.print(title, style="bold yellow", highlight=False, soft_wrap=True)
     console.print(
-        f"{batch} an iteration, as bench and compare have it only where ARGS= says so; lags in iterations; splits in "
+        f"{batch} an iteration, as bench and compare have it only where settings say so; lags in iterations; splits in "
         "devices; every figure is of the schedule's own file, driven by the event model (docs/planner.md)",
         highlight=False,
         soft_wrap=True,

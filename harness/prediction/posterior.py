@@ -54,7 +54,7 @@ def check_given(text: str) -> Given:
         return "train"
     if text == "sync":
         return "sync"
-    raise ConfigError(f"GIVEN={text} is unknown; use train, or sync for predictions from synchronous rows only")
+    raise ConfigError(f"given={text} is unknown; use train, or sync for predictions from synchronous rows only")
 
 
 @dataclass(frozen=True)

@@ -190,7 +190,7 @@ _DERIVED = ("covered", "own_phases_skill", "no_change_skill")
 def write_scores(path: Path, scores: Sequence[Score]) -> None:
     """A line a row, as CSV, with what follows from it: whether it is covered, and its skill over both answers."""
     text = io.StringIO()
-    text.write(f"# Made by `make predict SCORE=1`: seconds of a step; low and high: {SURE:.0%} of {DRAWS} draws.\n")
+    text.write(f"# Made by `cadence predict --score`: seconds of a step; low and high: {SURE:.0%} of {DRAWS} draws.\n")
     writer = csv.writer(text, lineterminator="\n")
     names = [one.name for one in dataclasses.fields(Score)]
     writer.writerow([*names, *_DERIVED])
@@ -211,7 +211,7 @@ def read_scores(path: Path) -> list[Score]:
 def write_summaries(path: Path, scores: Sequence[Score]) -> None:
     """A line for each row and what it was given, over all truths that had it, as CSV."""
     text = io.StringIO()
-    text.write("# Made by `make predict SCORE=1`: simulated truths (harness/prediction/truths.py), means over them.\n")
+    text.write("# Made by `cadence predict --score`: simulated truths (harness/prediction/truths.py), means of them.\n")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", "given", *(one.name for one in dataclasses.fields(Summary))])
     for row, given in sorted({(one.row, one.given) for one in scores}):

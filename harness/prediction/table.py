@@ -86,7 +86,7 @@ def read_evidence(path: Path, arguments: Sequence[str] = ()) -> Evidence:
     """
     if not path.is_file():
         raise ConfigError(
-            f"TABLE={path} is not there; name a CSV file such as experiments/papers/verl_one_step_off.csv"
+            f"table={path} is not there; name a CSV file such as experiments/papers/verl_one_step_off.csv"
         )
     own = _read_file(path.with_suffix(".yaml"))
     try:

@@ -142,7 +142,7 @@ def page(study: ScalingStudy, seconds: float) -> str:
     sizes = sorted({point.devices for point in study.points})
     parts = [
         "# Scaling, planned and simulated",
-        f"Written by `make table OF=scaling` in {seconds / 60:.0f} minutes; nothing here was measured. Every point is "
+        f"Written by `cadence table --of scaling` in {seconds / 60:.0f} minutes; nothing was measured. Every point is "
         f"the best plan of a schedule ([planner.md](../../../docs/planner.md)), run by the schedule's file on the "
         f"virtual clock; costs: {study.costs}.",
         f"Strong scaling: the batch is {study.groups} prompts x {study.group_size} responses at every size, as a "

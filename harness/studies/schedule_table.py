@@ -91,7 +91,7 @@ AGENTS = [Condition("both balance", "light tail", "fast transfer", tools) for to
 SIZES = [Condition("both balance", "heavy tail", "fast transfer", devices=devices) for devices in (32, 256, 1024)]
 
 INTRO = f"""\
-Written by `make table OF=schedules` in {{minutes:.0f}} minutes of one core; nothing here was measured. Every row is a
+Written by `cadence table --of schedules` in {{minutes:.0f}} minutes of one core; nothing was measured. Every row is a
 run of the schedule's own file on the virtual clock, by the event model (seed 0, 22 iterations, the first {WARMUP} left
 out): 32 prompts x {GROUP} responses of 1,000 tokens in the mean, 8,000 at most (log-normal, sigma 0.3 light, 1.0
 heavy), on {DEVICES} devices, one engine each, {SLOTS} slots, half the time of a decode step independent of the batch.

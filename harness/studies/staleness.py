@@ -228,7 +228,7 @@ def page(cases: Sequence[Case], fixed: Mapping[str, float]) -> str:
 
 
 INTRO = f"""\
-Written by `make table OF=staleness`; nothing here was measured. {JOBS} random jobs of `fully_async` on the event model,
+Written by `cadence table --of staleness`; nothing was measured. {JOBS} random jobs of `fully_async` on the event model,
 {ITERATIONS} iterations each, of which the third quarter counts: 1 to 4 engines of 16 or 32 slots, batches of 8 or 16
 groups of 4 or 8 samples, log-normal lengths of sigma 0.1 to 1, training that takes 0.3 to 1.5 times as long as rollout,
 group by group or batch by batch, eta 1 to 8, or 32 where rollout is slower. Lags are of first tokens, but for one

@@ -15,7 +15,7 @@ PAGE = DOCS.parent / "results/reference/simulated/transfers.md"
 INTRO = """\
 # Weights by host_staged, on paper
 
-Written by `make table OF=transfers`; nothing here was measured. Bytes in bfloat16 on 8, 64 and 1,024 H100, at the
+Written by `cadence table --of transfers`; nothing here was measured. Bytes in bfloat16 on 8, 64 and 1,024 H100, at the
 shares of `experiments/cost/roofline.yaml`. What the columns mean:
 [weight_sync.md](../../../docs/weight_sync.md#on-paper).
 

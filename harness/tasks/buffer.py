@@ -137,7 +137,7 @@ class Dealer:
             why = str(error).partition("\n")[0]
             raise ConfigError(
                 f"task.buffer: {type(self.buffer).__name__} cannot load what a checkpoint has of it: "
-                f"{type(error).__name__}: {why}; let load take what state gives, or start anew with FORCE=1"
+                f"{type(error).__name__}: {why}; let load take what state gives, or start anew with force=true"
             ) from error
         self._out = {
             one.first_sample: _Out(Problem(np.array(one.prompt, np.int64), one.answer, one.row), one.group)

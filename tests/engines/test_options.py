@@ -71,7 +71,7 @@ def test_an_engine_without_its_packages_is_refused_with_the_fix(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     monkeypatch.setattr(vllm, "find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match=r"^engine\.name=vllm: it needs vllm, .*`make bench ENGINE=vllm` installs it"):
+    with pytest.raises(ConfigError, match=r"^engine\.name=vllm: it needs vllm, .*`make setup-vllm` installs it"):
         check_environment(compose_job(["engine=vllm"]))
     monkeypatch.delenv(sglang.URL, raising=False)
     monkeypatch.setenv(sglang.PYTHON, str(tmp_path / "python"))

@@ -287,7 +287,7 @@ def line_of(felt: Felt) -> str:
     """A line for the console: the fault, what happened, and the command that repeats it where a promise was broken."""
     fault = felt.fault
     seconds = "" if felt.seconds is None else f"; samples again after {felt.seconds:.1f} s"
-    again = f"; make chaos SEEDS=0 FIRST={fault.number} REAL=1" if felt.problems else ""
+    again = f"; cadence chaos seeds=0 first={fault.number} real=1" if felt.problems else ""
     return f"{fault.number}: {fault.schedule}, {fault.what}, {felt.whom}: {_told(felt)}{seconds}{again}"
 
 

@@ -418,7 +418,7 @@ def _play_in_time(seed: int, *, until: float) -> Chaos | None:
 
 def repeat_command(seed: int) -> str:
     """The command that repeats one seed."""
-    return f"make chaos FIRST={seed} SEEDS=1"
+    return f"cadence chaos first={seed} seeds=1"
 
 
 def write_campaign(campaign: ChaosCampaign, folder: Path) -> list[Path]:

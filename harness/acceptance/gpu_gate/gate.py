@@ -67,7 +67,7 @@ def run(asked: GateRequest, results: Path, say: Callable[[str], None]) -> int:
     parts = chosen(PARTS, asked.parts)
     gpu = "" if asked.device == "cpu" else _gpu_name()
     if asked.device == "gpu" and not gpu:
-        raise ConfigError("device=gpu: torch finds no GPU; DEVICE=cpu runs the same gate on the cores")
+        raise ConfigError("device=gpu: torch finds no GPU; device=cpu runs the same gate on the cores")
     kind, name = ("cuda", gpu) if gpu else ("cpu", "cpu")
     folder = results / FOLDER / re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
     found: list[PartResult] = []

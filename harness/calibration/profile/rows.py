@@ -130,7 +130,7 @@ def read_gate(path: Path) -> DeviceProfile:
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise ConfigError(f"run={path} holds no results of the gate: {error}") from error
     if found is None:
-        raise ConfigError(f"run={path}: the gate has timed nothing yet; run its part: PARTS=profile")
+        raise ConfigError(f"run={path}: the gate has timed nothing yet; run its part: parts=profile")
     try:
         return TypeAdapter(DeviceProfile).validate_python(found, strict=False)
     except ValidationError as error:
@@ -142,6 +142,6 @@ def read_profile(path: Path) -> DeviceProfile:
     try:
         return TypeAdapter(DeviceProfile).validate_json(path.read_bytes())
     except FileNotFoundError:
-        raise ConfigError(f"{path} is not there; `make profile MODEL=tiny` writes one") from None
+        raise ConfigError(f"{path} is not there; `cadence profile model=tiny` writes one") from None
     except ValidationError as error:
         raise ConfigError(f"{path} is no profile: {first_line(error)}") from error

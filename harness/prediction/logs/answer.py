@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import math
-import shlex
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
 from harness.config import ConfigError
+from harness.config.changes import as_arguments
 from harness.config.compose import compose_job
 from harness.cost_model.shape import weight_bytes
 from harness.prediction.evidence import SHARED, Evidence, StepRow, Workload
@@ -57,18 +57,21 @@ class Answer:
         """Simulates the fastest, or the run itself where nothing is surely faster."""
         row = self.best.row if self.best.verdict == "faster" else self.read.row
         workload = self.read.evidence.workload
-        settings = [f"schedule.{name}={value}" for name, value in row.options.items()]
-        if row.schedule != SHARED:
-            settings.append(f"schedule.split.rollout={row.rollout_devices}")
-        settings += [f"algorithm.batch_groups={workload.batch_groups}", f"algorithm.group_size={workload.group_size}"]
-        for name, value in (
-            ("engine.tensor_parallel", workload.tensor_parallel),
-            ("cost.lengths.cap", workload.cap),
-            ("cost.lengths.mean", workload.response_mean and round(workload.response_mean)),
-        ):
-            settings += [f"{name}={value}"] * (value is not None)
-        variables = f"SCHEDULE={row.schedule} MODEL={workload.model} DEVICE={workload.device} DEVICES={row.devices}"
-        return f"make bench {variables} ARGS={shlex.quote(' '.join([*settings, 'backend=virtual']))}"
+        settings = {
+            "schedule": row.schedule,
+            "model": workload.model,
+            "device": workload.device,
+            "cluster.devices": row.devices,
+            **{f"schedule.{name}": value for name, value in row.options.items()},
+            "schedule.split.rollout": row.rollout_devices if row.schedule != SHARED else None,
+            "algorithm.batch_groups": workload.batch_groups,
+            "algorithm.group_size": workload.group_size,
+            "engine.tensor_parallel": workload.tensor_parallel,
+            "cost.lengths.cap": workload.cap,
+            "cost.lengths.mean": workload.response_mean and round(workload.response_mean),
+            "backend": "virtual",
+        }
+        return f"cadence bench {as_arguments({name: value for name, value in settings.items() if value is not None})}"
 
 
 def answer(
@@ -86,7 +89,9 @@ def answer(
     own = () if run.synchronous else (run,)
     asked = [row for row in candidates(run, said.workload.tensor_parallel or 1) if _fits(row, said.workload)]
     if not asked:
-        raise ConfigError(f"{said.source}: {run.devices} devices cannot be split into two pools; say more in DEVICES=")
+        raise ConfigError(
+            f"{said.source}: {run.devices} devices cannot be split into two pools; say more in cluster.devices="
+        )
     screened = _forecasts(evidence, (*own, *asked), max(2, draws // _SCREEN), seed, processes, progress)[len(own) :]
     best: dict[str, StepRow] = {}
     for forecast in sorted(screened, key=lambda one: one.median):

@@ -115,23 +115,23 @@ def _read(path: Path, log: Log) -> None:
         return _folder(path, log)
     if not path.exists():
         raise ConfigError(
-            f"LOG={path} is not there; name a log, such as the text of a console, JSONL or CSV, or a folder"
+            f"log={path} is not there; name a log, such as the text of a console, JSONL or CSV, or a folder"
         )
     try:
         data = read_bytes(path, _MOST)
     except (OSError, ValueError) as error:
-        raise ConfigError(f"LOG={path} cannot be read: {error}") from error
+        raise ConfigError(f"log={path} cannot be read: {error}") from error
     if not data.strip():
-        raise ConfigError(f"LOG={path} is empty; name the log of a run that trained a few steps")
+        raise ConfigError(f"log={path} is empty; name the log of a run that trained a few steps")
     if "tfevents" in path.name:
         for number, name, value in read_events(path, data, log.notes):
             log.add(number, str(path), {name: value})
     elif path.suffix in (".yaml", ".yml"):
         _settings(path, log)
     elif path.suffix == ".wandb":
-        raise ConfigError(f"LOG={path} is W&B's own database; export the run's history as CSV or JSONL")
+        raise ConfigError(f"log={path} is W&B's own database; export the run's history as CSV or JSONL")
     elif b"\0" in data[:4096]:
-        raise ConfigError(f"LOG={path} is no text, nor an event file by its name (events.out.tfevents.*)")
+        raise ConfigError(f"log={path} is no text, nor an event file by its name (events.out.tfevents.*)")
     else:
         text = data.decode("utf-8", "replace").removeprefix("\ufeff")
         head = text.lstrip()[:1]
@@ -165,7 +165,7 @@ def _folder(path: Path, log: Log) -> None:
             log.settings[name] = read_bytes(one, MIB).decode("utf-8", "replace")
     else:
         raise ConfigError(
-            f"LOG={path} has no metrics.jsonl, no events.out.tfevents.* and no metrics/ of MLflow; name the log itself"
+            f"log={path} has no metrics.jsonl, no events.out.tfevents.* and no metrics/ of MLflow; name the log itself"
         )
 
 
@@ -173,7 +173,7 @@ def _settings(path: Path, log: Log) -> None:
     try:
         tree = read_yaml(path)
     except Exception as error:
-        raise ConfigError(f"LOG={path} cannot be read as settings: {str(error).splitlines()[0]}") from error
+        raise ConfigError(f"log={path} cannot be read as settings: {str(error).splitlines()[0]}") from error
     found = {name.replace(".value", ""): str(value) for name, value in flatten(tree)}  # W&B nests under `value`
     log.settings |= found
 

@@ -38,9 +38,9 @@ PHASES = (
 """Fields of StepRow that follow each other in a step."""
 
 ASKED = {
-    "model": ("model", "MODEL=qwen7b"),
-    "device": ("device", "DEVICE=h100"),
-    "devices": ("cluster.devices", "DEVICES=16"),
+    "model": ("model", "model=qwen7b"),
+    "device": ("device", "device=h100"),
+    "devices": ("cluster.devices", "cluster.devices=16"),
     "rollout": ("schedule.split.rollout", "schedule.split.rollout=8"),
     "batch_groups": ("algorithm.batch_groups", "algorithm.batch_groups=512"),
     "group_size": ("algorithm.group_size", "algorithm.group_size=16"),
@@ -204,11 +204,8 @@ class _Said:
         if self.missing:
             self.missing.sort(key=list(ASKED).index)
             ways = [ASKED[what][1] for what in self.missing]
-            variables = [way for way in ways if way.split("=")[0].isupper()]
-            others = [way for way in ways if way not in variables]
-            how = " ".join(variables + ([f'ARGS="{" ".join(others)}"'] if others else []))
             names = ", ".join(ASKED[what][0] for what in self.missing)
-            raise ConfigError(f"{self.source} does not say {names}; add {how}, as it was run")
+            raise ConfigError(f"{self.source} does not say {names}; add {' '.join(ways)}, as it was run")
 
 
 def _row(
@@ -416,7 +413,7 @@ def _devices(
         return 0, 0
     if rollout >= whole:
         raise ConfigError(
-            f"{said.source}: {rollout} of {whole} devices generate, and none train; set DEVICES= to all of them"
+            f"{said.source}: {rollout} of {whole} devices generate, and none train; set cluster.devices= to all of them"
         )
     return rollout, whole - rollout
 

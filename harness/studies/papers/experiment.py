@@ -116,7 +116,7 @@ def names() -> list[str]:
 def read_experiment(name: str) -> PaperExperiment:
     """Raises ConfigError for a name that none has, listing those there are, and for a file that cannot be read."""
     if name not in names():
-        raise ConfigError(f"PAPER={name} is unknown; choose all, or one of {', '.join(names())}")
+        raise ConfigError(f"paper={name} is unknown; choose all, or one of {', '.join(names())}")
     return parse(read_settings(PAPERS / f"{name}{ENDING}") | {"name": name})
 
 

@@ -71,7 +71,7 @@ def run_measured(experiment: PaperExperiment, context: Context) -> Result:
     outcome = run_cells(runs, context.console, context.start)
     print_failures(outcome.failed, context.console)
     if outcome.failed:
-        raise ConfigError(f"{len(outcome.failed)} runs failed; PAPER={experiment.name} again runs them again")
+        raise ConfigError(f"{len(outcome.failed)} runs failed; paper={experiment.name} again runs them again")
     read = {cell.label: [load_metrics(cell.folder(seed, context.results)) for seed in runs.seeds] for cell in cells}
     published = _published(experiment, form)
     lines = [line for figure in form.figures for line in lines_of(figure, form.cells, read, published)]

@@ -115,7 +115,7 @@ def markdown(result: Result, picture: str) -> str:
     experiment = result.experiment
     parts = [
         f"# {experiment.title}",
-        f"    make paper PAPER={experiment.name}",
+        f"    cadence paper --paper {experiment.name}",
         f"Source: {experiment.source}.",
         f"Compares {experiment.compares}.",
         f"Scale: {experiment.scale}.",
@@ -142,7 +142,7 @@ def write_overview(results: Sequence[Result], folder: Path) -> list[Path]:
     and overview.tex."""
     pages = "\n".join(f"- [{result.experiment.title}]({result.experiment.name}.md)" for result in results)
     table = overview(results)
-    parts = ["# Published experiments", "    make paper PAPER=all", pages, f"**{table.title.capitalize()}**"]
+    parts = ["# Published experiments", "    cadence paper --paper all", pages, f"**{table.title.capitalize()}**"]
     page, tables = folder / "overview.md", folder / "overview.tex"
     write_text(page, "\n\n".join([*parts, markdown_table(table.columns, table.rows)]) + "\n")
     write_text(tables, _latex([table]))

@@ -40,7 +40,7 @@ def test_every_schedule_keeps_its_promises_whatever_happens(tmp_path: Path) -> N
 def test_a_seed_that_failed_is_named_with_the_command_that_repeats_it() -> None:
     failed = Chaos(7, "half_step", struck=Counter(cut=1), problems=["iteration 2 trained 3 samples of 8"])
     text = page(ChaosCampaign(7, 1, done=[failed]))
-    assert "make chaos FIRST=7 SEEDS=1" in text and "- iteration 2 trained 3 samples of 8" in text
+    assert "cadence chaos first=7 seeds=1" in text and "- iteration 2 trained 3 samples of 8" in text
 
 
 def test_a_machine_too_busy_to_end_what_was_begun_is_said_beside_what_did_end(

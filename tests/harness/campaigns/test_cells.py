@@ -63,7 +63,7 @@ def test_a_list_in_brackets_and_a_text_in_quotes_are_one_value(setting: str) -> 
 @pytest.mark.parametrize(
     ("settings", "message"),
     [
-        (["seeds=1,2"], "seeds=1,2: seeds is nothing to sweep; which seeds to run is SEEDS=5"),
+        (["seeds=1,2"], "seeds=1,2: seeds is nothing to sweep; which seeds to run is seeds=5"),
         (["backend=real,virtual"], "backend=real,virtual: backend is nothing to sweep"),
         (["schedule.k=1,1"], "schedule.k=1,1 has one value twice"),
         (["iterations"], "iterations cannot be read"),
@@ -98,7 +98,7 @@ def resolved(request: ComparisonRequest, machine: Machine) -> tuple[list[str], d
 def test_two_cores_are_enough_for_all_but_one_which_is_named_with_what_it_needs() -> None:
     cells, left_out = resolved(compare_request(["model=tiny"], LAPTOP), LAPTOP)
     assert cells == [name for name in SCHEDULES if name != "half_step"]
-    assert "needs 2 rollout engines, its split gives 1 of 2 devices; set DEVICES=4" in left_out["half_step"]
+    assert "needs 2 rollout engines, its split gives 1 of 2 devices; set cluster.devices=4" in left_out["half_step"]
 
 
 @pytest.mark.parametrize(

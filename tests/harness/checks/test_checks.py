@@ -204,8 +204,8 @@ def test_a_critic_learns_what_the_actor_does_in_order_on_ranks_that_share_the_ba
 def test_more_devices_than_cores_are_refused_unless_shared() -> None:
     told = refused("schedule=colocate_sync", "cluster.devices=9")
     assert told == (
-        "the job needs 9 devices, this machine has 8 cores; set DEVICES=8, "
-        'or ARGS="cluster.oversubscribe=true" to share cores'
+        "the job needs 9 devices, this machine has 8 cores; set cluster.devices=8, "
+        "or cluster.oversubscribe=true to share cores"
     )
     plan("schedule=colocate_sync", "cluster.devices=16", "cluster.oversubscribe=true", "algorithm.micro_batch_groups=1")
 
@@ -224,23 +224,21 @@ def test_processes_that_share_a_gpu_are_a_trial_and_no_result() -> None:
 
 def test_threads_count_as_cores() -> None:
     told = refused("schedule=colocate_sync", "cluster.devices=8", "cluster.threads_per_device=2")
-    assert told.startswith("the job needs 8 devices of 2 threads, this machine has 8 cores; set DEVICES=4, or")
+    assert told.startswith("the job needs 8 devices of 2 threads, this machine has 8 cores; set cluster.devices=4, or")
 
 
 def test_no_number_of_devices_is_advised_that_the_split_would_refuse() -> None:
     """The default split needs two: on one core, DEVICES=1 would only lead to the next refusal."""
     told = refused(machine=Machine(1, 0, 0))
-    assert told == (
-        'the job needs 2 devices, this machine has 1 core; ARGS="cluster.oversubscribe=true" to share cores'
-    )
+    assert told == ("the job needs 2 devices, this machine has 1 core; cluster.oversubscribe=true to share cores")
 
 
 def test_gpus_that_are_too_few_are_counted() -> None:
     told = refused("cluster.devices=4", machine=Machine(64, 2, 80 * GIB))
-    assert told.startswith("the job needs 4 devices, this machine has 2 GPUs; set DEVICES=2, or ")
+    assert told.startswith("the job needs 4 devices, this machine has 2 GPUs; set cluster.devices=2, or ")
     assert refused(machine=Machine(64, 1, 80 * GIB)) == (
-        "the job needs 2 devices, this machine has 1 GPU; SCHEDULE=colocate_sync, whose roles take turns on one, or "
-        'ARGS="cluster.kind=cpu" to use cores'
+        "the job needs 2 devices, this machine has 1 GPU; schedule=colocate_sync, whose roles take turns on one, or "
+        "cluster.kind=cpu to use cores"
     )
     assert not plan("cluster.kind=cpu", machine=Machine(64, 1, 80 * GIB)).gpu
 
@@ -248,7 +246,7 @@ def test_gpus_that_are_too_few_are_counted() -> None:
 def test_instances_of_a_divided_gpu_are_joined_to_no_group() -> None:
     divided = Machine(cores=64, gpus=2, gpu_bytes=40 * GIB, divided=True)
     said = refused(machine=divided)
-    assert "(MIG)" in said and "'weights of actor[0]'" in said and "SCHEDULE=colocate_sync DEVICES=1" in said
+    assert "(MIG)" in said and "'weights of actor[0]'" in said and "schedule=colocate_sync cluster.devices=1" in said
     assert plan("schedule=colocate_sync", "cluster.devices=1", machine=divided).gpu
     assert not plan("cluster.kind=cpu", machine=divided).gpu
 
@@ -261,8 +259,8 @@ def test_a_large_model_without_gpus_says_what_it_needs(small_memory: None) -> No
     """7.6e9 parameters: 16 bytes each for training, 2 each for the reference, the engine and its next weights."""
     assert refused("model=qwen7b", WITH_REFERENCE) == (
         "model=qwen7b needs 156.5 GiB for its training state, its activations and the copies of its weights, and "
-        "there is no GPU and 24.0 GiB of memory here; use more or larger GPUs, BACKEND=virtual to simulate it, or "
-        "MODEL=tiny"
+        "there is no GPU and 24.0 GiB of memory here; use more or larger GPUs, backend=virtual to simulate it, or "
+        "model=tiny"
     )
 
 
@@ -271,7 +269,7 @@ def test_gpus_that_are_too_small_say_what_each_must_hold() -> None:
     told = refused("model=qwen7b", WITH_REFERENCE, machine=Machine(64, 8, 80 * GIB))
     assert told.startswith(
         "model=qwen7b needs 158.1 GiB on each device of actor+actor_fwd+reference (step, 56.7 of them "
-        "for optimizer state), and may use 72.0 GiB of the 80.0 GiB of a GPU here; use DEVICES="
+        "for optimizer state), and may use 72.0 GiB of the 80.0 GiB of a GPU here; use cluster.devices="
     )
 
 
@@ -280,7 +278,7 @@ def test_a_host_that_is_too_small_says_what_it_must_hold_and_what_would_take_les
     small = Machine(64, 8, 80 * GIB, host_bytes=64 * GIB)
     assert refused(*config, "algorithm.micro_batch_groups=4", machine=small) == (
         "model=qwen7b needs 88.7 GiB of a host's memory (62.4 of them for optimizer state), and may use 57.6 GiB; set "
-        "training.optimizer_offload=none, use hosts with more memory, or BACKEND=virtual to simulate it"
+        "training.optimizer_offload=none, use hosts with more memory, or backend=virtual to simulate it"
     )
 
 
@@ -345,7 +343,7 @@ def test_a_device_that_an_engine_keeps_and_shares_is_not_simulated() -> None:
 
 def test_staggered_engines_must_be_several() -> None:
     needs = "schedule=half_step needs 2 rollout engines, its split gives 1 of 2 devices; set "
-    assert refused("schedule=half_step") == f"{needs}DEVICES=4"
+    assert refused("schedule=half_step") == f"{needs}cluster.devices=4"
     assert refused("schedule=half_step", "schedule.split.rollout=1") == f"{needs}schedule.split.rollout=2"
     plan("schedule=half_step", "cluster.devices=4")
 
@@ -452,12 +450,12 @@ BIG = ("backend=virtual", "model=qwen7b", "cluster.devices=16", "algorithm.micro
             [WITH_REFERENCE, "cost.lengths.cap=30000"],
             "model=qwen7b needs 181.8 GiB on each device of actor+actor_fwd+reference (backward, 156.5 of them for "
             "activations), and may use 71.7 GiB of device=h100; use training.recompute_activations=true, more devices "
-            "for actor+actor_fwd+reference, or a device with more memory, as in DEVICE=h200",
+            "for actor+actor_fwd+reference, or a device with more memory, as in device=h200",
         ),
         (
             ["model=qwen32b", "training.recompute_activations=true", "device=ascend910b"],
             "model=qwen32b: its weights are 61.0 GiB on each device of a rollout engine, which may use 57.6 GiB of "
-            'device=ascend910b; set ARGS="engine.tensor_parallel=2" or a device with more memory',
+            "device=ascend910b; set engine.tensor_parallel=2 or a device with more memory",
         ),
         (
             ["model=qwen32b", "cost.lengths.cap=60000", "training.recompute_activations=true"],
@@ -478,7 +476,7 @@ def test_what_no_device_can_do_is_refused(settings: list[str], told: str) -> Non
         (
             ["engine.tensor_parallel=2"],
             "engine.tensor_parallel=2 can be simulated only with engine=torch, whose engines have one device each; "
-            "set it to 1, ENGINE=sglang or ENGINE=vllm, or BACKEND=virtual",
+            "set it to 1, engine=sglang or engine=vllm, or backend=virtual",
         ),
         (["training.pipeline_parallel=2"], "training.pipeline_parallel=2 can be simulated only"),
         (
@@ -613,5 +611,5 @@ def test_devices_that_are_lent_are_those_of_training_and_no_environment_is_left_
         "schedule.split.lent=2: schedule=lending lends training devices; set it to actor"
     )
     assert refused("schedule=lending", "task=lookup", "cluster.devices=2").endswith(
-        "the environment stays behind; use a task without one, or SCHEDULE=fully_async"
+        "the environment stays behind; use a task without one, or schedule=fully_async"
     )

@@ -86,14 +86,14 @@ def test_one_gpu_runs_what_takes_turns_and_refuses_the_rest() -> None:
         if schedule.colocated:
             continue
         with pytest.raises(
-            ConfigError, match=r"this machine has 1 GPU; SCHEDULE=colocate_sync|needs 2 rollout engines"
+            ConfigError, match=r"this machine has 1 GPU; schedule=colocate_sync|needs 2 rollout engines"
         ):
             fit(one, f"schedule={name}", "model=qwen3-4b", "backend=real")
 
 
 def test_more_devices_than_there_are_is_refused_or_simulated_with_the_reason() -> None:
     job = ("model=qwen7b", "cluster.devices=16", "algorithm.micro_batch_groups=1", "cost=tiny_cpu")
-    with pytest.raises(ConfigError, match="the job needs 16 devices, this machine has 8 GPUs; set DEVICES=8"):
+    with pytest.raises(ConfigError, match="the job needs 16 devices, this machine has 8 GPUs; set cluster.devices=8"):
         fit(MACHINES["8 x H100"], *job, "backend=real")
     _, plan = fit(MACHINES["8 x H100"], *job)
     assert plan.backend == "virtual" and plan.why.startswith("the job needs 16 devices, this machine has 8 GPUs")
@@ -174,7 +174,7 @@ def test_micro_batches_are_made_to_divide_a_mini_batch_where_nobody_chose_them(s
     given = settings.split()
     asked, machine = compose_job([*given, "cluster.oversubscribe=true"]), Machine(2, 0, 0)
     job = fit_to_gpus(asked, make_schedule(asked), names_of(given), machine)
-    assert job.messages == (f'Chosen for equal micro-batches: ARGS="algorithm.micro_batch_groups={groups}"',)
+    assert job.messages == (f"Chosen for equal micro-batches: algorithm.micro_batch_groups={groups}",)
     assert job.config.algorithm.micro_batch_groups == groups
     plan_job(job.config, make_schedule(job.config), machine)
 

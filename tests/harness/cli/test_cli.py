@@ -20,8 +20,9 @@ from cadence import __version__
 from harness.cli import main as cli
 from harness.cli.commands import COMMANDS
 from harness.cli.commands import GROUPS as COMMAND_GROUPS
+from harness.cli.completion import completion
 from harness.cli.console import OUTPUT_CLOSED
-from harness.cli.front import completion, settings_of
+from harness.cli.front import SHELLS, settings_of
 from harness.config import ConfigError
 from harness.config.compose import GROUPS, choices
 from harness.config.registries import CORRECTIONS
@@ -50,7 +51,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["model=nope"], "model=nope is unknown; choose one of qwen0.5b, "),
         (["task=nope"], "task=nope is unknown; choose one of aime, copy, dapo_math, data, expand, gsm8k"),
         (["engine=nope"], "engine=nope is unknown; choose one of sglang, torch, vllm"),
-        (["schedule.nonsense=1"], "schedule.nonsense is no setting; those of schedule="),
+        (["schedule.nonsense=1"], "schedule.nonsense is no setting; those of --schedule fully"),
         (["foo.bar=2"], "foo.bar is no setting; those of a job are "),
         (["algorithm.lr=1"], "algorithm.lr is no setting; those of algorithm are "),
         (["iterations=abc"], "iterations=abc is no whole number"),
@@ -64,7 +65,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["backend=real", "cluster.kind=cpu", "cluster.devices=4096"], "the job needs 4096 devices, this machine has "),
         (
             ["schedule.split.rollout=5"],
-            "schedule.split needs 6 devices (rollout 5 + actor 1), the job has 2; set DEVICES=6",
+            "schedule.split needs 6 devices (rollout 5 + actor 1), the job has 2; set --devices 6",
         ),
         (["algorithm.micro_batch_groups=7", "cluster.oversubscribe=true"], "algorithm.batch_groups=16 does not divide"),
         (
@@ -96,10 +97,7 @@ def test_a_setting_that_cannot_work_is_one_line_and_exit_code_2(
 
 @pytest.mark.parametrize(
     ("words", "message"),
-    [
-        (["sweep", "--devices", "9" * 5000], "cluster.devices=999"),
-        (["calibrate", f"--run={'x' * 3000}", "--name=a"], "xxx"),
-    ],
+    [(["sweep", "--devices", "9" * 5000], "--devices 999"), (["calibrate", f"--run={'x' * 3000}", "--name=a"], "xxx")],
 )
 def test_a_word_longer_than_any_is_one_line_of_every_command(
     words: list[str], message: str, capsys: pytest.CaptureFixture[str]
@@ -174,10 +172,20 @@ def test_an_unknown_command_names_those_that_there_are(
         (["bench", "--schedul", "half_step"], "cadence bench: unknown option --schedul; cadence bench --help lists"),
         (["bench", "--schedule"], "cadence bench: argument --schedule: expected one argument; "),
         (["list", "--seeds", "3"], "cadence list: unknown option --seeds; "),
-        (["table", "x=1"], "table does not take x=1; it takes of="),
-        (["mlflow-sync", "iterations=3"], "mlflow-sync does not take iterations=3; it takes experiment="),
+        (["table", "x=1"], "table does not take x=1; it takes --of"),
+        (["mlflow-sync", "iterations=3"], "mlflow-sync does not take iterations=3; it takes --experiment"),
         (["--vresion"], "cadence: "),
-        (["bench", "--schedule", "nope"], "schedule=nope is unknown; choose one of "),
+        (["bench", "--schedule", "nope"], "--schedule nope is unknown; choose one of "),
+        (["bench", "--device", "nope"], "--device nope is unknown; choose one of a100"),
+        (["bench", "--device", "h100", "backend=real"], "--device h100 has no effect: it is read only where the job "),
+        (["paper"], "which? --paper all, or one of april"),
+        (["doctor", "--model", "nope"], "--model nope is unknown; choose one of "),
+        (["bench", "--schedule", "my_lab.k_steps"], "--schedule my_lab.k_steps is a module; name what is meant in it"),
+        (["compare", "--schedules", "my_lab.k_steps"], "--schedules my_lab.k_steps is a module; "),
+        (
+            ["compare", "--schedules", "half_step,", "fully_async"],
+            "half_step, fully_async: a list has no blanks; write ",
+        ),
     ],
 )
 def test_an_option_that_is_none_is_one_line_and_exit_code_2(
@@ -196,6 +204,9 @@ def test_help_names_every_command_and_a_commands_help_its_options(capsys: pytest
     assert cli.main(["compare", "--help"]) == 0
     told = capsys.readouterr().out
     assert "--schedules NAMES" in told and "--dry-run" in told and "--schedule NAME" not in told
+    assert "(default: all)" in told and "For example: cadence compare --schedules colocate_sync," in " ".join(
+        told.split()
+    )
     assert cli.main(["--version"]) == 0
     assert capsys.readouterr().out == f"cadence {__version__}\n"
 
@@ -225,16 +236,34 @@ def test_a_dry_run_that_is_neither_asked_for_nor_not_is_refused(
     assert capsys.readouterr().err == "dry=1 is neither true nor false\n" and not results.exists()
 
 
-@pytest.mark.parametrize("word", ["--sch", "half", "comp"])
-def test_bash_completes_commands_options_and_choices(word: str, tmp_path: Path) -> None:
-    before = {"--sch": "cadence bench ", "half": "cadence bench --schedule ", "comp": "cadence "}[word]
+@pytest.mark.parametrize(
+    ("typed", "whole"),
+    [
+        ("comp", "compare"),
+        ("bench --sch", "--schedule"),
+        ("bench --schedule half", "half_step"),
+        ("compare --schedules fully_async,half", "fully_async,half_step"),
+        ("report --experiment mon", "monday"),
+        ("bench --seeds 2 schedule.max_st", "schedule.max_staleness="),
+        ("bench schedule.coh", "schedule.cohorts="),
+    ],
+)
+def test_bash_completes_commands_options_choices_lists_experiments_and_settings(
+    typed: str, whole: str, tmp_path: Path
+) -> None:
+    (tmp_path / "results" / "monday").mkdir(parents=True)
     script = tmp_path / "completion"
     script.write_text(completion("bash"))
-    words = (before + word).split()
+    words = ["cadence", *typed.split()]
     ask = f"""source {script}; COMP_WORDS=({" ".join(words)}); COMP_CWORD={len(words) - 1}
     $(complete -p cadence | sed 's/.*-F \\([^ ]*\\) .*/\\1/'); echo "${{COMPREPLY[@]}}" """
-    done = subprocess.run(["bash", "-c", ask], capture_output=True, text=True, check=True)
-    assert {"--sch": "--schedule", "half": "half_step", "comp": "compare"}[word] in done.stdout.split()
+    done = subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True)
+    assert whole in done.stdout.split()
+
+
+@pytest.mark.parametrize("shell", SHELLS)
+def test_there_is_a_completion_for_every_shell(shell: str) -> None:
+    assert "half_step" in completion(shell)
 
 
 @pytest.mark.parametrize("name", COMMANDS)
@@ -287,7 +316,7 @@ def test_list_of_a_setting_says_of_each_name_formula_source_and_options(capsys: 
     assert "  dual_clip  clip_low=0.2 clip_high=0.2 most=3.0\n" in printed and "arXiv 1912.09729" in printed
     assert set(CORRECTIONS) == set(re.findall(r"^  (\S+)", printed, re.MULTILINE))
     assert cli.main(["list", "--of", "nope"]) == 2
-    assert "of=nope has no names to explain; choose one of schedule, engine, " in capsys.readouterr().err
+    assert "--of nope has no names to explain; choose one of schedule, engine, " in capsys.readouterr().err
     assert cli.main(["list", "--of="]) == 0 and "schedule=" in capsys.readouterr().out
 
 
@@ -309,7 +338,7 @@ def test_what_is_done_is_shown_and_not_run_again(
         folder.finish()
     assert cli.main(["bench"]) == 0
     assert shown == [[folder.path]]
-    assert "seed 0 is done already; FORCE=1 runs it again" in capsys.readouterr().out
+    assert "seed 0 is done already; --force runs it again" in capsys.readouterr().out
     with pytest.raises(AssertionError, match="the run was started"):
         cli.main(["bench", "force=true"])
 
@@ -351,7 +380,9 @@ def test_a_port_that_is_taken_is_said_before_mlflow_is_started(
     with socket.create_server(("127.0.0.1", 0)) as taken:
         port = taken.getsockname()[1]
         assert cli.main(["ui", "--port", str(port)]) == 2
-    assert capsys.readouterr().err.startswith(f"port={port} cannot be had (Address already in use); use another")
+    assert capsys.readouterr().err.startswith(
+        f"--port {port} cannot be had (Address already in use); use another, such as --port 5001"
+    )
 
 
 @pytest.mark.parametrize("port", ["port=http", "port=0", "port=65536", "port="])
@@ -359,12 +390,12 @@ def test_a_port_that_is_none_is_refused(port: str, results: Path, capsys: pytest
     results.mkdir()
     (results / "mlflow.db").touch()
     assert cli.main(["ui", port]) == 2
-    assert capsys.readouterr().err == f"{port} is no port; use a number such as PORT=5001\n"
+    assert capsys.readouterr().err == f"{port} is no port; use a number such as port=5001\n"
 
 
 def test_ui_before_any_run_says_what_to_do(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["ui"]) == 2
-    assert "is not there yet; run `make bench` first" in capsys.readouterr().err
+    assert "is not there yet; run `cadence bench` first" in capsys.readouterr().err
 
 
 def test_ui_of_runs_that_go_to_a_server_says_where_it_is(

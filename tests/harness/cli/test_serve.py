@@ -26,9 +26,9 @@ TOKEN = "a token"
     ("arguments", "said"),
     [
         (["port=http"], "port=http is no port; use a number such as port=8767, or 0 for a free one"),
-        (["host=0.0.0.0"], "host=0.0.0.0 is not this machine alone: give certificate= and key=, PEM files, too"),
-        (["certificate=nope.pem"], "certificate=nope.pem is no file; TLS takes certificate= and key=, PEM files"),
-        (["jobs=2"], "serve does not take jobs=2; it takes port= host= certificate= key="),
+        (["host=0.0.0.0"], "host=0.0.0.0 is not this machine alone: give --certificate and --key, PEM files, too"),
+        (["certificate=nope.pem"], "certificate=nope.pem is no file; TLS takes certificate= and --key, PEM files"),
+        (["jobs=2"], "serve does not take jobs=2; it takes --port --host --certificate --key"),
     ],
 )
 def test_what_cannot_be_served_is_one_line(

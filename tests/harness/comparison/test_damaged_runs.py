@@ -88,7 +88,7 @@ def test_a_damaged_file_of_a_run_is_named_in_one_line(earlier: Path, tmp_path: P
         return
     assert code == 2 and "\n" not in said, said
     assert said.startswith(str(file)) and ("is damaged: " in said or "is missing; " in said), said
-    assert said.endswith("; make the run again with FORCE=1, or take its folder away")
+    assert said.endswith("; make the run again with force=true, or take its folder away")
 
 
 SYNC = ("made_up", "sync", "seed=0")

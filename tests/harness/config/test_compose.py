@@ -164,7 +164,7 @@ def test_a_choice_may_be_a_file_whose_settings_can_be_changed(tmp_path: Path) ->
 
 def test_a_file_that_is_no_choice_is_refused(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
-    assert refused(f"cost={mine}") == f"{mine} is no file; `make list` shows the choices that have names"
+    assert refused(f"cost={mine}") == f"{mine} is no file; `cadence list` shows the choices that have names"
     mine.write_text("name: [")
     assert refused(f"cost={mine}").startswith(f"{mine} cannot be read as YAML")
     mine.write_text("- 1\n")
@@ -219,7 +219,7 @@ def test_what_a_file_of_another_version_names_and_no_setting_is_is_named_at_once
     text = path.read_text().replace("cluster:", "cluster:\n  actors: 3").replace("algorithm:", "algorithm:\n  lr: 1")
     path.write_text(text + "colour: red\n")
     assert refused(f"config={path}") == (
-        f"{path}: algorithm.lr, cluster.actors, colour are no settings; take them out (`make list` shows the files "
+        f"{path}: algorithm.lr, cluster.actors, colour are no settings; take them out (`cadence list` shows the files "
         "that name all)"
     )
     path.write_text("iterations: 3\n")

@@ -81,7 +81,7 @@ def test_an_option_that_only_a_schedule_knows_travels_as_its_option(tree: dict[s
             "algorithm.tis_cap=3.0 is an option of its loss now; set algorithm.options.cap=3.0, with "
             "algorithm.correction=tis or tis_normalised",
         ),
-        ("algorithm.lr", 1, "algorithm.lr=1 is no setting; `make list` shows"),
+        ("algorithm.lr", 1, "algorithm.lr=1 is no setting; `cadence list` shows"),
         ("cluster.devices", 0, "cluster.devices=0 is too small"),
         ("cluster.wait_timeout_s", float("inf"), "cluster.wait_timeout_s=Infinity is not finite"),
         ("cost.decode_step_s", 0, "cost.decode_step_s=0 is too small; use a number above 0"),

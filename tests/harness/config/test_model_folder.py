@@ -51,7 +51,7 @@ def test_a_place_that_holds_no_model_is_named(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("setting", "copy"),
     [
-        ("model", "MODEL=<folder>"),
+        ("model", "model=<folder>"),
         ("model.checkpoint", "model.checkpoint=<folder>, or model.checkpoint=null for random weights"),
         ("model.tokenizer", "model.tokenizer=<folder>"),
     ],
@@ -72,7 +72,7 @@ def test_without_a_network_a_repository_that_is_not_cached_is_one_line(
         f"{setting}=hf:Qwen/Qwen2.5-7B@main is not in the cache and the Hugging Face hub cannot be reached; give a "
         f"local copy, as in {copy}"
     )
-    assert refused("model=hf:Qwen/Qwen2.5-7B@main").endswith("as in MODEL=<folder>")
+    assert refused("model=hf:Qwen/Qwen2.5-7B@main").endswith("as in model=<folder>")
 
 
 def test_a_repository_is_looked_up_by_its_revision(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:

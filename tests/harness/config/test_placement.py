@@ -72,7 +72,8 @@ def test_a_small_percentage_is_still_one_device() -> None:
 def test_a_split_over_too_few_devices_says_how_many_it_takes() -> None:
     told = refused({"rollout": 5, "actor": "rest", **SHARED}, 2)
     assert told == (
-        "schedule.split needs 6 devices (rollout 5 + actor 1), the job has 2; set DEVICES=6 or make the split smaller"
+        "schedule.split needs 6 devices (rollout 5 + actor 1), the job has 2; set cluster.devices=6 or make the "
+        "split smaller"
     )
     resolve_split({"rollout": 5, "actor": "rest", **SHARED}, 6)
 

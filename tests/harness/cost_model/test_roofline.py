@@ -288,7 +288,7 @@ def test_the_cache_holds_what_the_weights_leave() -> None:
 def test_weights_that_leave_no_room_are_refused_with_a_way_out() -> None:
     config = compose_job(["model=qwen32b"])
     need = r"its weights are 61\.0 GiB on each device of a rollout engine, which may use 47\.8 GiB of device=h100"
-    with pytest.raises(ConfigError, match=rf"{need}; set ARGS=\"engine.tensor_parallel=2\" or .*DEVICE=h200"):
+    with pytest.raises(ConfigError, match=rf"{need}; set engine.tensor_parallel=2 or .*device=h200"):
         kv_tokens(config.model, config.device, config.cost, JobLayout(colocated=True))  # type: ignore[arg-type]
 
 

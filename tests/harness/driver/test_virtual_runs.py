@@ -260,7 +260,7 @@ def test_a_virtual_run_leaves_what_a_run_leaves_but_nothing_of_a_model(
     assert {(sample.reward, sample.exact_match) for sample in run.samples} == {(None, None)}
 
     before = {path: path.stat().st_mtime_ns for path in folder.iterdir()}
-    assert "seed 0 is done already; FORCE=1 runs it again" in bench(capsys, *settings)
+    assert "seed 0 is done already; --force runs it again" in bench(capsys, *settings)
     assert {path: path.stat().st_mtime_ns for path in folder.iterdir()} == before
 
 

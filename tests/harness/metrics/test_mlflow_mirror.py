@@ -360,7 +360,7 @@ def test_two_first_runs_at_once_share_the_experiment_and_print_nothing(tmp_path:
 def test_runs_that_are_nowhere_are_refused(store: Path) -> None:
     from harness.cli.look import mlflow_sync
 
-    with pytest.raises(ConfigError, match="nowhere is not there; run `make bench` first$"):
+    with pytest.raises(ConfigError, match="nowhere is not there; run `cadence bench` first$"):
         mlflow_sync(["experiment=nowhere"], store, Console())
 
 

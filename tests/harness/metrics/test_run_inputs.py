@@ -38,8 +38,8 @@ def test_a_finished_run_of_other_data_is_refused_before_anything_starts(tmp_path
         bench.run(job, tmp_path, Console(quiet=True))
     then, now = before[0].digest[:12], inputs_of(config)[0].digest[:12]
     assert str(error.value) == (
-        f"task.data={data} has changed since {folder} was made: {then} then, {now} now; run it again with FORCE=1, or "
-        "keep both with EXPERIMENT=another_name"
+        f"task.data={data} has changed since {folder} was made: {then} then, {now} now; run it again with force=true, "
+        "or keep both with experiment=another_name"
     )
 
 

@@ -162,10 +162,9 @@ def proposable(*settings: str) -> list[Choice]:
 
 
 def door_of_a_real_run(choice: Choice, settings: Sequence[str], monkeypatch: pytest.MonkeyPatch) -> JobPlan:
-    """What `make bench` says there to the command that the plan prints."""
+    """What `cadence bench` says there to the command that the plan prints."""
     monkeypatch.setattr(checks, "check_environment", lambda config: None)  # what is installed here
-    words = shlex.split(bench_command(choice, settings))
-    arguments = settings_of("bench", [*words[2:-1], *shlex.split(words[-1].removeprefix("ARGS="))])
+    arguments = settings_of("bench", shlex.split(bench_command(choice, settings))[2:])
     job = compose_job(arguments)
     machine = Machine(8, job.cluster.devices, int(job.device.memory_bytes), nodes=-(-job.cluster.devices // 8))
     config = fit_to_gpus(job, make_schedule(job), names_of(arguments), machine).config

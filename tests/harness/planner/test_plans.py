@@ -153,7 +153,7 @@ def test_everything_that_is_printed_and_written_says_that_it_is_simulated(tmp_pa
     assert "\n16 prompts x 8 responses = 128 samples an iteration" in text and verdict(PLAN, sure) in text
     for name in ("colocate_sync", "one_step_off", "half_step", "fully_async (2)", "Runner-up: half_step needs 110 s"):
         assert name in text
-    assert "make bench MODEL=qwen7b DEVICES=16 SCHEDULE=fully_async" in text
+    assert "cadence bench model=qwen7b cluster.devices=16 schedule=fully_async" in text
     write_plan(PLAN, SETTINGS, 1.0, tmp_path / "plan", sure)
     written = json.loads((tmp_path / "plan" / "plan.json").read_text())
     assert written["verdict"] == verdict(PLAN, sure)
@@ -173,7 +173,9 @@ def test_costs_of_a_profile_are_told_apart_from_those_of_a_data_sheet() -> None:
 
 def test_the_command_holds_everything_that_was_chosen() -> None:
     command = bench_command(choice("fully_async"), ["model=qwen7b", "engine.slots=64"])
-    assert command.startswith("make bench MODEL=qwen7b SCHEDULE=fully_async DEVICES=16 ITERATIONS=20 ARGS=")
+    assert command.startswith(
+        "cadence bench model=qwen7b engine.slots=64 schedule=fully_async cluster.devices=16 iterations=20 "
+    )
     for setting in (
         "engine.slots=64",
         "schedule.max_staleness=2",
@@ -181,7 +183,7 @@ def test_the_command_holds_everything_that_was_chosen() -> None:
         "schedule.split.actor=8",
     ):
         assert setting in command
-    assert "MODEL='my models/a'" in bench_command(choice("fully_async"), ["model=my models/a"])
+    assert "model='my models/a'" in bench_command(choice("fully_async"), ["model=my models/a"])
 
 
 def test_all_schedules_are_planned_unless_one_is_named() -> None:
@@ -224,9 +226,8 @@ def refuse_to_plan(draft: Draft, why: str) -> NoReturn:
 
 
 def from_command(command: str) -> JobConfig:
-    """The job of a `make bench` command, as the Makefile passes it on."""
-    *words, given = shlex.split(command)[2:]
-    return compose_job([*settings_of("bench", [*words, *given.removeprefix("ARGS=").split()]), "backend=virtual"])
+    """The job of a `cadence bench` command."""
+    return compose_job([*settings_of("bench", shlex.split(command)[2:]), "backend=virtual"])
 
 
 @pytest.mark.parametrize("schedule", ["fully_async", "half_step", "colocate_sync"])
@@ -281,7 +282,7 @@ def test_a_mistake_in_a_job_that_would_be_real_is_still_told() -> None:
 @pytest.mark.parametrize("schedule", ["fully_async", "colocate_sync"])
 def test_32b_is_split_fits_and_starts_on_machines_that_are_described(schedule: str) -> None:
     described = (f"schedule={schedule}", "model=qwen32b", "device=h100", "cluster.devices=16")
-    assert planned_memory(described).plan.fits
+    assert planned_memory((*described, "max_tokens=20")).plan.fits
     job = planned(*described, *LARGE[1:], "iterations=3", "backend=virtual")
     assert job.planned
     counts = simulate(job.config, seed=0).ledger.counts()
@@ -289,5 +290,7 @@ def test_32b_is_split_fits_and_starts_on_machines_that_are_described(schedule: s
 
 
 def test_too_few_devices_for_any_split_are_told() -> None:
-    with pytest.raises(ConfigError, match="fits no split of 2 devices of device=h100; set DEVICES higher"):
+    with pytest.raises(
+        ConfigError, match=r"fits no split of 2 devices of device=h100; give it more of them by cluster\.devices="
+    ):
         planned("model=qwen32b", "cluster.devices=2")

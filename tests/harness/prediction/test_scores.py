@@ -57,7 +57,7 @@ def test_no_row_moves_without_its_score(table: str, given: Given, rows: list[str
         before = committed[now.row, now.given]
         for name in ("median_s", "low_s", "high_s"):
             assert getattr(now, name) == pytest.approx(getattr(before, name), rel=TOLERANCE), (
-                f"{now.row}: {name} has moved; make predict SCORE=1 makes the table anew: is it better?"
+                f"{now.row}: {name} has moved; cadence predict --score makes the table anew: is it better?"
             )
 
 

@@ -381,7 +381,7 @@ def test_of_runs_that_nobody_compared_the_most_that_may_be_are_and_the_others_ar
 
 
 def test_a_folder_is_found_by_name_by_path_or_as_the_last_one_that_ran(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="has no finished run yet; make one with `make compare`"):
+    with pytest.raises(ConfigError, match="has no finished run yet; make one with `cadence compare`"):
         folder_of(None, tmp_path)
     made = Made(schedule="colocate_sync", iterations=4)
     make_run(tmp_path, "cell", made, 0)
@@ -389,7 +389,7 @@ def test_a_folder_is_found_by_name_by_path_or_as_the_last_one_that_ran(tmp_path:
     assert folder_of(None, tmp_path) == folder_of("made_up", tmp_path) == folder_of(str(folder), tmp_path) == folder
     for runs in (folder / "cell", folder / "cell" / "seed=0"):
         assert comparison_in(runs).cells[0].label == "colocate_sync"
-    with pytest.raises(ConfigError, match=r"EXPERIMENT=other is neither .* has made_up"):
+    with pytest.raises(ConfigError, match=r"experiment=other is neither .* has made_up"):
         folder_of("other", tmp_path)
     (tmp_path / "empty").mkdir()
     with pytest.raises(ConfigError, match="has no finished run"):

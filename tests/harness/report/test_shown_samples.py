@@ -77,15 +77,15 @@ def test_samples_are_found_by_reward_row_and_fate_and_held_out_ones_by_version(
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["sample=99"], "has no such sample: SAMPLE=99"),
-        (["sample=-1"], "SAMPLE=-1 is no id"),
+        (["sample=99"], "has no such sample: sample=99"),
+        (["sample=-1"], "sample=-1 is no id"),
         (["sample=9999999999999999999999"], "is no id"),
-        (["worst=0"], "WORST=0 is no number"),
+        (["worst=0"], "worst=0 is no number"),
         (["worst=1", "best=1"], "do not go together"),
-        (["held_out=1"], "HELD_OUT=1 was not evaluated; use last, or one of 0, 2"),
+        (["held_out=1"], "held_out=1 was not evaluated; use last, or one of 0, 2"),
         (["held_out=0", "sample=1"], "do not go together"),
         (["row=b.jsonl:1"], "has no such sample"),
-        (["run=nowhere"], "RUN=nowhere is no folder"),
+        (["run=nowhere"], "run=nowhere is no folder"),
     ],
 )
 def test_what_is_not_there_is_one_line(

@@ -84,7 +84,7 @@ def test_every_experiment_can_be_read_and_says_where_each_setting_is_from(name: 
 
 
 def test_an_unknown_paper_is_refused_with_the_names_there_are(tmp_path: Path) -> None:
-    with pytest.raises(ConfigError, match="PAPER=asyncflow is unknown; choose all, or one of .*asyncflow_ablation"):
+    with pytest.raises(ConfigError, match="paper=asyncflow is unknown; choose all, or one of .*asyncflow_ablation"):
         run_papers("asyncflow", context(tmp_path))
 
 
@@ -237,7 +237,7 @@ def test_a_result_is_printed_written_and_drawn(tmp_path: Path) -> None:
     assert [row["error"] for row in csv.DictReader(rows)] == ["+0.0%", "+10.0%", "inside", ""]
     text = page.read_text()
     assert "| two | 1.00 | 1.10 | 1.30 | +10.0% | 20%, kept |" in text.replace("| two |  |", "| two |")
-    assert "make paper PAPER=relax" in text and "![" in text and "(relax.png)" in text
+    assert "cadence paper --paper relax" in text and "![" in text and "(relax.png)" in text
     tex = latex.read_text()
     assert "\\caption{seconds}" in tex and tex.count("\\end{tabular}") == 3
     assert "two &  & 1.00 & 1.10 & 1.30 & +10.0\\% & 20\\%, kept" in tex

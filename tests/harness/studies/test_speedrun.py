@@ -265,8 +265,11 @@ def test_a_track_with_records_never_changes_and_is_the_job_that_its_settings_ask
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (["backend=virtual"], "backend=virtual, and track=tiny_reverse_v1 has real; a record may choose schedule, "),
-        (["algorithm.group_size=16"], "algorithm.group_size=16, and track=tiny_reverse_v1 has 8; a record may choose "),
+        (["backend=virtual"], "backend=virtual, and --track tiny_reverse_v1 has real; a record may choose schedule, "),
+        (
+            ["algorithm.group_size=16"],
+            "algorithm.group_size=16, and --track tiny_reverse_v1 has 8; a record may choose ",
+        ),
         (["track=none"], "track=none is unknown; choose one of tiny_reverse_v1"),
         (["cluster.oversubscribe=true"], "cluster.oversubscribe=true: devices that share cores have no seconds to"),
         (["seeds=5"], "seeds=5 is not to be chosen: `cadence speedrun` does, by the track"),

@@ -18,7 +18,7 @@ from harness.calibration.profile.record import device_name
 def run(setting: GateSetting) -> Iterator[Check]:
     """Checks of the device. Raises LeftOut where there is no GPU."""
     if setting.gpu and not torch.cuda.is_available():
-        raise LeftOut("torch finds no GPU; DEVICE=cpu asks the cores")
+        raise LeftOut("torch finds no GPU; device=cpu asks the cores")
     yield Check("versions", _versions(setting.gpu))
     yield Check("devices", _devices(setting.device))
     exact_products()

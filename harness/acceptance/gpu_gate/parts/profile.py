@@ -65,7 +65,7 @@ def _costs(found: DeviceProfile, setting: GateSetting) -> Check:
         shares = peak_shares(found, fitted.cost)
     except ModuleNotFoundError as missing:
         return Check(
-            what, f"{missing}; make calibrate RUN={setting.folder}/results.json fits them anywhere", left_out=True
+            what, f"{missing}; cadence calibrate run={setting.folder}/results.json fits them anywhere", left_out=True
         )
     path = write_costs(setting.folder / "costs", fitted, [*about(found), *shares])
     sound = fitted.cost.train_s_per_token + fitted.cost.train_call_s > 0 and fitted.cost.decode_step_s > 0

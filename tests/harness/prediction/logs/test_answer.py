@@ -35,8 +35,8 @@ def test_one_log_is_enough_for_an_answer(name: str) -> None:
     assert sentence(found) in page and found.command in page and all(note in page for note in read.notes)
     alike = tuple(replace(one, step_s=one.reference_s / 1.01) for one in found.forecasts)
     assert sentence(replace(found, forecasts=alike)).startswith("A tie: ")
-    assert found.command.startswith("make bench SCHEDULE=") and "MODEL=qwen7b DEVICE=h100" in found.command
-    compose_job(["model=qwen7b", "device=h100", *shlex.split(found.command)[-1].removeprefix("ARGS=").split()[-3:]])
+    assert found.command.startswith("cadence bench schedule=") and "model=qwen7b device=h100" in found.command
+    compose_job(shlex.split(found.command)[2:])
 
 
 def test_candidates_split_the_devices_of_the_run_into_whole_engines() -> None:

@@ -87,8 +87,8 @@ def test_what_it_does_not_say_is_asked_for_in_one_line() -> None:
     with pytest.raises(ConfigError) as asked:
         read_log([WRITTEN / "slime_async.csv"])
     (line,) = str(asked.value).splitlines()
-    assert "MODEL=qwen7b DEVICE=h100 DEVICES=16 ARGS=" in line and "algorithm.group_size" in line
-    with pytest.raises(ConfigError, match=r"nemo_rl.log does not say device; add DEVICE=h100, as it was run"):
+    assert "add model=qwen7b device=h100 cluster.devices=16 " in line and "algorithm.group_size" in line
+    with pytest.raises(ConfigError, match=r"nemo_rl.log does not say device; add device=h100, as it was run"):
         read_log([WRITTEN / "nemo_rl.log"])
 
 
