@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Collection, Iterable, MutableSequence, Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ class RunningSample:
     log_probs: list[float] = field(default_factory=list)
     versions: list[int] = field(default_factory=list)
     started_at: float | None = None
+    first_token_at: float = math.nan
     given: int = 0  # tokens that were there before it came to this engine
     uniforms: list[float] = field(default_factory=list)
     cached: bool = False
@@ -43,7 +45,7 @@ class RunningSample:
             sample.context += partial.tokens.tolist()
             sample.log_probs += partial.log_probs.tolist()
             sample.versions += partial.versions.tolist()
-            sample.started_at = partial.started_at
+            sample.started_at, sample.first_token_at = partial.started_at, partial.first_token_at
             sample.given = len(partial.tokens)
         return sample
 
@@ -70,6 +72,7 @@ class RunningSample:
             finish_reason=reason,
             started_at=now if self.started_at is None else self.started_at,
             finished_at=now,
+            first_token_at=self.first_token_at,
         )
 
 

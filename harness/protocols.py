@@ -57,7 +57,8 @@ class Completion:
     """A response, with the policy version that sampled each token.
 
     tokens: int64 [L], the stop token included where one ended it; log_probs: float32 [L], log-probability of each
-    sampled token under the distribution it was drawn from; versions: int32 [L]. Times are seconds on the run's clock.
+    sampled token under the distribution it was drawn from; versions: int32 [L]. Times are seconds on the run's clock:
+    started_at: as it got a slot; first_token_at: as its first token was there; NaN: not known.
 
     mask: bool [L], False where an environment wrote and nothing was sampled; there log_probs are 0, and versions that
     of the token before. None: all was sampled. Engines need not fill in what follows, nor it; failure:
@@ -75,6 +76,7 @@ class Completion:
     turns: int = 1
     environment_reward: float = math.nan
     failure: str = ""
+    first_token_at: float = math.nan
 
     @property
     def length(self) -> int:

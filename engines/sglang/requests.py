@@ -15,7 +15,7 @@ import numpy as np
 
 from engines.requests import RunningSample
 from engines.sglang.client import SGLangClient
-from harness.protocols import Sampling
+from harness.protocols import Clock, Sampling
 
 _WATCH_S = 0.5
 
@@ -108,7 +108,7 @@ class SampleRequests:
     prepare: awaited before each request; gives the version that the server has. ended: called with a sample when its
     request is over and the sample has its tokens. changed: called when there is a `failure`. require_alive: raises
     RuntimeError if the server is gone. The server may be silent about running samples for the client's timeout_s,
-    longer only where `still`. Thirteen attributes: six are these.
+    longer only where `still`. clock: of the run. Fourteen attributes: seven are these.
     """
 
     def __init__(
@@ -120,9 +120,10 @@ class SampleRequests:
         changed: Callable[[], None],
         require_alive: Callable[[], None],
         still: Callable[[], bool],
+        clock: Clock,
     ) -> None:
         self._client, self._prepare, self._ended, self._changed = client, prepare, ended, changed
-        self._require_alive, self._still = require_alive, still
+        self._require_alive, self._still, self._clock = require_alive, still, clock
         self._tasks: dict[int, asyncio.Task[None]] = {}
         self.ending = False
         """All of them."""
@@ -191,6 +192,8 @@ class SampleRequests:
             async for message in self._client.generate(body):
                 told = len(reply.tokens)
                 reply.add(message)
+                if not (told or sample.versions):
+                    sample.first_token_at = self._clock.now()
                 self.sampled += len(reply.tokens) - told
                 self._heard_at = asyncio.get_running_loop().time()
             self._require_reason(sample, reply)

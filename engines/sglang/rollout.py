@@ -89,6 +89,7 @@ class SGLangRollout(SlotEngine):
             changed=self._changed.set,
             require_alive=self._server.require_alive,
             still=lambda: self._control.paused,
+            clock=clock,
         )
         self._held = False  # running samples stay as they are: what ended all the same is returned when they go on
         self._loading = False

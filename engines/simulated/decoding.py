@@ -44,6 +44,7 @@ class SimulatedSample:
     remaining: int
     runs: list[tuple[int, int]] = field(default_factory=list)
     started_at: float | None = None
+    first_token_at: float = math.nan
     start: int = 0  # the step count at which it got a slot
     closed: int = 0
     kept: int = 0
@@ -364,7 +365,7 @@ class Stepping(ABC):
 
 class Decoding(Stepping):
     """The decoding of one engine. Every call first moves on to its time. Its attributes are those of `Stepping`, and
-    six more."""
+    seven more."""
 
     def __init__(self, cost: DecodeCost, *, slots: int, version: int = 0) -> None:
         super().__init__(cost, slots)
@@ -375,6 +376,7 @@ class Decoding(Stepping):
         self.recomputed_tokens = 0  # lost by preemptions
         self._running = RunningSamples(cost.kv_tokens, sharing=cost.prefix_caching)
         self._versions = Versions(version)
+        self._joined: list[SimulatedSample] = []  # since the last step, and without a token
 
     @property
     def running(self) -> int:
@@ -399,6 +401,13 @@ class Decoding(Stepping):
             if due > now:
                 break
             self._reach(count, due)
+
+    def _reach(self, count: int, at: float) -> None:
+        if self._joined and count > self._count:
+            for sample in self._joined:
+                sample.first_token_at = self._time_of(self._count + 1)
+            self._joined.clear()
+        super()._reach(count, at)
 
     def submit(self, samples: Sequence[SimulatedSample], now: float) -> None:
         """Queue samples, which join in this order after the step that is under way, as far as there are slots and room.
@@ -443,8 +452,8 @@ class Decoding(Stepping):
         for sample in self._running:
             self._add_runs(sample)
         aborted = [*self._running, *self.waiting]
-        self._running.clear()
-        self.waiting.clear()
+        for waiting in (self._running, self.waiting, self._joined):
+            waiting.clear()
         self._owed_s, self._prefill = 0.0, Prefill()
         return aborted
 
@@ -496,6 +505,8 @@ class Decoding(Stepping):
         """Let a sample wait before all others, with the tokens that it has, and without a cache."""
         self._add_runs(sample)
         sampled = self._count - sample.start
+        if not sampled and not sample.runs:
+            self._joined.remove(sample)
         sample.cached += sampled
         sample.remaining -= sampled
         sample.begun, sample.kept = True, 0
@@ -510,6 +521,8 @@ class Decoding(Stepping):
         first.started_at = self._since if first.started_at is None else first.started_at
         first.kept, first.begun = tokens, not whole
         if whole:
+            if not first.runs:
+                self._joined.append(first)
             self._running.add(self.waiting.popleft(), self._count)
 
     def _add_runs(self, sample: SimulatedSample) -> None:

@@ -308,10 +308,10 @@ def sample_of(request: Request, length: int) -> SimulatedSample:
     if partial.mask is not None:
         closed = int(np.flatnonzero(~partial.mask).max(initial=-1)) + 1
     left = length - int(partial.tokens[closed:].sum())
-    started_at = partial.started_at if before else None  # one that had only waited begins here
-    return SimulatedSample(
-        request.sample_id, prompt + before, left, runs, started_at, closed=closed, limit=limit, shared=prompt
-    )
+    sample = SimulatedSample(request.sample_id, prompt + before, left, runs, closed=closed, limit=limit, shared=prompt)
+    if before:  # one that had only waited begins here
+        sample.started_at, sample.first_token_at = partial.started_at, partial.first_token_at
+    return sample
 
 
 class RunLengthCoded(Completion):
@@ -337,4 +337,5 @@ def _completion(sample: SimulatedSample, reason: FinishReason, at: float) -> Com
         finish_reason=reason,
         started_at=at if sample.started_at is None else sample.started_at,
         finished_at=at,
+        first_token_at=sample.first_token_at,
     )

@@ -178,6 +178,8 @@ class TorchRollout(SlotEngine):
             sample.context.append(token)
             sample.log_probs.append(log_prob)
             sample.versions.append(self.version)
+            if len(sample.versions) == 1:
+                sample.first_token_at = self._clock.now()
         self.sampled += len(self._running)
         self._retire()
 

@@ -210,7 +210,11 @@ class VLLMRollout(SlotEngine):
 
     async def _follow(self, sample: RunningSample, collector: RequestOutputCollector) -> None:
         """Consumes the one output of a sample, produces its completion. Unblocked by vLLM, or by its death."""
-        (generated,) = (await self._process.outlast(collector.get())).outputs
+        began = self._clock.now()
+        output = await self._process.outlast(collector.get())
+        (generated,) = output.outputs
+        if not sample.versions and output.metrics is not None:
+            sample.first_token_at = began + output.metrics.first_token_latency
         ended = extend(sample, generated, greedy=sample.sampling.temperature == 0)
         reason = sample.finish_reason() if sample.cut else ended
         del self._numbers[sample.sample_id]

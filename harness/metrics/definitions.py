@@ -47,6 +47,13 @@ def _s(name: str, title: str, better: Better | None = "lower") -> Metric:
     return Metric(f"time/{name}_s", title, "s", better)
 
 
+_LATENCIES = (
+    ("queueing", "wait for an engine"),
+    ("first_token", "time to the first token"),
+    ("between_tokens", "time between tokens"),
+    ("request", "time of a request"),
+)
+
 DEFINITIONS: tuple[Metric, ...] = (
     _s("iteration", "an iteration"),
     _s("generate", "generating"),
@@ -106,6 +113,11 @@ DEFINITIONS: tuple[Metric, ...] = (
         "lower",
         Fault("the environment, agent loop or tool of {share} of the trained samples failed"),
         "mean",
+    ),
+    *(
+        Metric(f"latency/{part}_p{n}_s", f"{title}, {n}th percentile", "s", "lower")
+        for part, title in _LATENCIES
+        for n in (50, 99)
     ),
     Metric("response_length/mean", "response length", "tokens"),
     Metric("response_length/p99", "response length, 99th percentile", "tokens"),
@@ -256,6 +268,10 @@ MEANINGS: dict[str, str] = {
     "filter/rounds": "of the trained groups",
     "turns/environment_tokens": "mean of a sample; in no response length",
     "turns/failed": "share; a step raised an error or took too long",
+    "latency/queueing_p50_s": "from its admission until an engine has a slot for it, the last time that it began",
+    "latency/first_token_p50_s": "from its slot: prefill, and the step that samples it",
+    "latency/between_tokens_p50_s": "mean of each sample, with pauses for weights and what environments take",
+    "latency/request_p50_s": "from its slot to its last token",
     "response_length/mean": "tokens that the policy sampled",
     "response_length/p99": "with linear interpolation",
     "response_length/truncated": "share that the limit on tokens ended; not simulated",

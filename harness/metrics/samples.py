@@ -65,6 +65,7 @@ class SampleRecord:
     cache_age: float | None
     admitted_at: float
     started_at: float | None
+    first_token_at: float | None
     finished_at: float | None
     trained_at: float | None
     prompt_tokens: int
@@ -137,6 +138,7 @@ class TrainedSamples:
     prompt_tokens: np.ndarray
     admitted_at: np.ndarray
     started_at: np.ndarray
+    first_token_at: np.ndarray
     finished_at: np.ndarray
     trained_at: np.ndarray
     finish_reason: np.ndarray
@@ -201,6 +203,7 @@ def trained_records(
         (_cache_ages(samples, every, starts) / tokens).tolist() if samples.keeps_cache else [0.0] * count,
         samples.admitted_at.tolist(),
         samples.started_at.tolist(),
+        [None if at != at else at for at in samples.first_token_at.tolist()],
         samples.finished_at.tolist(),
         samples.trained_at.tolist(),
         samples.prompt_tokens.tolist(),

@@ -1,8 +1,8 @@
 """The queue's schema for one job: the columns that each role reads and writes.
 
     prompts ─ prompt, answer, admitted_at ─┐
-    rollout ─ response, loss_mask, log_probs, versions, engine, started_at, finished_at, finish_reason, turns,
-       │      environment_reward, failure
+    rollout ─ response, loss_mask, log_probs, versions, engine, started_at, first_token_at, finished_at, finish_reason,
+       │      turns, environment_reward, failure
        ├─> reward      ─ reward, exact_match, reward_failure, (score_extras) ─> advantages ─ advantage, (kl_coef)
        │                   └─> (filter ─ passed ─> prompts ─ kept): all below and advantages wait for kept
        ├─> reference   ─ ref_log_probs
@@ -43,6 +43,7 @@ ROLLOUT_COLUMNS = {
     "versions": ColumnSpec("int32", ragged=True),
     "engine": ColumnSpec("int32"),
     "started_at": ColumnSpec("float64"),
+    "first_token_at": ColumnSpec("float64"),
     "finished_at": ColumnSpec("float64"),
     "loss_mask": ColumnSpec("bool", ragged=True),
     "finish_reason": ColumnSpec("int8"),
@@ -279,6 +280,7 @@ def rollout_columns(completed: Sequence[Completion], engine: int) -> dict[str, C
         "versions": Ragged.from_rows([c.versions for c in completed]),
         "engine": np.full(len(completed), engine, np.int32),
         "started_at": np.array([c.started_at for c in completed], np.float64),
+        "first_token_at": np.array([c.first_token_at for c in completed], np.float64),
         "finished_at": np.array([c.finished_at for c in completed], np.float64),
         "loss_mask": Ragged.from_rows([_mask(c) for c in completed]),
         "finish_reason": np.array([FINISH_REASONS.index(c.finish_reason) for c in completed], np.int8),

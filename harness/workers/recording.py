@@ -22,6 +22,7 @@ from harness.config import ModelConfig
 from harness.config.job import DEALT_AGAIN
 from harness.cost_model.shape import sample_flops
 from harness.metrics.arrivals import Arrivals, RunOf, Sampled, runs_of
+from harness.metrics.latency import latency_metrics
 from harness.metrics.parts import SampleParts
 from harness.metrics.samples import (
     Fate,
@@ -163,7 +164,7 @@ def _samples(
     decoder: SampleDecoder,
 ) -> TrainedSamples:
     versions = batch.ragged("versions")
-    of_rows = ("engine", "admitted_at", "started_at", "finished_at", "finish_reason", "turns")
+    of_rows = ("engine", "admitted_at", "started_at", "first_token_at", "finished_at", "finish_reason", "turns")
     return TrainedSamples(
         sample_id=samples,
         versions=versions.values,
@@ -486,6 +487,7 @@ class _IterationSamples:
     def _metrics(self) -> dict[str, float]:
         recording, told, records = self._recording, self._trained, self._records
         metrics = staleness_metrics(records, recording.steps_per_version)
+        metrics |= latency_metrics(records)
         metrics |= {} if recording.decoder.max_token_staleness is None else masked_metrics(records)
         metrics |= recording.decoder.metrics(records, told.sums)
         metrics |= turn_metrics(records) if recording.several_turns else {}

@@ -138,7 +138,8 @@ def assert_goes_on_from(partial: Completion, completion: Completion) -> None:
         (partial.versions, completion.versions),
     ):
         np.testing.assert_array_equal(whole[:length], kept)
-    assert not length or completion.started_at == partial.started_at
+    for time in ("started_at", "first_token_at") if length else ():
+        assert getattr(completion, time) == getattr(partial, time)
 
 
 @in_flight

@@ -20,7 +20,7 @@ async def test_records_have_the_dtypes_and_times_of_the_protocol(subject: Subjec
         arrays = (completion.tokens, completion.log_probs, completion.versions)
         assert [array.dtype for array in arrays] == [np.int64, np.float32, np.int32]
         assert len({array.shape for array in arrays}) == 1 and completion.tokens.ndim == 1
-        assert 0 <= completion.started_at <= completion.finished_at
+        assert 0 <= completion.started_at <= completion.first_token_at <= completion.finished_at
         assert set(completion.versions) == {subject.engine.version}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import shutil
 from collections.abc import Mapping, Sequence
 from contextlib import closing
@@ -25,6 +26,7 @@ def trained_record(
     engine: int = 0,
     prompt_tokens: int = 5,
     times: tuple[float, float, float, float] = (0.0, 0.5, 1.0, 2.0),
+    first_token_at: float = math.nan,
     reward: float | None = 1.0,
     exact_match: bool | None = True,
     custom: Mapping[str, float] | None = None,
@@ -46,6 +48,7 @@ def trained_record(
         prompt_tokens=np.array([prompt_tokens]),
         admitted_at=admitted_at,
         started_at=started_at,
+        first_token_at=np.array([first_token_at]),
         finished_at=finished_at,
         trained_at=trained_at,
         finish_reason=np.array([FINISH_REASONS.index(finish_reason)]),

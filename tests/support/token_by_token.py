@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -21,6 +22,7 @@ class Sample:
     length: int
     versions: list[int] = field(default_factory=list)
     started_at: float | None = None
+    first_token_at: float = math.nan
     finished_at: float | None = None
     begun: bool = False
     shared: int = 0
@@ -34,6 +36,10 @@ class Sample:
     def runs(self) -> list[tuple[int, int]]:
         return [(version, self.versions.count(version)) for version in sorted(set(self.versions))]
 
+    @property
+    def times(self) -> tuple[float | None, ...]:
+        return self.started_at, self.first_token_at, self.finished_at
+
     def simulated(self) -> SimulatedSample:
         """The same for the simulator."""
         left = self.length - len(self.versions)
@@ -43,6 +49,7 @@ class Sample:
             left,
             self.runs,
             self.started_at,
+            self.first_token_at,
             group=self.sample_id // GROUP,
             shared=self.shared,
         )
@@ -207,6 +214,7 @@ class TokenByToken:
         self.at, self.end, self.left = end, None, None
         for sample in self.rows:
             sample.versions.append(self.version)
+            sample.first_token_at = end if len(sample.versions) == 1 else sample.first_token_at
         for sample in [sample for sample in self.rows if len(sample.versions) == sample.length]:
             self.rows.remove(sample)
             sample.finished_at = end

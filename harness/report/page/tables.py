@@ -8,6 +8,7 @@ import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from html import escape
 
+import numpy as np
 from matplotlib import colormaps
 from matplotlib.axes import Axes
 from matplotlib.colors import to_hex
@@ -19,6 +20,8 @@ from harness.comparison.measure_text import Against, against, bounds, headlines,
 from harness.comparison.measures import CellMeasure, Measure
 from harness.comparison.runs import Cell
 from harness.metrics.formatting import number, percent, visible
+from harness.metrics.latency import PARTS as LATENCIES
+from harness.metrics.latency import latencies_by_engine, percentiles
 from harness.report.page.pictures import COLORS, draw_lags, draw_profile
 from harness.report.page.text import SAMPLE_KINDS, SAMPLES, checks, commands, histogram_text, lag_text, profile_text
 from harness.report.palette import names_of, of_cells
@@ -29,6 +32,7 @@ _SIGNS = {"better": "▲ better", "worse": "▼ worse", "differs": "◆ differs"
 _OPEN = 2  # measures that are unfolded at first, besides the headlines' table
 _SAMPLES, _ALL_SAMPLES = 4, 160  # of each kind in a run, and in the page; so it grows by some 600 kilobytes at most
 _TEXT = 1000  # characters
+_ENGINES = 8  # of a cell that are listed
 _DARK = 0.45  # of the colour scale: above it black is easier to read than white
 
 
@@ -283,6 +287,34 @@ def device_cards(comparison: Comparison) -> str:
     return "".join(
         _card(colour, cell.label, _idle(cell)) for cell, colour in zip(comparison.cells, colours, strict=True)
     )
+
+
+def latency_cards(comparison: Comparison) -> str:
+    """A card for each cell: latencies of its requests, all of them and by engine."""
+    colours = names_of(comparison.cells)
+    return "".join(
+        _card(colour, cell.label, *_latencies(cell)) for cell, colour in zip(comparison.cells, colours, strict=True)
+    )
+
+
+def _latencies(cell: Cell) -> tuple[str, str]:
+    """Its table, and what it leaves out."""
+    engines = latencies_by_engine(run.samples for run in cell.runs)
+    every = {part: np.concatenate([of[part] for of in engines.values()]) for part in LATENCIES}
+    slowest = sorted(engines, key=lambda engine: -np.nanmedian(engines[engine]["request"]))[:_ENGINES]
+    shown = {"all engines": every} | {f"engine {one}": engines[one] for one in sorted(slowest, key=int)}
+    heads = "".join(f'<th scope="col">{escape(part.replace("_", " "))}</th>' for part in LATENCIES)
+    rows = "".join(
+        f'<tr><th scope="row">{name}</th>{"".join(f"<td>{_percentiles(of[part])}</td>" for part in LATENCIES)}</tr>'
+        for name, of in shown.items()
+    )
+    left = len(engines) - len(slowest)
+    table = f'<table class="measure"><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    return f'<div class="wide">{table}</div>', f"the {_ENGINES} slowest engines of {len(engines)}" if left else ""
+
+
+def _percentiles(seconds: np.ndarray) -> str:
+    return " / ".join(number(value, 3) for value in percentiles(seconds).values()) or "–"
 
 
 def _card(colour: str, label: str, body: str, foot: str = "") -> str:

@@ -139,7 +139,7 @@ class Decodings(RuleBasedStateMachine):
         for expected in self.samples:
             sample, at = done[expected.sample_id]
             assert sample.runs == expected.runs and sum(tokens for _, tokens in sample.runs) == expected.length
-            assert (sample.started_at, at) == pytest.approx((expected.started_at, expected.finished_at), rel=1e-9)
+            assert (sample.started_at, sample.first_token_at, at) == pytest.approx(expected.times, rel=1e-9)
         assert self.found.preemptions == self.expected.preemptions
         assert self.found.recomputed_tokens == self.expected.recomputed_tokens
 
@@ -211,7 +211,7 @@ def random_case(seed: int) -> Case:
     return Case(random.randint(1, 6), prompt, cost, actions)
 
 
-Decoded = dict[int, tuple[list[tuple[int, int]], float | None, float | None]]
+Decoded = dict[int, tuple[list[tuple[int, int]], tuple[float | None, ...]]]
 """Of each sample: runs (version, tokens), when it started and when it was finished."""
 
 
@@ -249,7 +249,7 @@ def outcome_of_the_engine(case: Case, lengths: ResponseLengths) -> tuple[Decoded
         return done, engine.preemptions
 
     done, preemptions = run_virtual(main())
-    return {c.sample_id: (runs(c), c.started_at, c.finished_at) for c in done}, preemptions
+    return {c.sample_id: (runs(c), (c.started_at, c.first_token_at, c.finished_at)) for c in done}, preemptions
 
 
 def outcome_token_by_token(case: Case, lengths: ResponseLengths) -> tuple[Decoded, int]:
@@ -276,7 +276,7 @@ def outcome_token_by_token(case: Case, lengths: ResponseLengths) -> tuple[Decode
         engine.resume(now)
         engine.submit(partials, now)
     engine.run_until(lambda: not engine.rows, now)
-    return {s.sample_id: (s.runs, s.started_at, s.finished_at) for s in engine.finished}, engine.preemptions
+    return {s.sample_id: (s.runs, s.times) for s in engine.finished}, engine.preemptions
 
 
 @settings(max_examples=examples(300))
@@ -286,6 +286,5 @@ def test_events_give_what_a_simulation_of_every_token_gives(seed: int) -> None:
     found, preempted = outcome_of_the_engine(case, lengths)
     expected, expected_preempted = outcome_token_by_token(case, lengths)
     assert found.keys() == expected.keys() and preempted == expected_preempted
-    for sample_id, (counted, started_at, finished_at) in expected.items():
-        assert found[sample_id][0] == counted
-        assert found[sample_id][1:] == pytest.approx((started_at, finished_at), rel=1e-9)
+    for sample_id, (counted, times) in expected.items():
+        assert found[sample_id] == (counted, pytest.approx(times, rel=1e-9))

@@ -37,8 +37,8 @@ from tests.support.sample_records import trained_record, write_samples
 
 COLUMNS = (
     "sample_id group_id engine fate trained_iteration version_first version_last lag_worst lag_mean lag_in_flight "
-    "lag_in_queue span cache_age admitted_at started_at finished_at trained_at prompt_tokens response_tokens "
-    "stale_tokens reward exact_match finish_reason turns environment_tokens reward_failed failure"
+    "lag_in_queue span cache_age admitted_at started_at first_token_at finished_at trained_at prompt_tokens "
+    "response_tokens stale_tokens reward exact_match finish_reason turns environment_tokens reward_failed failure"
 ).split()
 
 
@@ -263,7 +263,10 @@ def many(count: int, **changes: object) -> TrainedSamples:
         "turns": np.ones(count, np.int32),
         "prompt_tokens": 5 + np.arange(count),
     }
-    times = {name: np.arange(count) + 1.0 for name in ("admitted_at", "started_at", "finished_at", "trained_at")}
+    times = {
+        name: np.arange(count) + 1.0
+        for name in ("admitted_at", "started_at", "first_token_at", "finished_at", "trained_at")
+    }
     return TrainedSamples(**(columns | times | changes))  # type: ignore[arg-type]
 
 
