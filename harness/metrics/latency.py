@@ -10,7 +10,7 @@ import pyarrow as pa
 from harness.metrics.samples import SampleRecord
 
 PARTS = ("queueing", "first_token", "between_tokens", "request")
-"""What is measured of a sample, in seconds; `harness.metrics.definitions` says from when to when."""
+"""Parts of the time of a sample, in seconds; `harness.metrics.definitions` says from when to when."""
 TIMES = ("admitted_at", "started_at", "first_token_at", "finished_at", "response_tokens")
 PERCENTILES = (50, 90, 99)
 _OF_ITERATIONS = (50, 99)

@@ -298,7 +298,7 @@ def latency_cards(comparison: Comparison) -> str:
 
 
 def _latencies(cell: Cell) -> tuple[str, str]:
-    """Its table, and what it leaves out."""
+    """The table of a cell, and what it leaves out."""
     engines = latencies_by_engine(run.samples for run in cell.runs)
     every = {part: np.concatenate([of[part] for of in engines.values()]) for part in LATENCIES}
     slowest = sorted(engines, key=lambda engine: -np.nanmedian(engines[engine]["request"]))[:_ENGINES]
