@@ -29,7 +29,7 @@ from harness.report.page.tables import (
     device_cards,
     facts_list,
     headline_table,
-    latency_cards,
+    latency_table,
     matrix_table,
     measure_tables,
     profile_cards,
@@ -109,7 +109,7 @@ def document(comparison: Comparison) -> str:
         profiles=_profiles(comparison),
         staleness=staleness_cards(comparison),
         devices=device_cards(comparison),
-        latencies=latency_cards(comparison),
+        latencies=latency_table(comparison),
         timeline_choices="".join(
             f'<option value="{number}">{escape(run["label"])}</option>' for number, run in enumerate(timelines["runs"])
         ),

@@ -289,28 +289,29 @@ def device_cards(comparison: Comparison) -> str:
     )
 
 
-def latency_cards(comparison: Comparison) -> str:
-    """A card for each cell: latencies of its requests, all of them and by engine."""
+def latency_table(comparison: Comparison) -> str:
+    """Latencies of the requests of each cell: of all, and by engine."""
+    heads = "".join(f'<th scope="col">{escape(part.replace("_", " "))}</th>' for part in LATENCIES)
     colours = names_of(comparison.cells)
-    return "".join(
-        _card(colour, cell.label, *_latencies(cell)) for cell, colour in zip(comparison.cells, colours, strict=True)
-    )
+    rows = "".join(_latencies(cell, colour) for cell, colour in zip(comparison.cells, colours, strict=True))
+    head = f'<thead><tr><th scope="col">cell</th>{heads}</tr></thead>'
+    return f'<div class="wide"><table class="measure">{head}<tbody>{rows}</tbody></table></div>'
 
 
-def _latencies(cell: Cell) -> tuple[str, str]:
-    """The table of a cell, and what it leaves out."""
+def _latencies(cell: Cell, colour: str) -> str:
+    """Rows of a cell, and how many engines they leave out."""
     engines = latencies_by_engine(run.samples for run in cell.runs)
     every = {part: np.concatenate([of[part] for of in engines.values()]) for part in LATENCIES}
     slowest = sorted(engines, key=lambda engine: -np.nanmedian(engines[engine]["request"]))[:_ENGINES]
-    shown = {"all engines": every} | {f"engine {one}": engines[one] for one in sorted(slowest, key=int)}
-    heads = "".join(f'<th scope="col">{escape(part.replace("_", " "))}</th>' for part in LATENCIES)
-    rows = "".join(
-        f'<tr><th scope="row">{name}</th>{"".join(f"<td>{_percentiles(of[part])}</td>" for part in LATENCIES)}</tr>'
-        for name, of in shown.items()
-    )
-    left = len(engines) - len(slowest)
-    table = f'<table class="measure"><thead><tr><th></th>{heads}</tr></thead><tbody>{rows}</tbody></table>'
-    return f'<div class="wide">{table}</div>', f"the {_ENGINES} slowest engines of {len(engines)}" if left else ""
+    left = f"<small>the {_ENGINES} slowest engines of {len(engines)}</small>" if len(engines) > _ENGINES else ""
+    shown = {_name(colour, cell.label) + left: every}
+    if len(engines) > 1:
+        shown |= {f"<small>engine {one}</small>": engines[one] for one in sorted(slowest, key=int)}
+    rows = []
+    for name, of in shown.items():
+        cells = "".join(f'<td class="number">{_percentiles(of[part])}</td>' for part in LATENCIES)
+        rows.append(f'<tr><th scope="row">{name}</th>{cells}</tr>')
+    return "".join(rows)
 
 
 def _percentiles(seconds: np.ndarray) -> str:
