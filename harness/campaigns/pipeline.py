@@ -23,10 +23,13 @@ from harness.comparison.experiment import (
     write_campaign,
 )
 from harness.comparison.fairness import fairness_key, first_difference, refuse_unequal, shared_settings
+from harness.comparison.statistics import MARGIN
+from harness.comparison.thresholds import CROSSED, Threshold, crossed
 from harness.config import ConfigError
 from harness.config.compose import compose_job, plain
 from harness.config.fields import checked_name
 from harness.config.machine import Machine
+from harness.metrics.formatting import say
 from harness.metrics.run_files import refuse_changed_inputs
 from harness.report.page.document import print_written, write_report
 
@@ -39,7 +42,8 @@ class ComparisonRequest:
     """The request of a comparison. axes: settings that differ on purpose. shared: what the user set for all cells.
     Neither has seeds among them.
 
-    force: run again what is done. dry: only show what would run. once: a line for each cell that stands for several.
+    force: run again what is done. dry: only show what would run. margin: difference that does not matter, as a share.
+    thresholds: beyond which the command fails. once: a line for each cell that stands for several.
     """
 
     axes: tuple[str, ...]
@@ -49,6 +53,8 @@ class ComparisonRequest:
     seeds: tuple[int, ...]
     force: bool
     dry: bool
+    margin: float
+    thresholds: tuple[Threshold, ...]
     once: tuple[str, ...] = ()
 
 
@@ -60,6 +66,8 @@ def comparison_request(
     machine: Machine,
     *,
     dry: bool,
+    margin: float = MARGIN,
+    thresholds: tuple[Threshold, ...] = (),
 ) -> ComparisonRequest:
     """The request of these cells, on devices that most of them can run on, in an experiment of their own unless
     `shared`, what the user set for all cells, names one."""
@@ -81,6 +89,8 @@ def comparison_request(
         seeds=chosen.seed_list,
         force=chosen.force,
         dry=dry,
+        margin=margin,
+        thresholds=thresholds,
         once=tuple(once),
     )
 
@@ -89,7 +99,7 @@ def run_comparison(
     request: ComparisonRequest, machine: Machine, results: Path, console: Console, start: StartRun
 ) -> int:
     """Show what will be done; run the gate, then what is not done yet; compare. Returns the exit code: 1 where a run
-    failed, the gate did, or a ledger does not close."""
+    failed, the gate did, or a ledger does not close, 3 where a cell is beyond a threshold."""
     folder = results / request.experiment
     before = read_campaign(folder)
     known = {} if before is None else before.settings_of({cell.label: cell.settings for cell in request.cells})
@@ -113,15 +123,23 @@ def run_comparison(
     print_failures(outcomes.failed, console)
     if outcomes.failed and not common_seeds(folder, campaign):
         return 1
-    return 0 if conclude(folder, campaign, console) and not outcomes.failed else 1
+    code = conclude(folder, campaign, request.thresholds, console)
+    return 1 if outcomes.failed else code
 
 
-def conclude(folder: Path, campaign: Campaign, console: Console) -> bool:
-    """Compare what is finished, print it, write its report. Returns whether the gate has run and there is a verdict."""
+def conclude(folder: Path, campaign: Campaign, thresholds: Sequence[Threshold], console: Console) -> int:
+    """Compare what is finished, print it, write its report. Returns the exit code: 1 without a gate or a verdict, 3
+    beyond a threshold."""
     comparison = comparison_of(folder, campaign)
     print_comparison(comparison, console)
     print_written(write_report(comparison, folder), console)
-    return comparison.gate is not None and not comparison.faults
+    others = [index for index in range(len(comparison.cells)) if index != comparison.baseline]
+    lines = crossed(thresholds, [(comparison.cells[one].label, comparison.measures, one) for one in others])
+    for line in lines:
+        say(console, line, "bold red")
+    if comparison.gate is None or comparison.faults:
+        return 1
+    return CROSSED if lines else 0
 
 
 def _campaign(
@@ -139,6 +157,7 @@ def _campaign(
         cells=tuple(ListedCell(cell.label, cell.name, given[cell.label], cell.settings, cell.pools) for cell in cells),
         left_out={cell.label: cell.why for cell in skipped},
         warnings=tuple(warnings),
+        margin=request.margin,
     )
 
 

@@ -36,9 +36,22 @@ def is_asked_for(name: str, given: Mapping[str, str]) -> bool:
     return value == "true"
 
 
+def share_of(name: str, given: Mapping[str, str], default: float) -> float:
+    """The share that was given as `name=0.05`. Raises ConfigError for what is none above 0 and below 1."""
+    try:
+        share = float(given.get(name, default))
+    except ValueError:
+        share = 0.0
+    if not 0 < share < 1:
+        raise ConfigError(f"{name}={given[name]} is no share above 0 and below 1, such as 0.02")
+    return share
+
+
 def comparison_arguments(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
-    """Arguments of a comparison: its own, those of `names` and `dry`; and settings of its jobs, always with seeds."""
-    given, settings = own_arguments(arguments, *names, "dry")
+    """Arguments of a comparison: its own, those of `names`, `dry`, `margin` and `fail_if`, of which all that were given
+    count; and settings of its jobs, always with seeds."""
+    given, settings = own_arguments(arguments, *names, "dry", "margin", "fail_if")
+    given["fail_if"] = [",".join(given["fail_if"])]
     if any(setting.startswith("config=") for setting in settings):
         raise ConfigError("config= is one job, for bench; a comparison takes its settings, each by itself")
     chosen = [setting for setting in settings if setting.partition("=")[0] == "seeds"]

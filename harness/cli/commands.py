@@ -86,10 +86,17 @@ _OF_A_JOB = (
     _EXPERIMENT,
     _FORCE,
 )
-_COMPARED = _with(_OF_A_JOB, seeds="3", experiment="named after what is compared")
 _JOB = (_SCHEDULE, *_OF_A_JOB)
 _LOG = Option(
     "log", "log", "of a run, of whatever software; several files of one run may be given", "FILE", several=True
+)
+_FAIL_IF = Option(
+    "fail-if", "fail_if", "exit with 3 where a cell against the baseline is: samples_per_s < 0.95", "TEST"
+)
+_COMPARED = (
+    *_with(_OF_A_JOB, seeds="3", experiment="named after what is compared"),
+    _plain("margin", "a difference that does not matter, as a share", "SHARE", "0.02"),
+    _FAIL_IF,
 )
 _SCHEDULES = Option("schedules", "schedules", "all, or names with commas", "NAMES", "schedule", default="all")
 _FITTED = _with(_JOB, cost="tiny_cpu")
@@ -184,6 +191,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             (
                 _plain("before", "an experiment, a folder of runs, or a commit", "NAME"),
                 _plain("after", "another", "NAME"),
+                _FAIL_IF,
             ),
             "monday tuesday",
             "<before> <after>",

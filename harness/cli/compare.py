@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from rich.console import Console
@@ -16,10 +16,12 @@ from harness.campaigns.cells import (
     swept_cells,
 )
 from harness.campaigns.pipeline import ComparisonRequest, comparison_request, run_comparison
-from harness.cli.arguments import comparison_arguments, is_asked_for
+from harness.cli.arguments import comparison_arguments, is_asked_for, share_of
 from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.correction_matrix import matrix_of, write_matrix
 from harness.comparison.experiment import common_seeds, comparison_of, read_campaign
+from harness.comparison.statistics import MARGIN
+from harness.comparison.thresholds import read_thresholds
 from harness.config import ConfigError
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
@@ -33,7 +35,7 @@ def compare(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Compare schedules: `schedules=all` or names with commas (`fully_async@4`: at that `max_staleness`), `dry=true`,
     and settings of the job.
 
-    Returns the exit code: 1 where a run failed, the gate did, or a ledger does not close.
+    Returns the exit code: 1 where a run failed, the gate did, or a ledger does not close, 3 beyond a threshold.
     """
     machine = machine_of_runs()
     with ForkedRuns() as runs:
@@ -46,7 +48,22 @@ def compare_request(arguments: Sequence[str], machine: Machine) -> ComparisonReq
     if any(setting.startswith("schedule=") for setting in settings):
         raise ConfigError("`cadence compare` runs several schedules: schedules=all, or schedules=fully_async,half_step")
     cells = schedule_cells(own.get("schedules", "all"), settings)
-    return comparison_request("compare", ("schedule",), cells, settings, machine, dry=is_asked_for("dry", own))
+    return _request("compare", ("schedule",), cells, settings, machine, own)
+
+
+def _request(
+    command: str,
+    axes: tuple[str, ...],
+    cells: Sequence[CellRequest],
+    settings: Sequence[str],
+    machine: Machine,
+    own: Mapping[str, str],
+) -> ComparisonRequest:
+    """own: arguments of the command itself. Raises ConfigError for a margin or a threshold that is none."""
+    margin = share_of("margin", own, MARGIN)
+    thresholds = read_thresholds(own.get("fail_if", ""))
+    dry = is_asked_for("dry", own)
+    return comparison_request(command, axes, cells, settings, machine, dry=dry, margin=margin, thresholds=thresholds)
 
 
 def sweep(arguments: Sequence[str], results: Path, console: Console) -> int:
@@ -65,7 +82,7 @@ def sweep_request(arguments: Sequence[str], machine: Machine) -> ComparisonReque
     if not axes:
         raise ConfigError("nothing to sweep; give a setting several values: schedule.max_staleness=0,1,2,4,8")
     shared = [setting for setting in settings if setting.partition("=")[0].lstrip("+~") not in axes]
-    return comparison_request("sweep", axes, cells, shared, machine, dry=is_asked_for("dry", own))
+    return _request("sweep", axes, cells, shared, machine, own)
 
 
 _SCHEDULES = "fully_async,half_step,one_step_off"
@@ -118,9 +135,7 @@ def matrix_request(arguments: Sequence[str], machine: Machine) -> ComparisonRequ
         for row in sorted(rows, key=lambda row: _eta(row, settings))
         for correction in corrections
     ]
-    return comparison_request(
-        "matrix", ("schedule", *correction_axes()), cells, settings, machine, dry=is_asked_for("dry", own)
-    )
+    return _request("matrix", ("schedule", *correction_axes()), cells, settings, machine, own)
 
 
 def _rows(schedule: str, staleness: str) -> list[CellRequest]:

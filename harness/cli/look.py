@@ -149,17 +149,25 @@ _COMMIT = re.compile(r"[0-9a-f]{7,40}")
 
 def diff(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Each an experiment in the results, a folder of runs, or the beginning of a commit, whose runs may be in any
-    experiment, smoke runs aside, as a gate's are. Returns 1 where a result got worse, or a ledger does not close."""
+    experiment, smoke runs aside, as a gate's are. Returns 1 where a result got worse, or a ledger does not close, 3
+    where what came after is beyond a threshold, `fail_if`."""
     from harness.comparison.changes import changes_between
+    from harness.comparison.thresholds import CROSSED, crossed, read_thresholds
 
-    own, others = own_arguments(arguments, "before", "after")
+    own, others = own_arguments(arguments, "before", "after", "fail_if")
+    thresholds = read_thresholds(",".join(own.pop("fail_if")))
     both = [*last_values(own).values(), *others]
     if len(both) != 2:
         raise ConfigError("diff takes two: cadence diff <before> <after>, experiments, folders, or commits")
     before, after = (_cells(named, results) for named in both)
     changes = changes_between(before, after)
     _print_changes(changes, console)
-    return 1 if changes.worse or not changes.conservation.passed else 0
+    lines = crossed(thresholds, [(cell.label, cell.measures, 1) for cell in changes.cells])
+    for line in lines:
+        say(console, line, "bold red")
+    if changes.worse or not changes.conservation.passed:
+        return 1
+    return CROSSED if lines else 0
 
 
 def _print_changes(changes: Changes, console: Console) -> None:
@@ -177,7 +185,7 @@ def _print_changes(changes: Changes, console: Console) -> None:
     for cell in changes.cells:
         for measure in cell.measures:
             text, scale = against(measure, 1), scale_of(measure)
-            called = text is not None and text.verdict != "same"
+            called = text is not None and text.called
             if called or measure.key in RESULTS:
                 title = f"{measure.title} (%)" if scale.unit == "%" else measure.title
                 change = "-" if text is None else f"{text.value.split()[0]} {text.bounds} {'*' if called else ' '}"
@@ -191,7 +199,10 @@ def _print_changes(changes: Changes, console: Console) -> None:
         say(console, line, "" if kept.passed else "bold red")
     for line in changes.worse:
         say(console, f"worse: {line}", "bold red")
-    if not changes.worse:
+    if changes.open:
+        why = "fewer than three seeds, or other processes kept the machine busy"
+        say(console, f"not judged ({why}): {', '.join(changes.open)}", "yellow")
+    elif not changes.worse:
         console.print("no result is called worse", style="bold", highlight=False)
 
 

@@ -10,16 +10,16 @@ import numpy as np
 from harness.comparison.fairness import setting_text
 from harness.comparison.measures import SPEED, CellMeasure, Measure, column, seconds, trained, warmup
 from harness.comparison.runs import Cell, Run
-from harness.comparison.statistics import drift, has_steady_part, outliers, t_critical
+from harness.comparison.statistics import FEWEST, drift, has_steady_part, outliers, t_critical
 from harness.metrics.definitions import Found, found_faults
-from harness.metrics.formatting import listed
+from harness.metrics.formatting import listed, plural
 from harness.metrics.ledger import DropReason
+from harness.metrics.manifest import BUSY, others_load
 
 _ENOUGH_SEEDS = 5
 _MANY = 1000  # degrees of freedom
 _SLOW = 0.05  # relative: a smaller deviation is no outlier
 _DRIFTS = 1.25
-_BUSY = 0.10  # share of the machine
 _AHEAD = 0.05  # share of the samples of the steady part
 _EACH = 3  # cells that a warning has a line for each of
 
@@ -43,8 +43,8 @@ def warnings_of(
 def _of_seeds(cells: Sequence[Cell], baseline: int) -> Iterator[str]:
     fewest = min(len(cell.runs) for cell in cells)
     others = len(cells) - 1
-    if fewest == 1:
-        yield "one seed: there is no interval, and no difference can be significant"
+    if fewest < FEWEST:
+        yield f"{plural(fewest, 'seed')}: no difference is judged of fewer than {FEWEST}"
     elif fewest < _ENOUGH_SEEDS:
         few, many = (t_critical(freedom, 1 - 0.05 / max(1, others)) for freedom in (fewest - 1, _MANY))
         yield (
@@ -205,10 +205,7 @@ def _ahead(run: Run) -> float | None:
 
 
 def _busy(run: Run) -> float | None:
-    if run.identity.backend == "virtual":
-        return None
-    others = run.manifest.get("load", {}).get("others", 0.0)
-    return others if others > _BUSY else None
+    return load if (load := others_load(run.manifest) or 0.0) > BUSY else None
 
 
 def _dropped(reason: DropReason) -> Callable[[Run], float]:
@@ -237,5 +234,5 @@ chose."""
 _RUN_WARNINGS: tuple[tuple[str, Callable[[Run], float | None]], ...] = (
     ("no steady part: the run ends within its {:.0f} warm-up iterations, which its rates now include", _unsteady),
     ("{:.0%} of the samples in the steady part were sampled before it: a longer run may be slower", _ahead),
-    ("other processes used up to {:.0%} of the machine meanwhile; its times are too long", _busy),
+    ("other processes used up to {:.0%} of the machine meanwhile; its times are too long to be judged", _busy),
 )

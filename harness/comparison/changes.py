@@ -9,7 +9,7 @@ from typing import Any
 
 from harness.comparison.conservation import Conservation, check_conservation
 from harness.comparison.fairness import contents_of, refuse_unfair, setting_text
-from harness.comparison.measure_text import against
+from harness.comparison.measure_text import Against, against
 from harness.comparison.measures import OUTCOMES, SPEED, Measure, measures_of_pairs, outcome_of
 from harness.comparison.runs import Cell
 from harness.config import ConfigError
@@ -47,16 +47,21 @@ class Changes:
     @property
     def worse(self) -> list[str]:
         """Results that are called worse."""
-        found = [
-            (cell.label, measure, against(measure, 1))
+        return [f"{label}: {title} {text.value} {text.bounds}" for label, title, text in self._results("worse")]
+
+    @property
+    def open(self) -> list[str]:
+        """Results of which nothing may be said."""
+        return [f"{label}: {title}" for label, title, _ in self._results("open")]
+
+    def _results(self, verdict: str) -> list[tuple[str, str, Against]]:
+        return [
+            (cell.label, measure.title, text)
             for cell in self.cells
             for measure in cell.measures
             if measure.key in (SPEED, outcome_of(cell.measures))
-        ]
-        return [
-            f"{label}: {measure.title} {text.value} {text.bounds}"
-            for label, measure, text in found
-            if text is not None and text.verdict == "worse"
+            and (text := against(measure, 1)) is not None
+            and text.verdict == verdict
         ]
 
 

@@ -20,6 +20,7 @@ from harness.comparison.fairness import refuse_unfair
 from harness.comparison.measures import SPEED, Measure, measures_of, of_trained_samples, outcome_of
 from harness.comparison.runs import Cell
 from harness.comparison.selection import selection_sentence
+from harness.comparison.statistics import MARGIN
 from harness.comparison.verdict import (
     Collapse,
     best_of,
@@ -31,6 +32,7 @@ from harness.comparison.verdict import (
     question_of,
     unjudged,
     verdict_of,
+    withheld,
 )
 from harness.config import ConfigError
 
@@ -43,9 +45,10 @@ class Comparison:
     `idle/<role>` and `reach/...`, see `Measure`. profiles: empty where nothing was rewarded. gate: what the equivalence
     gate said, None where it was not asked. conservation: what came of holding every ledger against its run's files.
     missing: runs that were asked for and are not there, as lines. left_out: why, by label, of cells that are not
-    compared, which says nothing of those that are. claim: what the figures say, where they may say it;
-    question: the key of the measure that it is about; best: the cells that it is for; unjudged: why it says nothing of
-    what was learnt, empty where it may; collapses: of each cell's runs, empty where nothing was rewarded.
+    compared, which says nothing of those that are. claim: what the figures say, where they may say it; question: the
+    key of the measure that it is about; best: the cells that it is for; withheld: why it says nothing of that measure,
+    unjudged: of what was learnt, both empty where it may; collapses: of each cell's runs, empty where nothing was
+    rewarded.
     """
 
     cells: tuple[Cell, ...]
@@ -59,6 +62,7 @@ class Comparison:
     claim: str
     question: str
     best: tuple[int, ...]
+    withheld: str
     unjudged: str
     collapses: tuple[Collapse, ...]
     simulated: bool
@@ -95,8 +99,10 @@ def _of(measures: Sequence[Measure], key: str | None) -> Measure | None:
     return next((measure for measure in measures if measure.key == key), None)
 
 
-def compare(cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline: int = 0) -> Comparison:
-    """Compare cells, against the cell of index `baseline`.
+def compare(
+    cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline: int = 0, margin: float = MARGIN
+) -> Comparison:
+    """Compare cells, against the cell of index `baseline`. margin: difference that does not matter, as a share.
 
     Raises ConfigError, naming both, the setting and its two values, for cells that must not be compared.
     """
@@ -106,15 +112,17 @@ def compare(cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline
     if len(runs) < len(cells):
         raise ConfigError(f"two of the cells have the same label; they are {', '.join(cell.label for cell in cells)}")
     refuse_unfair(runs, axes)
-    measures = measures_of(cells, baseline)
+    measures = measures_of(cells, baseline, margin)
     question, why = question_of(measures, axes), unjudged(measures, axes)
     outcome = _of(measures, outcome_of(measures))
     labels = [cell.label for cell in cells]
+    held = withheld(cells, measures, question)
     collapses = () if outcome is None else collapses_of(outcome, baseline)
-    told = collapse_sentence(labels, collapses, baseline) if collapses and not why else ""
+    told = collapse_sentence(labels, collapses, baseline) if collapses and not why and not held else ""
     shorter = selection_sentence(cells) if len(cells) > 1 else ""
     if why or (outcome is not None and not of_trained_samples(outcome.key)):
         measures = tuple(replace(m, better=None) if of_trained_samples(m.key) else m for m in measures)
+    said = no_verdict([held]) if held else verdict_of(cells, measures, baseline, question, why)
     return Comparison(
         cells=tuple(cells),
         baseline=baseline,
@@ -127,11 +135,12 @@ def compare(cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline
             *warnings_of(cells, measures, baseline, axes),
             *(collapse_warnings(labels, outcome, collapses) if outcome else ()),
         ),
-        claim=" ".join(filter(None, (verdict_of(cells, measures, baseline, question, why), told, shorter))),
+        claim=" ".join(filter(None, (said, told, shorter))),
         question=question,
+        withheld=held,
         unjudged=why,
         collapses=collapses,
-        best=() if why and question != SPEED else best_of(cells, measures, baseline, question),
+        best=() if held or (why and question != SPEED) else best_of(cells, measures, baseline, question),
         simulated=cells[0].runs[0].identity.backend == "virtual",
         conservation=check_conservation(run for cell in cells for run in cell.runs),
     )

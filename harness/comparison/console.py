@@ -9,7 +9,7 @@ from rich.console import Console
 from rich.table import Table
 
 from harness.comparison.comparison import Comparison
-from harness.comparison.measure_text import Scale, against, bounds, scale_of
+from harness.comparison.measure_text import Scale, against, beside_mean, bounds, scale_of
 from harness.comparison.measures import HELD_OUT, SPEED, CellMeasure, Measure
 from harness.metrics.formatting import number
 from harness.metrics.manifest import HOW_TIMED
@@ -29,7 +29,8 @@ _LEAST_LABEL = 14  # characters: the name of a schedule
 
 NOTES = (
     "mean over seeds, with its 95 % t interval; ratios and differences are paired by seed where seeds are shared",
-    "* significant difference: its interval excludes no effect, and so does Holm's correction for several cells",
+    "* significant difference: its interval excludes no effect, and so does Holm's correction for several cells; "
+    "= equal within {}, by two one-sided tests; ? not judged",
     "better: probability that a run of this cell is better than one of the baseline, with its 95 % interval",
 )
 
@@ -49,7 +50,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for table in _in_short(comparison):
         console.print(table, width=_WIDTH)
     for note in NOTES if len(comparison.cells) > 1 else NOTES[:1]:
-        _line(console, note, style="dim")
+        _line(console, note.format(comparison.measures[0].margin_text), style="dim")
     if (gate := comparison.gate) is not None:
         for line in gate.summary():
             _line(console, line, style="" if gate.passed else "bold red")
@@ -80,6 +81,8 @@ def _in_full(comparison: Comparison, measure: Measure) -> Table:
         if shows_worst:
             collapse = comparison.collapses[index]
             row[1] += f"\n{scale.value(collapse.worst)}, {collapse.text}"
+        elif told := beside_mean(comparison, measure, index):
+            row[1] += f"\n{told}"
         table.add_row(*row, scale.seeds(cell).replace(", ", " "))
     return table
 
@@ -149,9 +152,12 @@ def _simulated(comparison: Comparison) -> str:
 
 
 def _against(comparison: Comparison, measure: Measure, cell: int) -> str:
-    """A star marks what is called a difference."""
+    """A star marks what is called a difference, a sign of equality what is called equal."""
     text = against(measure, cell)
-    return "-" if text is None else f"{text.value} {' ' if text.verdict == 'same' else '*'}\n{text.bounds}"
+    if text is None:
+        return "-"
+    sign = "*" if text.called else {"equal": "=", "open": "?"}.get(text.verdict, " ")
+    return f"{text.value} {sign}\n{text.bounds}"
 
 
 def _range(cell: CellMeasure, scale: Scale) -> str:

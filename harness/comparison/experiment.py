@@ -14,6 +14,7 @@ from harness.comparison.comparison import Comparison, compare
 from harness.comparison.equivalence import GATE_RUNS, read_gate
 from harness.comparison.fairness import first_difference, run_key
 from harness.comparison.runs import Cell, Run, read_run, runs_in
+from harness.comparison.statistics import MARGIN
 from harness.config import ConfigError
 from harness.config.files import MIB, read_json
 from harness.config.plugins import is_path
@@ -44,7 +45,8 @@ class Campaign:
     """campaign.json: what `make compare` or `make sweep` was asked for.
 
     axes: settings that differ on purpose. key: what has to be equal in all cells (`fairness_key` without seeds).
-    left_out: why, by label, of cells that cannot run. warnings: about the machine.
+    left_out: why, by label, of cells that cannot run. warnings: about the machine. margin: difference that does not
+    matter, as a share.
     """
 
     axes: tuple[str, ...]
@@ -53,6 +55,7 @@ class Campaign:
     cells: tuple[ListedCell, ...]
     left_out: Mapping[str, str]
     warnings: tuple[str, ...]
+    margin: float = MARGIN
 
     def settings_of(self, given: Mapping[str, Sequence[str]]) -> dict[str, tuple[str, ...]]:
         """Complete settings by label, of cells that were given just these. Not where they name code besides: a file
@@ -125,7 +128,7 @@ def comparison_of(folder: Path, campaign: Campaign) -> Comparison:
     Raises ConfigError where nothing is, or where cells may not be compared.
     """
     cells, missing = finished_cells(folder, campaign)
-    comparison = compare(cells, campaign.axes)
+    comparison = compare(cells, campaign.axes, margin=campaign.margin)
     return replace(
         comparison,
         warnings=(*campaign.warnings, *comparison.warnings),

@@ -27,7 +27,8 @@ def measures_frame(comparison: Comparison) -> pd.DataFrame:
 
 def comparison_frame(comparison: Comparison) -> pd.DataFrame:
     """A row per measure and cell. low, high: of the 95 % interval of the mean; compared: by `ratio` or `difference`, to
-    the baseline, paired by seed; p: before, and significant: after Holm's correction. What there is not is missing."""
+    the baseline, paired by seed; p: before, and significant: after Holm's correction; equal: within the margin. What
+    there is not, or is not judged, is missing."""
     rows: list[dict[str, Any]] = []
     for measure in comparison.measures:
         for index, (cell, values) in enumerate(zip(comparison.cells, measure.cells, strict=True)):
@@ -41,10 +42,11 @@ def comparison_frame(comparison: Comparison) -> pd.DataFrame:
                     "compared": measure.compared,
                     **_bounds("against", "against_", found.interval if found else None),
                     "p": found.p if found else math.nan,
-                    "significant": found.distinguishable if found else None,
+                    "significant": found.distinguishable if found and found.judged else None,
+                    "equal": found.equal if found and found.judged else None,
                 }
             )
-    return pd.DataFrame(rows).astype({"significant": "boolean"})
+    return pd.DataFrame(rows).astype({"significant": "boolean", "equal": "boolean"})
 
 
 def write_frames(comparison: Comparison, folder: Path) -> list[Path]:

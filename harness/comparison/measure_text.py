@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from harness.comparison.comparison import Comparison
 from harness.comparison.measures import EXACT_MATCH, GOOD, SPEED, CellMeasure, Measure
 from harness.comparison.statistics import Interval
-from harness.metrics.formatting import decimals, number, signed
+from harness.metrics.formatting import decimals, number, percent, signed
 
 _SHARES = ("idle/", "eval/", EXACT_MATCH, GOOD, "ledger/", "selection/tokens", "throughput/fraction_of_bound")
 _MORE_HEADLINES = ("throughput/fraction_of_bound", "idle/rollout", "idle/actor")
@@ -42,13 +42,25 @@ class Scale:
 
 @dataclass(frozen=True)
 class Against:
-    """A cell against the baseline, in words. verdict: `better`, `worse`, `differs` (neither is better) or `same`, where
-    nothing tells it from it."""
+    """A cell against the baseline, in words. verdict: `better`, `worse`, `differs` (neither is better), `equal`, `same`
+    (nothing tells it from it) or `open`, where nothing may be said; word: the same to be read."""
 
     figure: str
     unit: str
     bounds: str
     verdict: str
+    margin: str
+
+    @property
+    def called(self) -> bool:
+        """Whether it is called a difference."""
+        return self.verdict in ("better", "worse", "differs")
+
+    @property
+    def word(self) -> str:
+        """The verdict as it is written."""
+        named = {"same": "no significant difference", "equal": f"equal within {self.margin}", "open": "not judged"}
+        return named.get(self.verdict, self.verdict)
 
     @property
     def value(self) -> str:
@@ -99,12 +111,12 @@ def against(measure: Measure, cell: int) -> Against | None:
     else:
         figure, unit, within = scale.step(interval.value), f" {scale.step_unit}".rstrip(), scale.bounds(interval)
     if not difference.distinguishable:
-        verdict = "same"
+        verdict = "open" if not difference.judged else "equal" if difference.equal else "same"
     elif measure.better is None:
         verdict = "differs"
     else:
         verdict = "better" if (interval.value > difference.none) == (measure.better == "higher") else "worse"
-    return Against(figure, unit, within, verdict)
+    return Against(figure, unit, within, verdict, measure.margin_text)
 
 
 def headlines(comparison: Comparison) -> list[Measure]:
@@ -120,8 +132,12 @@ def headlines(comparison: Comparison) -> list[Measure]:
     return found[:_MOST_HEADLINES]
 
 
-def worst_text(comparison: Comparison, measure: Measure, cell: int) -> str:
-    """`worst 31.0, 1 of 5 seeds collapsed [4, 62] %`, of the measure of what was learnt; else empty."""
+def beside_mean(comparison: Comparison, measure: Measure, cell: int) -> str:
+    """Words beside a cell's mean: `others' load 12 %` of a rate that was measured; `worst 31.0, 1 of 5 seeds
+    collapsed [4, 62] %` of what was learnt; else empty."""
+    others = comparison.cells[cell].others_load
+    if measure.key.startswith("throughput/") and measure.compared == "ratio" and others is not None:
+        return f"others' load {percent(others)}"
     if measure is not comparison.outcome:
         return ""
     found = comparison.collapses[cell]

@@ -20,6 +20,7 @@ from harness.comparison.selection import (
     selects,
 )
 from harness.comparison.statistics import (
+    MARGIN,
     Difference,
     Interval,
     PerSeed,
@@ -61,6 +62,7 @@ _LEAST_FOR_IQM = 4  # seeds
 _SHARE = (0.0, 1.0)
 _POSITIVE = (0.0, math.inf)
 _ANY = (-math.inf, math.inf)
+_TIMED = ("throughput/", "seconds", "reach/seconds/", "idle/", "time/")
 
 
 @dataclass(frozen=True)
@@ -120,19 +122,27 @@ class CellMeasure:
 
 @dataclass(frozen=True)
 class Measure(Metric):
-    """A metric of every cell, in the order of the comparison's cells."""
+    """A metric of every cell, in the order of the comparison's cells. margin: difference that does not matter, as a
+    share."""
 
     cells: tuple[CellMeasure, ...]
+    margin: float = MARGIN
+
+    @property
+    def margin_text(self) -> str:
+        """The difference that does not matter: `2 %`, or of a share `2 points`."""
+        return f"{100 * self.margin:g} {'%' if self.compared == 'ratio' else 'points'}"
 
     def against_baseline(self, cell: int) -> Difference | None:
         """The cell's ratio to the baseline, or its difference, as `compared` says; None where it has none."""
         return self.cells[cell].ratio if self.compared == "ratio" else self.cells[cell].difference
 
 
-def measures_of(cells: Sequence[Cell], baseline: int) -> tuple[Measure, ...]:
-    """Every metric that all these runs give, against the cell of index `baseline`; what is called a difference is so
-    after Holm's correction of its family."""
-    return tuple(_by_family(_uncorrected(cells, baseline)))
+def measures_of(cells: Sequence[Cell], baseline: int, margin: float = MARGIN) -> tuple[Measure, ...]:
+    """Every metric that all these runs give, against the cell of index `baseline`; what is called a difference, or
+    equal within `margin`, is so after Holm's correction of its family. Of fewer than three seeds nothing is called, nor
+    of times while other processes kept the machine busy."""
+    return tuple(_by_family(_uncorrected(cells, baseline, margin)))
 
 
 def outcome_of(measures: Sequence[Measure]) -> str | None:
@@ -150,14 +160,14 @@ def of_trained_samples(key: str) -> bool:
 def measures_of_pairs(pairs: Sequence[tuple[Cell, Cell]]) -> list[tuple[Measure, ...]]:
     """Measures of each pair: every metric that its runs give, the second cell against the first. Families go over all
     pairs."""
-    each = [_uncorrected(pair, 0) for pair in pairs]
+    each = [_uncorrected(pair, 0, MARGIN) for pair in pairs]
     called = iter(_by_family([measure for measures in each for measure in measures]))
     return [tuple(next(called) for _ in measures) for measures in each]
 
 
-def _uncorrected(cells: Sequence[Cell], baseline: int) -> list[Measure]:
+def _uncorrected(cells: Sequence[Cell], baseline: int, margin: float) -> list[Measure]:
     runs = [run for cell in cells for run in cell.runs]
-    return [_measure(metric, cells, baseline) for metric in metric_definitions(runs)]
+    return [_measure(metric, cells, baseline, margin) for metric in metric_definitions(runs)]
 
 
 def _by_family(measures: Sequence[Measure]) -> list[Measure]:
@@ -173,16 +183,24 @@ def _by_family(measures: Sequence[Measure]) -> list[Measure]:
     return found
 
 
-def _measure(metric: MetricDefinition, cells: Sequence[Cell], baseline: int) -> Measure:
+def _measure(metric: MetricDefinition, cells: Sequence[Cell], baseline: int, margin: float) -> Measure:
     per_cell: list[PerSeed] = [{run.identity.seed: metric.of(run) for run in cell.runs} for cell in cells]
     like = metric.alike(cells[baseline].runs[0])
     measured = [
         _alone(metric, values)
         if index == baseline or metric.alike(cells[index].runs[0]) != like
-        else _compared(metric, values, per_cell[baseline])
+        else _compared(metric, values, per_cell[baseline], margin)
         for index, values in enumerate(per_cell)
     ]
-    return Measure(metric.key, metric.title, metric.unit, metric.better, metric.compared, tuple(measured))
+    if metric.key.startswith(_TIMED):
+        base = cells[baseline].is_busy
+        measured = [_unjudged(one) if base or cell.is_busy else one for one, cell in zip(measured, cells, strict=True)]
+    return Measure(metric.key, metric.title, metric.unit, metric.better, metric.compared, tuple(measured), margin)
+
+
+def _unjudged(cell: CellMeasure) -> CellMeasure:
+    difference, ratio = (both and both.unjudged for both in (cell.difference, cell.ratio))
+    return replace(cell, difference=difference, ratio=ratio)
 
 
 def _alone(metric: MetricDefinition, per_seed: PerSeed) -> CellMeasure:
@@ -193,9 +211,9 @@ def _alone(metric: MetricDefinition, per_seed: PerSeed) -> CellMeasure:
     return CellMeasure(per_seed, mean_interval(values).within(*metric.range), iqm)
 
 
-def _compared(metric: MetricDefinition, values: PerSeed, baseline: PerSeed) -> CellMeasure:
+def _compared(metric: MetricDefinition, values: PerSeed, baseline: PerSeed, margin: float) -> CellMeasure:
     """A cell's measure against the baseline: by seed where the two share any. An infinity has a rank, and neither a
-    difference nor a ratio."""
+    difference nor a ratio. A difference has a margin where values are shares."""
     alone = _alone(metric, values)
     if metric.better is not None:
         sides = [np.array(list(side.values())) for side in (values, baseline)]
@@ -204,18 +222,20 @@ def _compared(metric: MetricDefinition, values: PerSeed, baseline: PerSeed) -> C
     everything = [*values.values(), *baseline.values()]
     if not np.isfinite(everything).all():
         return alone
-    ratio = ratio_of(values, baseline) if min(everything) > 0 else None
+    ratio = ratio_of(values, baseline, margin) if min(everything) > 0 else None
+    of_difference = margin if metric.range == _SHARE else None
     if values.keys() & baseline.keys():
-        return replace(alone, difference=paired_difference(values, baseline), ratio=ratio)
-    return replace(alone, difference=group_difference([*values.values()], [*baseline.values()]), ratio=ratio)
+        return replace(alone, difference=paired_difference(values, baseline, of_difference), ratio=ratio)
+    difference = group_difference([*values.values()], [*baseline.values()], of_difference)
+    return replace(alone, difference=difference, ratio=ratio)
 
 
-def ratio_of(values: PerSeed, others: PerSeed) -> Difference:
+def ratio_of(values: PerSeed, others: PerSeed, margin: float | None = None) -> Difference:
     """The ratio of two cells' values: by seed where they share any. Raises ValueError for a value that is not
     positive."""
     if values.keys() & others.keys():
-        return paired_ratio(values, others)
-    return group_ratio([*values.values()], [*others.values()])
+        return paired_ratio(values, others, margin)
+    return group_ratio([*values.values()], [*others.values()], margin)
 
 
 def _corrected(family: Sequence[Measure]) -> list[Measure]:
@@ -223,16 +243,19 @@ def _corrected(family: Sequence[Measure]) -> list[Measure]:
     places = [(m, c) for m, measure in enumerate(family) for c in range(len(measure.cells))]
     compared = {(m, c): found for m, c in places if (found := family[m].against_baseline(c)) is not None}
     left = corrected(list(compared.values()))
-    called = {place: difference.distinguishable for place, difference in zip(compared, left, strict=True)}
+    called = dict(zip(compared, left, strict=True))
     return [
-        replace(measure, cells=tuple(_called(cell, called.get((m, c), False)) for c, cell in enumerate(measure.cells)))
+        replace(measure, cells=tuple(_called(cell, called.get((m, c))) for c, cell in enumerate(measure.cells)))
         for m, measure in enumerate(family)
     ]
 
 
-def _called(cell: CellMeasure, called: bool) -> CellMeasure:
-    both = (cell.difference, cell.ratio)
-    difference, ratio = (d and replace(d, distinguishable=d.distinguishable and called) for d in both)
+def _called(cell: CellMeasure, called: Difference | None) -> CellMeasure:
+    differs, equal = (called.distinguishable, called.equal) if called is not None else (False, False)
+    difference, ratio = (
+        d and replace(d, distinguishable=d.distinguishable and differs, equal=d.equal and equal)
+        for d in (cell.difference, cell.ratio)
+    )
     return replace(cell, difference=difference, ratio=ratio)
 
 

@@ -11,7 +11,7 @@ import msgspec
 import pyarrow as pa
 
 from harness.metrics.done import check_files, is_done, read_done
-from harness.metrics.manifest import RunIdentity, identity_of
+from harness.metrics.manifest import BUSY, RunIdentity, identity_of, others_load
 from harness.metrics.run_files import (
     finished_runs,
     load_evaluations,
@@ -83,6 +83,18 @@ class Cell:
     def seeds(self) -> tuple[int, ...]:
         """Seeds of its runs, in their order."""
         return tuple(run.identity.seed for run in self.runs)
+
+    @property
+    def others_load(self) -> float | None:
+        """The largest share of the cores that other processes kept busy during one of its runs; None where that is not
+        known, or times are simulated."""
+        found = (others_load(run.manifest) for run in self.runs)
+        return max((share for share in found if share is not None), default=None)
+
+    @property
+    def is_busy(self) -> bool:
+        """Whether others kept the machine too busy for its times to be judged."""
+        return (self.others_load or 0.0) > BUSY
 
     @property
     def timelines(self) -> list[Timeline]:

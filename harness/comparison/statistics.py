@@ -179,9 +179,13 @@ def outliers(values: Values, least: float = 0.0) -> list[int]:
 _ROUNDING = 1e-9
 """Values this close, relatively, are equal: simulated runs may differ in the order of additions only."""
 
-_FEWEST_ALIKE = 3
-"""Pairs that differ by the same, without any scatter, which shows something: two do by chance, where values are counts,
-as exact matches are."""
+FEWEST = 3
+"""Seeds of which a difference is judged. Two have one degree of freedom; and where values are counts, as exact matches
+are, two pairs differ by the same, without any scatter, by chance."""
+
+MARGIN = 0.02
+"""Difference that does not matter, unless another is set: a share of the baseline, or of a measure that is a share
+itself two points."""
 
 PerSeed = Mapping[int, float]
 
@@ -192,7 +196,9 @@ class Difference:
     stands for no difference (0, or 1).
 
     per_seed: by seed, for pairs; empty where the two have no seed in common and were compared as groups.
-    p: of the two-sided test that belongs to the interval. distinguishable: called a difference.
+    p: of the two-sided test that belongs to the interval. distinguishable: called a difference. p_equal: of two
+    one-sided tests that it is as large as a margin, None where there is no margin; equal: called equal within it.
+    judged: whether anything may be called at all.
     """
 
     interval: Interval
@@ -200,6 +206,14 @@ class Difference:
     distinguishable: bool
     none: float = 0.0
     per_seed: PerSeed = field(default_factory=dict)
+    p_equal: float | None = None
+    equal: bool = False
+    judged: bool = True
+
+    @property
+    def unjudged(self) -> Difference:
+        """The same figures, of which nothing is called."""
+        return replace(self, distinguishable=False, equal=False, judged=False)
 
     @property
     def paired(self) -> bool:
@@ -207,17 +221,19 @@ class Difference:
         return bool(self.per_seed)
 
 
-def paired_difference(values: PerSeed, baseline: PerSeed) -> Difference:
-    """The mean over seeds of `values - baseline`, paired by seed: the t interval and test of the differences.
+def paired_difference(values: PerSeed, baseline: PerSeed, margin: float | None = None) -> Difference:
+    """The mean over seeds of `values - baseline`, paired by seed: the t interval and test of the differences, and the
+    tests of their being smaller than `margin`.
 
     Seeds that only one of them has are left out. Raises ValueError if they have none in common.
     """
     pairs = _pairs(values, baseline)
-    return _of_pairs({seed: 0.0 if _equal(a, b) else a - b for seed, (a, b) in pairs.items()})
+    return _of_pairs({seed: 0.0 if _equal(a, b) else a - b for seed, (a, b) in pairs.items()}, margin)
 
 
-def paired_ratio(values: PerSeed, baseline: PerSeed) -> Difference:
-    """The geometric mean over seeds of `values / baseline`: the t interval and test of its logarithm.
+def paired_ratio(values: PerSeed, baseline: PerSeed, margin: float | None = None) -> Difference:
+    """The geometric mean over seeds of `values / baseline`: the t interval and test of its logarithm, and the tests of
+    its lying between 1 / (1 + margin) and 1 + margin.
 
     Raises ValueError if they have no seed in common, or a value that is not positive.
     """
@@ -225,10 +241,10 @@ def paired_ratio(values: PerSeed, baseline: PerSeed) -> Difference:
     if min(min(pair) for pair in pairs.values()) <= 0:
         raise ValueError("a value is not positive: there is no ratio")
     logs = {seed: 0.0 if _equal(a, b) else math.log(a / b) for seed, (a, b) in pairs.items()}
-    return _exponential(_of_pairs(logs))
+    return _exponential(_of_pairs(logs, _log(margin)))
 
 
-def group_difference(values: Sequence[float], baseline: Sequence[float]) -> Difference:
+def group_difference(values: Sequence[float], baseline: Sequence[float], margin: float | None = None) -> Difference:
     """`mean(values) - mean(baseline)` of two groups without pairs: Welch's t interval and test (Biometrika 34, 1947).
 
     Degrees of freedom (Satterthwaite) are rounded down, which widens the interval; they are never fewer than the
@@ -238,19 +254,33 @@ def group_difference(values: Sequence[float], baseline: Sequence[float]) -> Diff
     means = float(one.mean()), float(other.mean())
     mean = 0.0 if _equal(*means) else means[0] - means[1]
     if min(one.size, other.size) == 1:
-        return Difference(Interval(mean, -math.inf, math.inf), p=1.0, distinguishable=False)
+        return Difference(Interval(mean, -math.inf, math.inf), p=1.0, distinguishable=False).unjudged
     parts = np.array([one.var(ddof=1) / one.size, other.var(ddof=1) / other.size])
     error = math.sqrt(parts.sum())
     freedom = parts.sum() ** 2 / np.sum(parts**2 / np.array([one.size - 1, other.size - 1])) if error else 1
-    return _tested(mean, error, max(int(freedom + _ROUNDING), min(one.size, other.size) - 1))
+    fewest = min(one.size, other.size)
+    return _tested(mean, error, max(int(freedom + _ROUNDING), fewest - 1), margin, fewest)
 
 
-def group_ratio(values: Sequence[float], baseline: Sequence[float]) -> Difference:
+def group_ratio(values: Sequence[float], baseline: Sequence[float], margin: float | None = None) -> Difference:
     """The ratio of geometric means of two groups without pairs, by `group_difference` of logarithms."""
     one, other = finite(values), finite(baseline)
     if min(one.min(), other.min()) <= 0:
         raise ValueError("a value is not positive: there is no ratio")
-    return _exponential(group_difference(np.log(one).tolist(), np.log(other).tolist()))
+    return _exponential(group_difference(np.log(one).tolist(), np.log(other).tolist(), _log(margin)))
+
+
+def equivalence_p(value: float, error: float, freedom: int, margin: float) -> float:
+    """The p of two one-sided t tests that a mean of standard error `error` lies outside of -+ margin: the larger of the
+    two. Below 0.05 where the mean's 90 % interval lies inside.
+
+    Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the equivalence
+    of average bioavailability", Journal of Pharmacokinetics and Biopharmaceutics 15 (1987), 657-680.
+    """
+    room = margin - abs(value)
+    if not error:
+        return 0.0 if room > 0 else 1.0
+    return float(special.stdtr(freedom, -room / error))
 
 
 def holm(p_values: Sequence[float]) -> list[float]:
@@ -267,12 +297,22 @@ def holm(p_values: Sequence[float]) -> list[float]:
 
 def corrected(family: Sequence[Difference]) -> list[Difference]:
     """The family with `distinguishable` only where Holm's adjusted p is below 0.05 as well: such a
-    difference's own interval excludes no effect, always. Intervals stay those of each by itself."""
+    difference's own interval excludes no effect, always. Likewise `equal`, by the tests of equivalence, which are a
+    family of their own. Intervals stay those of each by itself."""
     adjusted = holm([difference.p for difference in family])
+    of_equal = iter(holm([difference.p_equal for difference in family if difference.p_equal is not None]))
     return [
-        replace(difference, distinguishable=difference.distinguishable and p < 1 - CONFIDENCE)
+        replace(
+            difference,
+            distinguishable=difference.distinguishable and p < 1 - CONFIDENCE,
+            equal=difference.p_equal is not None and next(of_equal) < 1 - CONFIDENCE and difference.judged,
+        )
         for difference, p in zip(family, adjusted, strict=True)
     ]
+
+
+def _log(margin: float | None) -> float | None:
+    return None if margin is None else math.log1p(margin)
 
 
 def _pairs(values: PerSeed, baseline: PerSeed) -> dict[int, tuple[float, float]]:
@@ -286,30 +326,35 @@ def _equal(one: float, other: float) -> bool:
     return math.isclose(one, other, rel_tol=_ROUNDING)
 
 
-def _of_pairs(per_seed: PerSeed) -> Difference:
+def _of_pairs(per_seed: PerSeed, margin: float | None) -> Difference:
     values = finite(list(per_seed.values()))
     alike = float(np.ptp(values)) <= _ROUNDING * float(np.abs(values).max())
-    if values.size == 1 or (alike and values.any() and values.size < _FEWEST_ALIKE):
+    if values.size == 1 or (alike and values.any() and values.size < FEWEST):
         interval = Interval(float(values.mean()), -math.inf, math.inf)
-        return Difference(interval, p=1.0, distinguishable=False, per_seed=per_seed)
+        return Difference(interval, p=1.0, distinguishable=False, per_seed=per_seed).unjudged
     error = float(values.std(ddof=1)) / math.sqrt(values.size)
-    return replace(_tested(float(values.mean()), error, values.size - 1), per_seed=per_seed)
+    found = _tested(float(values.mean()), error, values.size - 1, margin, values.size)
+    return replace(found, per_seed=per_seed)
 
 
-def _tested(value: float, error: float, freedom: int) -> Difference:
-    """The t interval around `value` and the test of its being zero. Without any scatter (error 0) it is a point."""
+def _tested(value: float, error: float, freedom: int, margin: float | None, seeds: int) -> Difference:
+    """The t interval around `value`, the test of its being zero, and those of its being as large as `margin`. Without
+    any scatter (error 0) it is a point. seeds: of the side that has fewer."""
     half = t_critical(freedom) * error
     interval = Interval(value, value - half, value + half)
     t = abs(value) / error if error else (math.inf if value else 0.0)
-    return Difference(interval, 2 * float(special.stdtr(freedom, -t)), interval.excludes(0.0))
+    p_equal = None if margin is None else equivalence_p(value, error, freedom, margin)
+    equal = p_equal is not None and p_equal < 1 - CONFIDENCE
+    p = 2 * float(special.stdtr(freedom, -t))
+    found = Difference(interval, p, interval.excludes(0.0), p_equal=p_equal, equal=equal)
+    return found if seeds >= FEWEST else found.unjudged
 
 
 def _exponential(logs: Difference) -> Difference:
     """The ratio whose logarithm was tested. An unbounded interval reaches from 0 to infinity."""
     value, low, high = (math.exp(bound) for bound in (logs.interval.value, logs.interval.low, logs.interval.high))
     per_seed = {seed: math.exp(log) for seed, log in logs.per_seed.items()}
-    interval = Interval(value, low, high)
-    return Difference(interval, logs.p, logs.distinguishable, none=1.0, per_seed=per_seed)
+    return replace(logs, interval=Interval(value, low, high), none=1.0, per_seed=per_seed)
 
 
 def running_mean(values: np.ndarray, window: int) -> np.ndarray:

@@ -15,6 +15,7 @@ from harness.comparison.measures import EXACT_MATCH, SPEED, CellMeasure, Measure
 from harness.comparison.runs import Cell
 from harness.comparison.statistics import (
     CONFIDENCE,
+    FEWEST,
     Difference,
     Interval,
     Values,
@@ -24,7 +25,7 @@ from harness.comparison.statistics import (
     share_interval,
 )
 from harness.metrics.formatting import listed, number, plural
-from harness.metrics.manifest import HOW_TIMED
+from harness.metrics.manifest import BUSY, HOW_TIMED
 
 _NUMBERS = ("no", "one", "two", "three", "four", "five", "six", "seven", "eight", "nine", "ten")
 _OF_LEARNING = "algorithm."
@@ -64,6 +65,20 @@ def unjudged(measures: Sequence[Measure], axes: Iterable[str]) -> str:
     return (
         f"no verdict on what was learnt: {axis} may choose the samples that are trained, or the policy that samples "
         "them, and not all final policies were evaluated alike on held-out problems (eval.every=auto)"
+    )
+
+
+def withheld(cells: Sequence[Cell], measures: Sequence[Measure], question: str) -> str:
+    """The words for why no difference of that measure is judged; empty where each is."""
+    found = (cell.difference for measure in measures if measure.key == question for cell in measure.cells)
+    if all(difference is None or difference.judged for difference in found):
+        return ""
+    fewest, busiest = min(len(cell.runs) for cell in cells), max(cell.others_load or 0.0 for cell in cells)
+    if fewest < FEWEST or busiest <= BUSY:
+        return f"{plural(fewest, 'seed')}, and a difference takes {FEWEST} that are shared (seeds={FEWEST})"
+    return (
+        f"other processes kept up to {busiest:.0%} of the machine busy, and above {BUSY:.0%} no times are judged; run "
+        "it again on a quiet one (force=true)"
     )
 
 
@@ -144,11 +159,16 @@ def _fastest(cells: Sequence[Cell], speed: Measure, baseline: int, outcome: Meas
         first = f"{base} trains most samples per second; {name}, which comes next, trains {how} as many"
     else:
         which = "" if len(others) == 1 else ", the fastest of the others,"
-        first = f"{name}{which} does not differ significantly from {base} in samples per second: {how}"
+        equal = f"trains as many samples per second as {base} within {speed.margin_text}: {how}"
+        first = (
+            f"{name}{which} {equal}"
+            if ratio.equal
+            else f"{name}{which} does not differ significantly from {base} in samples per second: {how}"
+        )
     if outcome is None:
         return f"{first}; {why_unjudged}." if why_unjudged else f"{first}."
     learnt = {index: outcome.cells[index].difference for index in others}
-    verdict = f"{first}; {_learning(cells[best], learnt[best], _CALLED[outcome.key])}."
+    verdict = f"{first}; {_learning(cells[best], learnt[best], outcome)}."
     good = [index for index in others if not _lower(learnt[index]) and _faster(_ratio(speed, index))]
     if not _lower(learnt[best]) or not good:
         return verdict
@@ -206,9 +226,9 @@ def _ratio_text(cells: Sequence[Cell], speed: Measure, cell: int, baseline: int)
     return f"{ratio.interval.value:.2f}x ({_certainty(cells[cell], cells[baseline], ratio)})"
 
 
-def _learning(cell: Cell, learnt: Difference | None, called: str) -> str:
+def _learning(cell: Cell, learnt: Difference | None, outcome: Measure) -> str:
     assert learnt is not None, "accuracies are finite"
-    value = learnt.interval.value
+    value, called = learnt.interval.value, _CALLED[outcome.key]
     if learnt.distinguishable:
         bounds = f"{learnt.interval.low:+.3f} to {learnt.interval.high:+.3f}"
         return f"its {called} is {abs(value):.3f} {'higher' if value > 0 else 'lower'} ({bounds})"
@@ -217,6 +237,8 @@ def _learning(cell: Cell, learnt: Difference | None, called: str) -> str:
     if not learnt.interval.bounded:
         return f"{called} differs by {value:+.3f}, of which {count} seed says nothing"
     bounds = f"{value:+.3f}, {learnt.interval.low:+.3f} to {learnt.interval.high:+.3f}"
+    if learnt.equal:
+        return f"{called} is equal within {outcome.margin_text} ({bounds})"
     return f"{called} differs by no more than {count} seeds can tell ({bounds})"
 
 

@@ -38,6 +38,16 @@ PACKAGES = (
 HOW_TIMED = {"real": "measured", "virtual": "simulated", "paced": "paced by the cost model"}
 """The origin of a run's times, by its backend, as titles and tables have it."""
 
+BUSY = 0.10
+"""Share of the cores; above it, kept busy by other processes, no times are judged."""
+
+
+def others_load(manifest: Mapping[str, Any]) -> float | None:
+    """The share of the cores that other processes kept busy during a run; None where its times are simulated, or nobody
+    looked."""
+    found = manifest.get("load", {}).get("others")
+    return None if found is None or manifest["backend"] == "virtual" else float(found)
+
 
 @dataclass(frozen=True)
 class RunIdentity:

@@ -16,7 +16,7 @@ from rich.table import Table
 from harness.metrics.done import is_done
 from harness.metrics.formatting import number, percent, say
 from harness.metrics.ledger import ENGINE_EVENTS
-from harness.metrics.manifest import RunIdentity, identity_of
+from harness.metrics.manifest import BUSY, RunIdentity, identity_of, others_load
 from harness.metrics.run_files import (
     load_evaluations,
     load_faults,
@@ -56,6 +56,7 @@ class RunSummary:
     seconds: float
     samples_per_s: float | None
     tokens_per_s: float | None
+    others_load: float | None
     exact_match_first: float | None
     exact_match_last: float | None
     lag_worst: float
@@ -74,7 +75,8 @@ def summarize(run_dir: Path) -> RunSummary:
     exact_match_first, _last: mean over the first and last 10 % of iterations (at least one), None where nothing was
     rewarded; rank_imbalance: mean of `train/rank_imbalance`; custom: the same two means of each `custom/...`;
     evaluated: the first and the last line of eval.jsonl. seconds: from the start of the first iteration to the end of
-    the last. samples_per_s, tokens_per_s: of summary.json, without warm-up.
+    the last. samples_per_s, tokens_per_s: of summary.json, without warm-up. others_load: the share of the cores that
+    other processes kept busy meanwhile, None where times are simulated.
 
     Raises ValueError if no iteration has finished.
     """
@@ -83,16 +85,17 @@ def summarize(run_dir: Path) -> RunSummary:
         raise ValueError(f"{run_dir}: no iteration has finished, there is nothing to sum up")
     tenth = math.ceil(len(metrics) / 10)
     timeline = load_timeline(run_dir) if (run_dir / "trace.json").exists() else None
-    summary = load_summary(run_dir)
+    summary, manifest = load_summary(run_dir), load_manifest(run_dir)
     return RunSummary(
         path=run_dir,
-        identity=identity_of(load_manifest(run_dir)),
+        identity=identity_of(manifest),
         done=is_done(run_dir),
         iterations=len(metrics),
         samples=metrics[-1]["samples"],
         seconds=sum(m["time/iteration_s"] for m in metrics),
         samples_per_s=summary.get("throughput/samples_per_s"),
         tokens_per_s=summary.get("throughput/tokens_per_s"),
+        others_load=others_load(manifest),
         exact_match_first=_mean_of("reward/exact_match", metrics[:tenth]),
         exact_match_last=_mean_of("reward/exact_match", metrics[-tenth:]),
         lag_worst=max(m["staleness/max"] for m in metrics),
@@ -124,7 +127,7 @@ def summary_tables(runs: Iterable[RunSummary]) -> list[Table]:
     for heading in (
         "iterations\nsamples",
         "wall s",
-        "samples/s\ntokens/s",
+        "samples/s\ntokens/s\nothers'\nload",
         "trained\nexact match\nfirst, last\n10 %",
         "lag\nworst\nmean",
         "of\nideal",
@@ -155,6 +158,9 @@ def print_summary(run_dirs: Iterable[Path], console: Console) -> None:
     for table in summary_tables(runs):
         console.print(table)
     for run in runs:
+        if (load := run.others_load or 0.0) > BUSY:
+            text = f"warning: other processes used {percent(load)} of the machine meanwhile; its times are too long"
+            console.print(text, style="yellow", highlight=False)
         for fault in load_faults(run.path):
             console.print(f"warning: {fault.text}", style="yellow", highlight=False, markup=False)
         for event in (run.ledger or {}).get("engines", []):
@@ -184,7 +190,8 @@ def _figures(run: RunSummary) -> tuple[str, ...]:
     return (
         f"{run.iterations:,}\n{run.samples:,}",
         number(run.seconds),
-        f"{_optional(run.samples_per_s)}\n{_optional(run.tokens_per_s)}",
+        f"{_optional(run.samples_per_s)}\n{_optional(run.tokens_per_s)}"
+        + ("" if run.others_load is None else f"\n{percent(run.others_load)}"),
         f"{_optional(run.exact_match_first)}\n{_optional(run.exact_match_last)}",
         f"{run.lag_worst:.0f}\n{number(run.lag_mean)}",
         _optional(run.fraction_of_bound),

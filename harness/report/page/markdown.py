@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from harness.comparison.comparison import Comparison
 from harness.comparison.correction_matrix import as_markdown, has_matrix, matrix_of
 from harness.comparison.curves import role_times
-from harness.comparison.measure_text import against, headlines, scale_of, titled, worst_text
+from harness.comparison.measure_text import against, beside_mean, headlines, scale_of, titled
 from harness.comparison.measures import Measure
 from harness.metrics.formatting import code, escaped, markdown_table, number, percent, visible
 from harness.report.page.text import (
@@ -21,8 +21,6 @@ from harness.report.page.text import (
     made_with,
     measures_caption,
 )
-
-_SIGNS = {"better": "better", "worse": "worse", "differs": "differs", "same": "no significant difference"}
 
 
 def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
@@ -74,9 +72,9 @@ def _headlines(comparison: Comparison) -> str:
         row = [cell.label, cell.runs[0].pools]
         for measure in measures:
             measured, scale, text = measure.cells[index], scale_of(measure), against(measure, index)
-            against_it = f", {text.value} ({_SIGNS[text.verdict]})" if text else ""
-            worst = f"; {told}" if (told := worst_text(comparison, measure, index)) else ""
-            row.append(f"{scale.value(measured.value)} {scale.bounds(measured.interval)}{worst}{against_it}")
+            against_it = f", {text.value} ({text.word})" if text else ""
+            beside = f"; {told}" if (told := beside_mean(comparison, measure, index)) else ""
+            row.append(f"{scale.value(measured.value)} {scale.bounds(measured.interval)}{beside}{against_it}")
         rows.append(row)
     return markdown_table(["cell", "devices", *map(titled, measures)], rows)
 
@@ -90,10 +88,10 @@ def _measure(comparison: Comparison, measure: Measure) -> str:
         rows.append(
             [
                 cell.label,
-                scale.value(values.value),
+                "; ".join(filter(None, (scale.value(values.value), beside_mean(comparison, measure, index)))),
                 scale.bounds(values.interval),
                 f"{scale.value(values.iqm.value)} {scale.bounds(values.iqm)}" if values.iqm else "–",
-                f"{text.value} {text.bounds} ({_SIGNS[text.verdict]})" if text else base,
+                f"{text.value} {text.bounds} ({text.word})" if text else base,
                 number(values.better.value, 2) if values.better else "–",
                 scale.seeds(values),
             ]

@@ -6,7 +6,7 @@ from collections.abc import Iterable
 
 from harness.comparison.comparison import Comparison
 from harness.comparison.measure_text import against, headlines, scale_of, titled
-from harness.metrics.formatting import latex, latex_table, plural
+from harness.metrics.formatting import latex, latex_table, percent, plural
 from harness.report.page.text import Headings
 
 TEXT_PT = 397
@@ -34,11 +34,15 @@ def table_tex(comparison: Comparison) -> str:
         if index == comparison.baseline:
             continue
         held = [against(measure, index) for measure in measures]
-        figures = ((latex(one.figure), one.verdict != "same") if one else ("", False) for one in held)
+        figures = ((latex(one.figure), one.called) if one else ("", False) for one in held)
         rows.append([latex(cell.label), *(rf"\textbf{{{figure}}}" if bold else figure for figure, bold in figures)])
         rows.append(_small(one.bounds if one else "" for one in held))
     if any(r"\textbf" in value for row in rows for value in row):
         notes.append("Bold: significant after Holm's correction.")
+    if loads := [cell.others_load for cell in cells if cell.others_load is not None]:
+        notes.append(latex(f"Other processes kept at most {percent(max(loads))} of the cores busy."))
+    if comparison.withheld:
+        notes.append(latex(comparison.verdict))
     seeds = plural(len(cells[0].seeds), "seed")
     about = f"{headings.on}, {headings.how_word}: means over {seeds}, 95 % intervals in brackets."
     needs = f"% needs \\usepackage{{booktabs}}; made for text {TEXT_PT} pt wide, as NeurIPS and ICLR have it\n"

@@ -16,7 +16,7 @@ from matplotlib.colors import to_hex
 from harness.comparison.comparison import Comparison
 from harness.comparison.correction_matrix import CorrectionMatrix, Entry, lags_of
 from harness.comparison.curves import RoleTime, role_times
-from harness.comparison.measure_text import Against, against, bounds, headlines, scale_of, unit_of, worst_text
+from harness.comparison.measure_text import Against, against, beside_mean, bounds, headlines, scale_of, unit_of
 from harness.comparison.measures import CellMeasure, Measure
 from harness.comparison.runs import Cell
 from harness.metrics.formatting import number, percent, visible
@@ -28,7 +28,7 @@ from harness.report.palette import names_of, of_cells
 from harness.report.plots import inline_svg
 from harness.report.samples import RunSamples, ShownSample, shortened
 
-_SIGNS = {"better": "▲ better", "worse": "▼ worse", "differs": "◆ differs", "same": "no significant difference"}
+_SIGNS = {"better": "▲ ", "worse": "▼ ", "differs": "◆ ", "equal": "= "}
 _OPEN = 2  # measures that are unfolded at first, besides the headlines' table
 _SAMPLES, _ALL_SAMPLES = 4, 160  # of each kind in a run, and in the page; so it grows by some 600 kilobytes at most
 _TEXT = 1000  # characters
@@ -73,7 +73,7 @@ def _measure(comparison: Comparison, measure: Measure, unfolded: bool) -> str:
         parts = [
             f'<th scope="row">{_name(colours[index], cell.label)}</th>',
             f"<td>{strip(values, axis, colours[index])}</td>",
-            f'<td class="number"><b>{scale.value(values.value)}</b></td>',
+            f'<td class="number"><b>{scale.value(values.value)}</b>{_beside(comparison, measure, index)}</td>',
             f'<td class="number">{scale.bounds(values.interval)}</td>',
         ]
         if "interquartile mean" in heads:
@@ -100,14 +100,19 @@ def _measure(comparison: Comparison, measure: Measure, unfolded: bool) -> str:
 def _headline(comparison: Comparison, measure: Measure, index: int) -> str:
     cell, scale = measure.cells[index], scale_of(measure)
     text = _against(against(measure, index), index == comparison.baseline, brief=True)
-    worst = f"<small>{escape(told)}</small>" if (told := worst_text(comparison, measure, index)) else ""
-    return f"<td><b>{scale.value(cell.value)}</b><small>{scale.bounds(cell.interval)}</small>{worst}{text}</td>"
+    beside = _beside(comparison, measure, index)
+    return f"<td><b>{scale.value(cell.value)}</b><small>{scale.bounds(cell.interval)}</small>{beside}{text}</td>"
+
+
+def _beside(comparison: Comparison, measure: Measure, index: int) -> str:
+    told = beside_mean(comparison, measure, index)
+    return f"<small>{escape(told)}</small>" if told else ""
 
 
 def _against(text: Against | None, is_baseline: bool, brief: bool = False) -> str:
     if text is None:
         return "" if brief else ("baseline" if is_baseline else "–")
-    sign = _SIGNS[text.verdict]
+    sign = f"{_SIGNS.get(text.verdict, '')}{text.word}"
     if brief:
         return f'<small class="against {text.verdict}">{escape(text.value)} <span>{sign}</span></small>'
     parts = f"<span>{escape(text.value)}</span> <small>{escape(text.bounds)}</small> <span>{sign}</span>"

@@ -51,9 +51,7 @@ class VerdictChart:
     def caption(self) -> str:
         """How to read it."""
         base = self.comparison.cells[self.comparison.baseline].label
-        bounded = all(interval.bounded for both in self._values for interval in both)
-        means = "Means with their 95 % intervals" if bounded else "One seed has no interval"
-        text = f"{means}. The square, and the dashed lines through it, are {base}. "
+        text = f"Means with their 95 % intervals. The square, and the dashed lines through it, are {base}. "
         if self.up.key in OUTCOMES:
             text += "The larger a mark, the staler its samples (mean lag in iterations). "
         if len(self.front) > 1:
@@ -192,7 +190,7 @@ class VerdictChart:
         question = self.comparison.measure(self.comparison.question)
         found = against(question, index) if question is not None else None
         if found is not None:
-            parts.append(found.value if found.verdict != "same" else "no significant difference")
+            parts.append(found.value if found.called else found.word)
         learnt = against(self.up, index)
         if self.comparison.question == SPEED and learnt is not None and learnt.verdict in ("better", "worse"):
             parts.append(learnt.value)
@@ -203,12 +201,12 @@ class VerdictChart:
 
 
 def chart_of(comparison: Comparison) -> VerdictChart | None:
-    """None where there is no verdict to show: something forbids it, or a cell is alone."""
+    """None where there is no verdict to show: something forbids it, it is withheld, or a cell is alone."""
     up = None if comparison.unjudged else comparison.outcome
     if up is None and comparison.question == SPEED:
         up = comparison.measure(LAG)
     across = comparison.measure(SPEED)
-    if comparison.faults or len(comparison.cells) == 1 or across is None or up is None:
+    if comparison.faults or comparison.withheld or len(comparison.cells) == 1 or across is None or up is None:
         return None
     return VerdictChart(comparison, across, up)
 

@@ -160,7 +160,7 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(compare, "machine_of_runs", lambda: LAPTOP)
     monkeypatch.setattr(pipeline, "run_gate", lambda *_: None)
     monkeypatch.setattr(pipeline, "run_cells", run_cells)
-    monkeypatch.setattr(pipeline, "conclude", lambda *_: True)
+    monkeypatch.setattr(pipeline, "conclude", lambda *_: 0)
 
 
 @pytest.mark.usefixtures("nothing_runs")

@@ -7,6 +7,7 @@ import json
 import math
 import re
 from dataclasses import replace
+from html import unescape
 from itertools import count
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from harness.comparison import measures
 from harness.comparison.comparison import Comparison, compare
 from harness.comparison.console import print_comparison
 from harness.comparison.equivalence import Gate, GatePair
+from harness.comparison.measure_text import against
 from harness.comparison.measures import LAG, SPEED, CellMeasure, Measure, MetricDefinition, summary_of
 from harness.comparison.runs import Cell, Run, read_run
 from harness.comparison.statistics import Interval
@@ -127,7 +129,9 @@ def test_the_verdict_says_both_and_how_sure_it_is(compared: Comparison, cells: l
     )
     two = compare(cells[:2])
     assert two.verdict.startswith("fast trains 1.3")
-    assert "held-out accuracy differs by no more than five seeds can tell (" in two.verdict
+    assert "held-out accuracy is equal within 2 points (+0.006, " in two.verdict
+    narrower = compare(cells[:2], margin=0.01).verdict
+    assert "held-out accuracy differs by no more than five seeds can tell (+0.006, " in narrower
     against_fast = compare(cells[:2], baseline=1)
     assert against_fast.verdict.startswith("fast trains most samples per second; sync, which comes next, trains 0.7")
 
@@ -227,10 +231,12 @@ def test_runs_of_one_schedule_with_different_seeds_are_not_called_different(tmp_
     )
     compared = compare([first, second], axes=("seeds",))
     assert not any(measure.cells[1].ratio and measure.cells[1].ratio.distinguishable for measure in compared.measures)
-    assert "does not differ significantly" in compared.verdict and "1 and 1 seeds, unpaired" in compared.verdict
-    assert "one seed: there is no interval, and no difference can be significant" in compared.warnings
+    assert compared.verdict == "No verdict: 1 seed, and a difference takes 3 that are shared (seeds=3)."
+    assert "1 seed: no difference is judged of fewer than 3" in compared.warnings
     others = make_cell(tmp_path, "others", SYNC, seeds=range(5, 10))
-    groups = compare([cells[0], others], axes=("seeds",))
+    equal = "others trains as many samples per second as sync within 2 %: 0.99x (0.98 to 1.01, 5 and 5 seeds, unpaired)"
+    assert compare([cells[0], others], axes=("seeds",)).verdict.startswith(equal)
+    groups = compare([cells[0], others], axes=("seeds",), margin=0.001)
     assert "does not differ significantly" in groups.verdict and "5 and 5 seeds, unpaired" in groups.verdict
     assert any("compared as groups" in warning for warning in groups.warnings)
 
@@ -401,6 +407,43 @@ def test_warnings_name_what_is_odd(tmp_path: Path, cells: list[Cell]) -> None:
     assert "odd, seed 4: other processes used up to 40% of the machine" in warnings
     assert "the runs come from 2 commits: aaaaaaa, bbbbbbb" in warnings
     assert "some runs come from code that differs from its commit" in warnings
+
+
+BUSY = {"load": {"others": 0.4}}
+
+
+@pytest.mark.parametrize(
+    ("seeds", "manifest", "why"),
+    [(2, {}, "2 seeds, and a difference takes 3"), (5, BUSY, "other processes kept up to 40% of the machine busy")],
+)
+def test_nothing_is_called_of_two_seeds_or_of_times_on_a_busy_machine(
+    seeds: int, manifest: dict[str, object], why: str, tmp_path: Path
+) -> None:
+    found = [
+        Cell(
+            label,
+            label,
+            tuple(read_run(make_run(tmp_path, label, made, seed, manifest=manifest).path) for seed in all_),
+        )
+        for label, made in {"sync": SYNC, "worse": WORSE}.items()
+        for all_ in [range(seeds)]
+    ]
+    comparison = compare(found)
+    assert comparison.verdict.startswith(f"No verdict: {why}") and not comparison.best and not comparison.faults
+    assert chart_of(comparison) is None
+    timed = [m for m in comparison.measures if m.key.startswith(("throughput", "seconds", "reach/sec", "idle", "time"))]
+    unsaid = comparison.measures if seeds < 3 else timed
+    assert len(timed) > 5 and {found.verdict for m in unsaid if (found := against(m, 1))} == {"open"}
+    learnt = comparison.outcome
+    assert learnt is not None and against(learnt, 1).verdict == ("open" if seeds < 3 else "worse")  # type: ignore[union-attr]
+    texts = printed(comparison, 200), markdown(comparison, []), document(comparison)
+    assert all(" faster" not in text.replace("faster →", "") for text in texts)
+    rates = texts[0][texts[0].index("Samples per second") : texts[0].index("Held-out accuracy")]
+    assert "*" not in rates and "?" in rates
+    if seeds < 3:
+        assert not any(sign in texts[2] for sign in ("▲ better", "▼ worse", "◆ differs")) and "(worse)" not in texts[1]
+    else:
+        assert all("others' load 40 %" in unescape(text) for text in texts)
 
 
 def test_what_many_cells_would_repeat_is_one_warning(tmp_path: Path) -> None:

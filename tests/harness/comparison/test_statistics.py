@@ -8,6 +8,8 @@ from statistics import NormalDist
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from scipy import optimize, stats
 
 from harness.comparison.statistics import (
@@ -16,6 +18,7 @@ from harness.comparison.statistics import (
     corrected,
     crossing,
     drift,
+    equivalence_p,
     group_difference,
     group_ratio,
     has_steady_part,
@@ -292,3 +295,42 @@ def test_the_probability_of_improvement_covers_with_five_seeds_each(truth: float
     low, high = pair_share_bounds(wins, 5, 5)
     rate = float(np.mean((low <= truth) & (truth <= high)))
     assert 0.95 - error(repeats) < rate < 0.98
+
+
+# -- equivalence
+
+
+@given(st.floats(-3, 3), st.floats(0.01, 3), st.integers(1, 30), st.floats(0.01, 3))
+def test_two_one_sided_tests_say_equal_where_the_90_percent_interval_lies_within_the_margin(
+    value: float, error: float, freedom: int, margin: float
+) -> None:
+    p = equivalence_p(value, error, freedom, margin)
+    one, other = (float(stats.t.sf((margin + sign * value) / error, freedom)) for sign in (1, -1))
+    assert p == pytest.approx(max(one, other)) == pytest.approx(equivalence_p(-value, error, freedom, margin))
+    half = float(stats.t.ppf(0.95, freedom)) * error
+    if abs(margin - abs(value) - half) > 1e-9:
+        assert (p < 0.05) == (abs(value) + half < margin)
+    assert equivalence_p(value, error, freedom, 2 * margin) <= p
+
+
+@pytest.mark.parametrize(("truth", "share"), [(0.02, 0.05), (-0.02, 0.05), (0.03, 0.0), (0.0, 1.0)])
+def test_what_differs_by_the_margin_is_called_equal_once_in_twenty(truth: float, share: float) -> None:
+    rng, repeats = np.random.default_rng(5), 3000
+    base = rng.normal(1.0, 0.2, (repeats, 5))  # a seed's own level, which pairs take out
+    ratios = base * np.exp(math.copysign(math.log1p(abs(truth)), truth) + rng.normal(0, 0.004, (repeats, 5)))
+    called = sum(
+        paired_ratio(dict(enumerate(values)), dict(enumerate(others)), 0.02).equal
+        for values, others in zip(ratios, base, strict=True)
+    )
+    assert abs(called / repeats - share) < error(repeats, 0.05)
+
+
+def test_equality_is_called_of_a_family_and_never_of_fewer_than_three_seeds() -> None:
+    close = {seed: value * (1.001 + 0.0002 * seed) for seed, value in VALUES.items()}
+    wide = {seed: value * (1 + 0.014 * (-1) ** seed) for seed, value in VALUES.items()}
+    one, other = (paired_ratio(values, VALUES, 0.02) for values in (close, wide))
+    assert one.equal and not paired_ratio(close, VALUES).equal and not other.distinguishable
+    assert other.p_equal == pytest.approx(0.034, abs=0.001) and other.equal
+    assert [found.equal for found in corrected([other, one, other])] == [False, True, False]
+    two = paired_ratio({0: close[0], 1: close[1]}, {0: VALUES[0], 1: VALUES[1]}, 0.02)
+    assert not two.equal and not two.judged and not two.distinguishable

@@ -159,12 +159,6 @@ def test_there_is_none_where_nothing_may_be_claimed_and_none_is_left(
     assert chart_of(compare([alone])) is None
 
 
-def test_one_seed_has_no_bars(tmp_path: Path) -> None:
-    found = compare([make_cell(tmp_path, name, Made(schedule=name, iterations=4), (0,)) for name in STEPS])
-    assert not bars(found)
-    assert "One seed has no interval." in document(found)
-
-
 @pytest.mark.parametrize("seed", range(8))
 def test_labels_of_a_crowd_hide_neither_marks_nor_each_other(seed: int) -> None:
     rng = np.random.default_rng(seed)
