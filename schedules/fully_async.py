@@ -18,14 +18,12 @@ class FullyAsync(Schedule):
     pause: what becomes of samples that run when weights arrive. keep: they go on under the new ones (their tokens
         carry versions); wait: engines first finish them; abort: they begin again under the new ones.
     order: fifo trains groups as they were admitted; completion as they are completed, so that long ones are overtaken.
-    on_stale: what becomes, in completion order, of groups that would lag by more than ceil(max_staleness): wait for
-        them in time, or drop them and generate others instead.
-    publish_every: iterations from one version that engines get to the next; versions in between are the trainer's
-        alone, and engines never stop for them. So many batches are sampled by one version, less what they are ahead:
-        max_staleness must be publish_every - 1 or more.
+    on_stale: in completion order, wait in time for groups that would lag by more than ceil(max_staleness), or drop
+        them and generate others instead.
+    publish_every: iterations from one version that engines get, and stop for, to the next; versions in between are the
+        trainer's alone. max_staleness must be publish_every - 1 or more: so far ahead one version samples.
 
-    Worst lag of any token: ceil(max_staleness), by the dispatch rule (see `Capacity`) and group-ordered training, or
-    by `on_stale`.
+    Worst lag of any token: ceil(max_staleness), by the dispatch rule (see `Capacity`) and order, or by on_stale.
     """
 
     transport = "collective"
@@ -41,11 +39,11 @@ class FullyAsync(Schedule):
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        if self.max_staleness < self.publish_every - 1:
+        if self.max_staleness < (ahead := self.publish_every - 1):
             raise ValueError(
                 f"schedule.publish_every={self.publish_every}: the last batch before engines get new weights is "
-                f"{self.publish_every - 1} iterations ahead of those that sample it, more than schedule.max_staleness="
-                f"{self.max_staleness:g} allows; set max_staleness={self.publish_every - 1} or more"
+                f"{ahead} iterations ahead of those that sample it, more than schedule.max_staleness="
+                f"{self.max_staleness:g} allows; set max_staleness={ahead} or more"
             )
 
     @property
@@ -81,16 +79,12 @@ class FullyAsync(Schedule):
             started.record_published()
 
     async def _train_batch(self, job: Job, started: CompletionOrder, iteration: int) -> None:
-        """Train a batch in completion order."""
+        """Train a batch in completion order. What would lag too much is waited for, or dropped: then engines may start
+        as many groups more."""
         if self.on_stale == "wait":
-            await job.trainer.train(iteration, first=started.due())
-        else:
-            await self._drop(job, started)
-            await job.trainer.train(iteration)
-
-    async def _drop(self, job: Job, started: CompletionOrder) -> None:
-        """Drops what would lag too much in this iteration, and lets engines start as many groups more."""
+            return await job.trainer.train(iteration, first=started.due())
         if (overdue := started.overdue()) and (dropped := await job.prompts.drop(started_below=overdue)):
             limit = started.widen(dropped)
             await job.rollout.set_dispatch_limit(below=limit)
             await job.prompts.admit(below=limit)
+        await job.trainer.train(iteration)
