@@ -119,7 +119,7 @@ def compare(
     held = withheld(cells, measures, question)
     collapses = () if outcome is None else collapses_of(outcome, baseline)
     told = collapse_sentence(labels, collapses, baseline) if collapses and not why and not held else ""
-    shorter = selection_sentence(cells) if len(cells) > 1 else ""
+    shorter = selection_sentence(cells)
     if why or (outcome is not None and not of_trained_samples(outcome.key)):
         measures = tuple(replace(m, better=None) if of_trained_samples(m.key) else m for m in measures)
     said = no_verdict([held]) if held else verdict_of(cells, measures, baseline, question, why)
