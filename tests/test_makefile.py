@@ -47,7 +47,7 @@ def installed(tmp_path: Path) -> Path:
     ("words", "told"),
     [
         (("bench", "SCHEDUL=half_step"), "bench does not take SCHEDUL=; it takes SCHEDULE= .*and settings"),
-        (("bench", "SCHEDULES=all", "SEEDS=1"), "bench does not take SCHEDULES=; it takes SCHEDULE= .*DRY=1 and set"),
+        (("bench", "SCHEDULES=all", "SEEDS=1"), "bench does not take SCHEDULES=; it takes SCHEDULE= .*JSON=1 and set"),
         (("compare", "SCHEDULE=half_step"), "compare does not take SCHEDULE=; it takes SCHEDULES= "),
         (("bench", "schedul=half_step"), "schedul is no setting; those of a job are .*schedule, "),
         (("bnech", "SEEDS=1"), "bnech is no command; use cadence"),

@@ -14,10 +14,8 @@ from pathlib import Path
 from statistics import mean
 from types import FrameType
 
-from rich import box
 from rich.console import Console
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
-from rich.table import Table
 
 from harness.campaigns.cells import ResolvedCell, SkippedCell
 from harness.campaigns.process import RunProcess
@@ -28,6 +26,7 @@ from harness.metrics.done import is_done, read_done
 from harness.metrics.formatting import duration, say
 from harness.metrics.run_files import load_manifest, load_metrics
 from harness.metrics.schemas import DamagedFile
+from harness.metrics.tables import Table
 
 LIMIT_S = 24 * 3600.0
 """Longest run. Generous: a run that stalls ends itself (cluster.stall_timeout_s and its neighbours)."""
@@ -310,14 +309,12 @@ def print_preview(
         say(console, "Splits and layouts are the planner's, one for each cell.", "yellow")
     estimate = runs.estimate()
     pending = runs.to_do()
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for heading in ("cell", "devices", "seeds done", "seeds to run", "a run takes"):
-        table.add_column(heading, overflow="fold")
+    rows = []
     for cell in runs.cells:
         due = [seed for seed in runs.seeds if (cell, seed) in pending]
         done = [seed for seed in runs.seeds if seed not in due]
-        table.add_row(cell.label, cell.pools, _listed(done), _listed(due), time_text(estimate.of(cell)))
-    console.print(table)
+        rows.append((cell.label, cell.pools, _listed(done), _listed(due), time_text(estimate.of(cell))))
+    console.print(Table("", ("cell", "devices", "seeds done", "seeds to run", "a run takes"), rows))
     for left_out in skipped:
         say(console, f"{left_out.label} is left out: {left_out.why}", "yellow")
     for line in said:

@@ -309,7 +309,14 @@ GROUPS: dict[str, dict[str, Command]] = {
         ),
     },
 }
-COMMANDS: dict[str, Command] = {name: command for group in GROUPS.values() for name, command in group.items()}
+VALUES = "json=true"
+_JSON = Option("json", VALUES, "tables and lines as one JSON object, and nothing else on standard output")
+_SERVERS = ("ui", "serve")  # which print where they are, and go on
+COMMANDS: dict[str, Command] = {
+    name: command if name in _SERVERS else replace(command, options=(*command.options, _JSON))
+    for group in GROUPS.values()
+    for name, command in group.items()
+}
 """Every command; its file is loaded when it is called."""
 
 _VARIABLE = re.compile(r"([A-Z_]+)=(.*)", re.DOTALL)

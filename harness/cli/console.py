@@ -6,10 +6,13 @@ import os
 import signal
 import sys
 from collections.abc import Callable, Iterable
+from io import StringIO
 from typing import IO, Any, NoReturn
 
 from rich.console import Console
 from rich.segment import Segment
+
+from harness.metrics.tables import PIPE, Table
 
 _BIDIRECTIONAL = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # what follows is shown in another order
 _SURROGATES = range(0xD800, 0xE000)  # as a path that is no UTF-8 has them, and no output takes them
@@ -27,6 +30,8 @@ class PlainTextConsole(Console):
     def __init__(self, *, spelling: Callable[[str], str] = str, **options: Any) -> None:
         super().__init__(**options)
         self._spelling = spelling
+        if not self.is_terminal:
+            self.width = PIPE
 
     def print(self, *objects: Any, **options: Any) -> None:
         """Print sentences as whoever called spells settings."""
@@ -41,6 +46,26 @@ class PlainTextConsole(Console):
         """End the command without a word: nobody reads on."""
         self.quiet = True
         _end(self.file)
+
+
+class ValuesConsole(PlainTextConsole):
+    """Keeps what is printed, for a program: `tables`, and sentences as `lines`, which go to standard error as well."""
+
+    def __init__(self, errors: Console, **options: Any) -> None:
+        super().__init__(file=StringIO(), **options)
+        self._errors = errors
+        self.tables: list[dict[str, object]] = []
+        self.lines: list[str] = []
+
+    def print(self, *objects: Any, **options: Any) -> None:
+        """Keep it."""
+        if objects and isinstance(objects[0], Table):
+            self.tables += [{"title": table.title, "rows": table.values} for table in objects]
+            return
+        with self.capture() as said:
+            super().print(*objects, **options)
+        self.lines += said.get().splitlines()
+        self._errors.print(*objects, **options)
 
 
 def write(text: str) -> None:

@@ -14,11 +14,11 @@ from typing import Literal
 
 import psutil
 from rich.console import Console
-from rich.table import Table
 
 from harness.config.machine import installed, this_machine
 from harness.cost_model.host_memory import HostMemory
-from harness.metrics.formatting import say
+from harness.metrics.formatting import plural, say
+from harness.metrics.tables import Table
 from harness.runtime.runtime import cluster_address
 
 _GIB = 1 << 30
@@ -61,11 +61,8 @@ def _every_schedule(arguments: Sequence[str], console: Console) -> int:
     """Print, where no schedule is named, a row for each. Exit code 1 if none is accepted."""
     from harness.planner.memory import COLUMNS, every_schedule
 
-    table = Table(*COLUMNS, title=" ".join(arguments))
     made = every_schedule(arguments)
-    for cells in made:
-        table.add_row(*cells)
-    console.print(table)
+    console.print(Table(" ".join(arguments), COLUMNS, made))
     return 0 if any(cells[COLUMNS.index("a real run")] == "yes" for cells in made) else 1
 
 
@@ -86,15 +83,10 @@ def _memory_of(arguments: Sequence[str], console: Console) -> int:
     for line in found.messages:
         say(console, line)
     for pool in plan.pools:
-        table = Table(title=f"{pool.name}: {pool.devices} device{'s'[: pool.devices > 1]}, GiB on each")
-        table.add_column("")
-        for phase in pool.phases:
-            table.add_column(phase, justify="right", style="bold" if phase == pool.peak_phase else None)
-        for what, cells in rows(pool):
-            table.add_row(what, *("" if cell is None else f"{cell:.1f}" for cell in cells))
-        table.add_section()
-        table.add_row("in all", *(f"{pool.of(phase) / _GIB:.1f}" for phase in pool.phases))
-        console.print(table)
+        lines = [(what, *("" if cell is None else f"{cell:.1f}" for cell in cells)) for what, cells in rows(pool)]
+        lines.append(("in all", *(f"{pool.of(phase) / _GIB:.1f}" for phase in pool.phases)))
+        title = f"{pool.name}: {plural(pool.devices, 'device')}, GiB on each"
+        console.print(Table(title, ("what", *pool.phases), lines))
     if plan.host is not None:
         console.print(_host_table(plan.host))
     fullest = plan.fullest
@@ -111,15 +103,9 @@ def _memory_of(arguments: Sequence[str], console: Console) -> int:
 
 
 def _host_table(host: HostMemory) -> Table:
-    table = Table(title=f"the fullest host, of {host.devices} device{'s'[: host.devices > 1]}, GiB")
-    table.add_column("")
-    table.add_column("at most", justify="right", style="bold")
-    for item in host.items:
-        table.add_row(item.what, f"{item.bytes / _GIB:.1f}")
-    table.add_section()
-    table.add_row("in all", f"{host.everything / _GIB:.1f}")
-    table.add_row("may be used", f"{host.there / _GIB:.1f}")
-    return table
+    items = {item.what: item.bytes for item in host.items} | {"in all": host.everything, "may be used": host.there}
+    title = f"the fullest host, of {plural(host.devices, 'device')}, GiB"
+    return Table(title, ("what", "at most"), [(what, f"{size / _GIB:.1f}") for what, size in items.items()])
 
 
 def examine(results: Path) -> list[Finding]:

@@ -10,16 +10,15 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from rich import box
 from rich.console import Console
 from rich.padding import Padding
-from rich.table import Table
 from rich.text import Text
 
 from harness.cli.arguments import last_values, own_arguments
 from harness.config import ConfigError
 from harness.config.fields import checked_name, whole_number
 from harness.metrics.formatting import redacted, say, visible
+from harness.metrics.tables import Table
 
 if TYPE_CHECKING:
     from harness.comparison.changes import Changes
@@ -70,16 +69,13 @@ def show(arguments: Sequence[str], results: Path, console: Console) -> int:
 
     def print_sample(one: ShownSample) -> None:
         console.print(f"\n{visible(one.title)}", style="bold", highlight=False, markup=False)
-        facts = Table.grid(padding=(0, 2))
-        facts.add_column(no_wrap=True)
-        facts.add_column(overflow="fold")
+        longest = max(map(len, one.facts))
         for name, fact in one.facts.items():
-            facts.add_row(Text(visible(name), style="dim"), Text(visible(fact)))
-        console.print(facts)
+            console.print(Text.assemble((f"{visible(name):<{longest}}  ", "dim"), visible(fact)))
         for name, text in one.texts.items():
             console.print(Text(name, style="dim"))
             shown = Text(visible(shortened(text, _OF_SEVERAL if len(found) > 1 else _OF_ONE)), overflow="fold")
-            console.print(Padding(shown, (0, 0, 0, 2)))
+            console.print(Padding(shown, (0, 0, 0, 2), expand=False))
 
     for one in found:
         print_sample(one)
@@ -177,20 +173,16 @@ def _print_changes(changes: Changes, console: Console) -> None:
 
     for line in changes.unlike or ("the same settings, code, packages and machine",):
         say(console, line)
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False)
-    for column in ("", "measure"):
-        table.add_column(column)
-    for column in ("before", "after", "change, 95 %"):
-        table.add_column(column, justify="right", no_wrap=True)
+    rows = []
     for cell in changes.cells:
         for measure in cell.measures:
             text, scale = against(measure, 1), scale_of(measure)
             called = text is not None and text.called
             if called or measure.key in RESULTS:
                 title = f"{measure.title} (%)" if scale.unit == "%" else measure.title
-                change = "-" if text is None else f"{text.value.split()[0]} {text.bounds} {'*' if called else ' '}"
-                table.add_row(cell.label, title, *(scale.value(each.value) for each in measure.cells), change)
-    console.print(table)
+                change = "-" if text is None else f"{text.value.split()[0]} {text.bounds}{' *' * called}"
+                rows.append((cell.label, title, *(scale.value(each.value) for each in measure.cells), change))
+    console.print(Table("", ("cell", "measure", "before", "after", "change, 95 %"), rows))
     console.print("* significant difference, after Holm's correction for several cells", style="dim", highlight=False)
     for line in changes.unmatched:
         say(console, line, "yellow")

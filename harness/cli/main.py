@@ -4,6 +4,7 @@ threshold, 75 left with a checkpoint, as SIGTERM asked, 130 interrupted, 143 end
 from __future__ import annotations
 
 import errno
+import json
 import os
 import signal
 from collections.abc import Callable, Sequence
@@ -12,8 +13,8 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.cli.commands import COMMANDS, check_command
-from harness.cli.console import PlainTextConsole
+from harness.cli.commands import COMMANDS, VALUES, check_command
+from harness.cli.console import PlainTextConsole, ValuesConsole, write
 from harness.cli.front import front, settings_of
 from harness.cli.spelling import Spelling
 from harness.config import ConfigError
@@ -43,7 +44,18 @@ def main(arguments: Sequence[str]) -> int:
     except ValueError as refused:
         say(errors, str(refused), "red")
         return 2
-    return answered(lambda: command(name)(settings_of(name, arguments[1:]), RESULTS, console), errors)
+
+    def run() -> int:
+        settings = settings_of(name, arguments[1:])
+        if VALUES not in settings:
+            return command(name)(settings, RESULTS, console)
+        values = ValuesConsole(errors, spelling=spelling)
+        status = command(name)([setting for setting in settings if setting != VALUES], RESULTS, values)
+        said = {"command": name, "status": status, "tables": values.tables, "lines": values.lines}
+        write(json.dumps(said, ensure_ascii=False, indent=1) + "\n")
+        return status
+
+    return answered(run, errors)
 
 
 def answered(work: Callable[[], int], errors: Console) -> int:

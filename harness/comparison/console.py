@@ -4,28 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from harness.comparison.comparison import Comparison
 from harness.comparison.measure_text import Scale, against, beside_mean, bounds, scale_of
 from harness.comparison.measures import HELD_OUT, SPEED, CellMeasure, Measure
 from harness.metrics.formatting import number
 from harness.metrics.manifest import HOW_TIMED
+from harness.metrics.tables import Table
 
 _LAGS = ("staleness/mean", "staleness/max", "time/weight_sync_exposed_s")
 _BOUND = "throughput/fraction_of_bound"
 _SHORT_TITLES = {
     _BOUND: "of ideal",
-    "time/weight_sync_exposed_s": "weight sync\nexposed, s",
+    "time/weight_sync_exposed_s": "weight sync exposed, s",
     "staleness/mean": "mean lag",
     "staleness/max": "largest lag",
 }
 _IDLE = "idle/"
-_WIDTH = 100
-_LABEL = 26
-_LEAST_LABEL = 14  # characters: the name of a schedule
 
 NOTES = (
     "mean over seeds, with its 95 % t interval; ratios and differences are paired by seed where seeds are shared",
@@ -36,19 +32,19 @@ NOTES = (
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
-    """Print it, at most 100 columns wide."""
+    """Print it."""
     _line(console, comparison.verdict, style="bold red" if comparison.faults else "bold")
     console.print()
     outcome = comparison.outcome
     for key in dict.fromkeys((SPEED, outcome.key if outcome else None, *HELD_OUT)):
         measure = comparison.measure(key)
         if measure is not None:
-            console.print(_in_full(comparison, measure), width=_WIDTH)
+            console.print(_in_full(comparison, measure))
     reached = [measure for measure in comparison.measures if measure.key.startswith("reach/samples/")]
     if reached:
-        console.print(_thresholds(comparison, reached), width=_WIDTH)
+        console.print(_thresholds(comparison, reached))
     for table in _in_short(comparison):
-        console.print(table, width=_WIDTH)
+        console.print(table)
     for note in NOTES if len(comparison.cells) > 1 else NOTES[:1]:
         _line(console, note.format(comparison.measures[0].margin_text), style="dim")
     if (gate := comparison.gate) is not None:
@@ -65,46 +61,41 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 def _in_full(comparison: Comparison, measure: Measure) -> Table:
     """Every seed, the mean with its interval, and what it is against the baseline."""
-    scale = scale_of(measure)
-    table = _table(comparison, measure.title.capitalize() + (f" ({scale.unit})" if scale.unit == "%" else ""))
-    shows_worst = measure is comparison.outcome
-    table.add_column("mean\nworst,\ncollapsed" if shows_worst else "mean", justify="right", no_wrap=True)
-    if len(comparison.cells) > 1:
-        table.add_column("against baseline", justify="right", no_wrap=True)
-        table.add_column("better", justify="right", no_wrap=True)
-    table.add_column("by seed", overflow="fold")
-    for index, (label, cell) in enumerate(zip(_labels(comparison), measure.cells, strict=True)):
-        row = [label, f"{scale.value(cell.value)}\n{scale.bounds(cell.interval)}"]
+    scale, shows_worst = scale_of(measure), measure is comparison.outcome
+    told = [beside_mean(comparison, measure, index) for index in range(len(measure.cells))]
+    columns = ["mean\n95 %" + ("\nworst, collapsed" if shows_worst else "\nbeside it" if any(told) else "")]
+    columns += ["against baseline\n95 %", "better\n95 %"] * (len(comparison.cells) > 1)
+    rows = []
+    for index, cell in enumerate(measure.cells):
+        row = [f"{scale.value(cell.value)}\n{scale.bounds(cell.interval)}"]
         if len(comparison.cells) > 1:
             better = f"{number(cell.better.value, 2)}\n{bounds(cell.better, 2)}" if cell.better else "-"
             row += [_against(comparison, measure, index), better]
         if shows_worst:
             collapse = comparison.collapses[index]
-            row[1] += f"\n{scale.value(collapse.worst)}, {collapse.text}"
-        elif told := beside_mean(comparison, measure, index):
-            row[1] += f"\n{told}"
-        table.add_row(*row, scale.seeds(cell).replace(", ", " "))
-    return table
+            row[0] += f"\n{scale.value(collapse.worst)}, {collapse.text}"
+        elif any(told):
+            row[0] += f"\n{told[index] or '-'}"
+        rows.append([*row, scale.seeds(cell).replace(", ", " ")])
+    title = measure.title.capitalize() + (f" ({scale.unit})" if scale.unit == "%" else "")
+    return _table(comparison, title, [*columns, "by seed"], rows)
 
 
 def _thresholds(comparison: Comparison, measures: Sequence[Measure]) -> Table:
     """Samples and seconds to each accuracy, means over seeds, or how many seeds got there. Intervals are in the
     report: five columns of them need a wider page."""
-    table = _table(comparison, "Samples and seconds to a held-out accuracy")
+    accuracies = [measure.key.rpartition("/")[2] for measure in measures]
+    rows: list[list[str]] = [[] for _ in comparison.cells]
     for measure in measures:
-        table.add_column(measure.key.rpartition("/")[2], justify="right", no_wrap=True)
-    for index, label in enumerate(_labels(comparison)):
-        row = []
-        for measure in measures:
-            timed = comparison.measure(measure.key.replace("samples", "seconds"))
-            assert timed is not None
-            samples, seconds = measure.cells[index], timed.cells[index]
+        timed = comparison.measure(measure.key.replace("samples", "seconds"))
+        assert timed is not None
+        for row, samples, seconds in zip(rows, measure.cells, timed.cells, strict=True):
             if samples.reached < (runs := len(samples.per_seed)):
-                row.append(f"{samples.reached} of {runs}\nseeds")
+                row.append(f"{samples.reached} of {runs} seeds\n-")
             else:
-                row.append(f"{scale_of(measure).value(samples.value)}\n{scale_of(timed).value(seconds.value)} s")
-        table.add_row(label, *row)
-    return table
+                row.append(f"{scale_of(measure).value(samples.value)}\n{scale_of(timed).value(seconds.value)}")
+    columns = [f"samples to {accuracy}\nseconds to {accuracy}" for accuracy in accuracies]
+    return _table(comparison, "Samples and seconds to a held-out accuracy", columns, rows)
 
 
 def _in_short(comparison: Comparison) -> list[Table]:
@@ -116,13 +107,10 @@ def _in_short(comparison: Comparison) -> list[Table]:
 
 
 def _means(comparison: Comparison, title: str, measures: Sequence[Measure]) -> Table:
-    table = _table(comparison, title)
-    for measure in measures:
-        head = _SHORT_TITLES.get(measure.key) or measure.key.replace(_IDLE, "idle\n")
-        table.add_column(head, justify="right", no_wrap=True)
-    for index, label in enumerate(_labels(comparison)):
-        table.add_row(label, *(_range(measure.cells[index], scale_of(measure)) for measure in measures))
-    return table
+    columns = [_SHORT_TITLES.get(measure.key) or measure.key.replace(_IDLE, "idle ") for measure in measures]
+    cells = range(len(comparison.cells))
+    rows = [[_range(measure.cells[cell], scale_of(measure)) for measure in measures] for cell in cells]
+    return _table(comparison, title, columns, rows)
 
 
 def _different(measures: Sequence[Measure]) -> list[Measure]:
@@ -131,19 +119,13 @@ def _different(measures: Sequence[Measure]) -> list[Measure]:
     return list(reversed(by_values.values()))
 
 
-def _table(comparison: Comparison, title: str) -> Table:
-    """Names of schedules stay whole; longer labels are folded."""
-    title = f"{title}{_simulated(comparison)}"
-    table = Table(title=title, box=box.SIMPLE_HEAD, show_lines=True, title_justify="left", pad_edge=False)
-    longest = max(len(cell.label) for cell in comparison.cells)
-    table.add_column("", overflow="fold", min_width=min(longest, _LEAST_LABEL), max_width=_LABEL)
-    return table
-
-
-def _labels(comparison: Comparison) -> list[str]:
-    marks = ["\n(baseline)" if index == comparison.baseline else "" for index in range(len(comparison.cells))]
-    several = len(comparison.cells) > 1
-    return [cell.label + mark * several for cell, mark in zip(comparison.cells, marks, strict=True)]
+def _table(comparison: Comparison, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """rows: of each cell."""
+    labels = [cell.label for cell in comparison.cells]
+    if len(labels) > 1:
+        labels[comparison.baseline] += "\n(baseline)"
+    named = [[label, *row] for label, row in zip(labels, rows, strict=True)]
+    return Table(f"{title}{_simulated(comparison)}", ["cell", *columns], named)
 
 
 def _simulated(comparison: Comparison) -> str:
@@ -169,4 +151,4 @@ def _range(cell: CellMeasure, scale: Scale) -> str:
 
 
 def _line(console: Console, text: str, style: str = "") -> None:
-    console.print(text, style=style, width=min(_WIDTH, console.width), highlight=False, markup=False)
+    console.print(text, style=style, highlight=False, markup=False)

@@ -10,13 +10,12 @@ from typing import Any
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from harness.checks.layout import device_roles
 from harness.config.compose import plain
 from harness.metrics.formatting import percent
+from harness.metrics.tables import Table
 from harness.planner.judgement import DRAWS, Judgement, Judgements
 from harness.planner.plan import WORTH, Choice, Plan, bench_command, devices_and_batch, layout, origin, rate, why_none
 from harness.prediction.evidence import SHARED
@@ -175,67 +174,61 @@ def _entry(choice: Choice) -> dict[str, Any]:
 
 
 def _schedules(plan: Plan) -> Table:
-    columns = ("samples/s", "tokens/s\n/device", "lag\nmean", "lag\nworst", "idle\nrollout", "idle\ntraining")
-    table = _table("The best of every schedule (simulated)", (*columns, "of\nbound"))
-    for choice in plan.best_of_each:
-        outcome = choice.outcome
-        table.add_row(
-            choice.name,
-            f"{outcome.samples_per_s:,.1f}",
-            f"{outcome.tokens_per_s_per_device:,.0f}",
-            f"{outcome.lag_mean:.2f}",
-            f"{outcome.lag_worst:.0f}",
-            f"{abs(outcome.rollout_idle):.0%}",
-            f"{abs(outcome.training_idle):.0%}",
-            f"{outcome.fraction_of_bound:.2f}",
-        )
-    return table
+    lags_and_idle = ("mean lag", "worst lag", "idle rollout", "idle training")
+    return Table(
+        "The best of every schedule (simulated)",
+        ("schedule", "samples/s", "tokens/s /device", *lags_and_idle, "of bound"),
+        [
+            (
+                choice.name,
+                f"{choice.outcome.samples_per_s:,.1f}",
+                f"{choice.outcome.tokens_per_s_per_device:,.0f}",
+                f"{choice.outcome.lag_mean:.2f}",
+                f"{choice.outcome.lag_worst:.0f}",
+                f"{abs(choice.outcome.rollout_idle):.0%}",
+                f"{abs(choice.outcome.training_idle):.0%}",
+                f"{choice.outcome.fraction_of_bound:.2f}",
+            )
+            for choice in plan.best_of_each
+        ],
+    )
 
 
 def _judgements(plan: Plan, judged: Judgements) -> Table:
-    columns = ("plan", "median", f"{SURE:.0%}\ninterval", "P(faster)", "verdict")
-    table = _table(f"Times as fast as {SHARED} (simulated)", columns)
     baseline, *others = judged.of
+    rows = []
     for one in others:
         low, high = interval(one.speedup)
-        table.add_row(
-            plan.title(one.choice),
-            f"{rate(one.choice) / rate(baseline.choice):.2f}",
-            f"{np.median(one.speedup):.2f}",
-            f"{low:.2f} to {high:.2f}",
-            f"{p_faster(one.speedup):.0%}",
-            one.verdict,
+        rows.append(
+            (
+                plan.title(one.choice),
+                f"{rate(one.choice) / rate(baseline.choice):.2f}",
+                f"{np.median(one.speedup):.2f}",
+                f"{low:.2f} to {high:.2f}",
+                f"{p_faster(one.speedup):.0%}",
+                one.verdict,
+            )
         )
-    return table
+    columns = ("schedule", "plan", "median", f"{SURE:.0%} interval", "P(faster)", "verdict")
+    return Table(f"Times as fast as {SHARED} (simulated)", columns, rows)
 
 
 def _layouts(plan: Plan) -> Table:
-    table = _table("How they use the devices", ())
-    table.add_column("rollout + actor", no_wrap=True)
-    table.add_column("layout")
+    rows = []
     for choice in plan.best_of_each:
         split, layout_ = choice.candidate.describe()
-        table.add_row(choice.name, split, f"{layout_}, micro-batch {choice.candidate.micro_groups}")
-    return table
+        rows.append((choice.name, split, f"{layout_}, micro-batch {choice.candidate.micro_groups}"))
+    return Table("How they use the devices", ("schedule", "rollout + actor", "layout"), rows)
 
 
 def _front(plan: Plan) -> Table:
-    table = _table(
-        "Throughput against mean lag: what nothing beats (simulated)", ("lag\nmean", "samples/s", "of the fastest")
-    )
     best = plan.choices[0].outcome.samples_per_s
+    rows = []
     for choice in plan.front:
         rate = choice.outcome.samples_per_s
-        table.add_row(choice.name, f"{choice.outcome.lag_mean:.2f}", f"{rate:,.1f}", f"{rate / best:.1%}")
-    return table
-
-
-def _table(title: str, numbers: tuple[str, ...]) -> Table:
-    table = Table(title=title, box=box.SIMPLE_HEAD, title_justify="left", padding=(0, 1, 0, 0))
-    table.add_column("schedule", no_wrap=True)
-    for heading in numbers:
-        table.add_column(heading, justify="right", no_wrap=True)
-    return table
+        rows.append((choice.name, f"{choice.outcome.lag_mean:.2f}", f"{rate:,.1f}", f"{rate / best:.1%}"))
+    columns = ("schedule", "mean lag", "samples/s", "of the fastest")
+    return Table("Throughput against mean lag: what nothing beats (simulated)", columns, rows)
 
 
 def why_slower(slower: Choice, best: Choice) -> str:

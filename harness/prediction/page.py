@@ -9,11 +9,10 @@ from pathlib import Path
 
 import numpy as np
 from matplotlib.figure import Figure
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from harness.metrics.atomic_files import write_text
+from harness.metrics.tables import Table
 from harness.prediction.forecast import SURE, Forecast, interval
 from harness.prediction.prediction import Predicted
 from harness.report.plots import BLUE, GRAY, ORANGE, save_figure
@@ -30,15 +29,9 @@ COLUMNS = (
 
 
 def print_predictions(predicted: Predicted, console: Console) -> None:
-    """A row for each forecast, narrow enough for 80 columns; below, what it stands on and what would settle it."""
-    table = Table(box=box.SIMPLE_HEAD, pad_edge=False, title_justify="left")
-    table.title = f"simulated; given: {READ[predicted.given]}"
-    table.add_column("row")
-    for heading in ("step s\npublished", f"median\n{SURE:.0%}", "speed-up\npublished", f"median\n{SURE:.0%}"):
-        table.add_column(heading, justify="right", no_wrap=True)
-    table.add_column("verdict\nP(faster)", no_wrap=True)
-    for one in predicted.forecasts:
-        table.add_row(
+    """A row for each forecast; below, what it stands on and what would settle it."""
+    rows = [
+        (
             str(one.row),
             _figure(one.row.step_s, 1),
             f"{one.median:,.1f}\n{_range(one.interval(), 0)}",
@@ -46,7 +39,11 @@ def print_predictions(predicted: Predicted, console: Console) -> None:
             f"{np.median(one.speedup):.2f}\n{_range(interval(one.speedup), 2)}",
             f"{one.verdict}\n{one.p_faster:.0%}",
         )
-    console.print(table)
+        for one in predicted.forecasts
+    ]
+    step, speedup = (f"{what}, median\n{what}, {SURE:.0%}" for what in ("step s", "speed-up"))
+    columns = ("row", "step s, published", step, "speed-up, published", speedup, "verdict\nP(faster)")
+    console.print(Table(f"simulated; given: {READ[predicted.given]}", columns, rows))
     for one in predicted.forecasts:
         texts = [f"given: {', '.join(one.given)}", f"assumed: {', '.join(one.assumed)}"]
         if one.verdict == "cannot be told":

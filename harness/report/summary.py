@@ -9,9 +9,7 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
-from rich import box
 from rich.console import Console
-from rich.table import Table
 
 from harness.metrics.done import is_done
 from harness.metrics.formatting import number, percent, say
@@ -28,6 +26,7 @@ from harness.metrics.run_files import (
 )
 from harness.metrics.samples import CUSTOM, FATES
 from harness.metrics.schemas import Restart
+from harness.metrics.tables import Table
 
 _FILES = (
     "config.yaml",
@@ -112,44 +111,34 @@ def summarize(run_dir: Path) -> RunSummary:
     )
 
 
-def summary_tables(runs: Iterable[RunSummary]) -> list[Table]:
-    """Two tables with a row per run, narrow enough for 80 columns, and one of held-out accuracy and one of custom
-    metrics where there are any; a simulated run says so in each."""
-    figures, account, custom = (
-        Table(title="Runs, rates after warm-up"),
-        Table(title="Devices and samples"),
-        Table(title="Custom metrics"),
-    )
-    held_out = Table(title="Held-out accuracy, first and last version")
-    for table in (figures, account, held_out, custom):
-        table.box, table.show_lines, table.title_justify, table.pad_edge = box.SIMPLE_HEAD, True, "left", False
-        table.add_column("run", no_wrap=True)
-    for heading in (
-        "iterations\nsamples",
-        "wall s",
-        "samples/s\ntokens/s\nothers'\nload",
-        "trained\nexact match\nfirst, last\n10 %",
-        "lag\nworst\nmean",
-        "of\nideal",
-    ):
-        figures.add_column(heading, justify="right", no_wrap=True)
-    account.add_column("idle after warm-up", justify="right", no_wrap=True)
-    account.add_column("ledger (samples)", no_wrap=True)
-    for heading in ("mean over samples", "first 10 %", "last 10 %"):
-        custom.add_column(heading, justify="left" if heading.startswith("mean") else "right")
-    for heading in ("version", "problems", "greedy", "sampled", "pass@k"):
-        held_out.add_column(heading, justify="right", no_wrap=True)
-    for run in runs:
-        figures.add_row(_name(run), *_figures(run))
-        account.add_row(_name(run), _devices(run), _ledger(run.ledger))
-        if run.evaluated is not None:
-            held_out.add_row(
-                _name(run), *("\n".join(both) for both in zip(*map(_held_out, run.evaluated), strict=True))
-            )
-        if run.custom:
-            parts = [list(map(_optional, part)) for part in zip(*run.custom.values(), strict=True)]
-            custom.add_row(_name(run), *("\n".join(column) for column in (run.custom, *parts)))
-    return [figures, account, *(table for table in (held_out, custom) if table.row_count)]
+def summary_tables(runs: Sequence[RunSummary]) -> list[Table]:
+    """Two tables with a row per run, and one of held-out accuracy and one of custom metrics where there are any; a
+    simulated run says so in each."""
+    rates = ("wall s", "samples/s\ntokens/s", "others' load")
+    figures = ("iterations\nsamples", *rates, "exact match, first 10 %\nlast 10 %")
+    tables = [
+        Table(
+            "Runs, rates after warm-up",
+            ("run", *figures, "worst lag\nmean lag", "of ideal"),
+            [(_name(run), *_figures(run)) for run in runs],
+        ),
+        Table(
+            "Devices and samples",
+            ("run", "idle after warm-up", "ledger (samples)"),
+            [(_name(run), _devices(run), _ledger(run.ledger)) for run in runs],
+        ),
+        Table(
+            "Held-out accuracy, first and last version",
+            ("run", "version", "problems", "greedy", "sampled", "pass@k"),
+            [(_name(run), *_held_out(found)) for run in runs for found in run.evaluated or ()],
+        ),
+        Table(
+            "Custom metrics",
+            ("run", "mean over samples", "first 10 %", "last 10 %"),
+            [(_name(run), name, *map(_optional, both)) for run in runs for name, both in run.custom.items()],
+        ),
+    ]
+    return [table for table in tables if table.rows]
 
 
 def print_summary(run_dirs: Iterable[Path], console: Console) -> None:
@@ -182,7 +171,7 @@ def _name(run: RunSummary) -> str:
     if identity.smoke:
         lines.append("smoke run")
     if not run.done:
-        lines.append("[red]unfinished[/red]")
+        lines.append("unfinished")
     return "\n".join(lines)
 
 
@@ -190,8 +179,8 @@ def _figures(run: RunSummary) -> tuple[str, ...]:
     return (
         f"{run.iterations:,}\n{run.samples:,}",
         number(run.seconds),
-        f"{_optional(run.samples_per_s)}\n{_optional(run.tokens_per_s)}"
-        + ("" if run.others_load is None else f"\n{percent(run.others_load)}"),
+        f"{_optional(run.samples_per_s)}\n{_optional(run.tokens_per_s)}",
+        "-" if run.others_load is None else percent(run.others_load),
         f"{_optional(run.exact_match_first)}\n{_optional(run.exact_match_last)}",
         f"{run.lag_worst:.0f}\n{number(run.lag_mean)}",
         _optional(run.fraction_of_bound),

@@ -22,6 +22,7 @@ from harness.config.fields import Count, NotNegative, Positive
 from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.memory import JobLayout
 from harness.cost_model.roofline import roofline
+from harness.metrics.tables import Table
 from harness.planner.judgement import InTurn, in_system, systems
 from harness.prediction.forecast import verdict_of
 from harness.prediction.posterior import factors_of, slower
@@ -29,7 +30,7 @@ from harness.prediction.simulation import WARMUP, by_token_alone, one_device_eac
 from harness.rpc.children import parallel_map
 from harness.studies.papers.experiment import Context, PaperExperiment
 from harness.studies.papers.modes import TIMEOUT_S, Mode, batches_of, composed, job_of, of_role, step_figures, steps
-from harness.studies.papers.result import Result, ResultLine, Table, drawn_line, speedup_lines
+from harness.studies.papers.result import Result, ResultLine, drawn_line, speedup_lines
 from harness.studies.papers.simulated import drawn_lines
 
 WITHIN = 0.10

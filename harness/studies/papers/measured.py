@@ -15,10 +15,11 @@ from harness.campaigns.execution import Runs, print_failures, run_cells
 from harness.config import STRICT, ConfigError
 from harness.config.fields import Count, Fraction
 from harness.metrics.run_files import load_metrics
+from harness.metrics.tables import Table
 from harness.runtime.runtime import machine_of_runs
 from harness.studies.papers.experiment import Context, PaperExperiment
 from harness.studies.papers.modes import Mode, drawn_figures, job_of, step_figures
-from harness.studies.papers.result import Published, Result, ResultLine, Table, speedup_lines
+from harness.studies.papers.result import Published, Result, ResultLine, speedup_lines
 
 SIMULATED = "seconds per step"
 """The quantity of cells that are simulated too."""

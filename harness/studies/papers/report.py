@@ -11,19 +11,17 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
-from rich import box
 from rich.console import Console
-from rich.table import Table as RichTable
 
 from harness.metrics.atomic_files import write_text
 from harness.metrics.formatting import latex, latex_table, markdown_table
+from harness.metrics.tables import Table
 from harness.report.plots import BLUE, GRAY, GREEN, save_in_every_format
 from harness.studies.papers.result import (
     ROLES,
     Published,
     Result,
     ResultLine,
-    Table,
     error,
     figures,
     overview,
@@ -55,25 +53,14 @@ def show(result: Result, console: Console) -> None:
     for line in (experiment.source, experiment.compares, f"scale: {experiment.scale}"):
         console.print(line, highlight=False, markup=False)
     for table in tables_of(result):
-        print_table(table, console)
+        console.print(table)
     for line in (*result.notes, *(f"missing: {missing}" for missing in experiment.missing)):
         console.print(line, highlight=False, markup=False)
 
 
 def show_overview(results: Sequence[Result], console: Console) -> None:
     """Print the predictions of all."""
-    print_table(overview(results), console)
-
-
-def print_table(table: Table, console: Console) -> None:
-    """The first column and words to the left, figures to the right."""
-    shown = RichTable(title=f"\n{table.title}", box=box.SIMPLE_HEAD, title_justify="left", pad_edge=False)
-    for number, name in enumerate(table.columns):
-        words = number == 0 or all(not any(map(str.isdigit, row[number])) for row in table.rows)
-        shown.add_column(name, justify="left" if words else "right", overflow="fold")
-    for row in table.rows:
-        shown.add_row(*row)
-    console.print(shown, markup=False)
+    console.print(overview(results))
 
 
 def write(result: Result, folder: Path) -> list[Path]:

@@ -10,6 +10,7 @@ import numpy as np
 from matplotlib.figure import Figure
 
 from harness.metrics.formatting import decimals, number
+from harness.metrics.tables import Table
 from harness.prediction.forecast import interval, verdict_of
 from harness.prediction.priors import Draws
 from harness.studies.papers.experiment import PaperExperiment
@@ -75,17 +76,9 @@ def speedup_lines(speedups: Mapping[str, Draws], base: str) -> list[ResultLine]:
 
 
 @dataclass(frozen=True)
-class Table:
-    """Figures beside the main ones, such as what a prediction depends on."""
-
-    title: str
-    columns: Sequence[str]
-    rows: Sequence[Sequence[str]]
-
-
-@dataclass(frozen=True)
 class Result:
-    """The result of an experiment. draw: the picture, where bars of all lines would not say it."""
+    """The result of an experiment. tables: beside the main one. draw: the picture, where bars of all
+    lines would not say it."""
 
     experiment: PaperExperiment
     lines: Sequence[ResultLine]

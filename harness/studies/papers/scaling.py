@@ -10,6 +10,7 @@ from pydantic.dataclasses import dataclass
 from harness.config import STRICT, ConfigError, JobConfig
 from harness.config.compose import compose_job
 from harness.config.fields import Count, Positive, Switch
+from harness.metrics.tables import Table
 from harness.planner.candidates import Candidate
 from harness.planner.explore import Effort, Exploration, TrialResult
 from harness.planner.judgement import Judgements, judge
@@ -17,7 +18,7 @@ from harness.planner.plan import Plan, explore_all
 from harness.prediction.evidence import SHARED
 from harness.prediction.priors import Draws
 from harness.studies.papers.experiment import Context, PaperExperiment
-from harness.studies.papers.result import Result, ResultLine, Table, drawn_line
+from harness.studies.papers.result import Result, ResultLine, drawn_line
 
 _IN_TURN = f"schedule={SHARED}"
 

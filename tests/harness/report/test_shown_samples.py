@@ -35,7 +35,7 @@ def shown(run: Path, capsys: pytest.CaptureFixture[str], *arguments: str) -> str
 
 @pytest.fixture(autouse=True)
 def _of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv("COLUMNS", "80")
+    monkeypatch.setattr("harness.cli.console.PIPE", 80)
 
 
 def test_a_sample_is_shown_with_problem_response_reward_and_versions(
