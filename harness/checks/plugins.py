@@ -4,7 +4,8 @@ import path can be what it is to be."""
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+from importlib.util import find_spec
 from inspect import isfunction
 from typing import Any
 
@@ -104,8 +105,23 @@ def _queue_settings(name: str, options: Mapping[str, Any]) -> Any:
     return made
 
 
+_LOGGERS_NEED = {"tensorboard": "tensorboardX", "wandb": "wandb"}
+
+
+def check_loggers(names: Iterable[str]) -> None:
+    """Raises ConfigError for a logger that is not there, or whose package is not."""
+    for name in names:
+        if is_path(name):
+            find("loggers", name)
+        elif (package := _LOGGERS_NEED.get(name)) is not None and find_spec(package) is None:
+            raise ConfigError(
+                f"loggers={name} needs {package}, which is not here: pip install {package}, or leave it out"
+            )
+
+
 def check_plugins(config: JobConfig, schedule: Schedule) -> None:
     """Raises ConfigError: the setting, its value, and the fix. A schedule was checked when it was made."""
+    check_loggers(config.loggers)
     _check_engine(config.engine.name)
     task = config.task
     if is_path(task.name) or task.reward or task.reward_options or task.options or task.generate:

@@ -148,6 +148,8 @@ def _by_name(override: str) -> str:
     path, `schedule=my_lab.schedules:Mine`, or a model by its folder, gets a name in its store; a free option is added
     where there is none."""
     group, _, value = override.partition("=")
+    if group == "loggers" and not value.startswith("["):
+        return f"loggers=[{value}]"
     above, _, below = group.partition(".")
     if group.startswith(_FREE) or (below and below.partition(".")[0] in _DEFAULTS.get(above, ())):
         return f"++{override}"

@@ -495,6 +495,7 @@ class JobConfig:
     )
     restarts: OfRuns[RestartsConfig] = field(default_factory=RestartsConfig)
     texts: OfRuns[TextsConfig] = field(default_factory=TextsConfig)
+    loggers: OfRuns[tuple[str, ...]] = ("mlflow",)  # that hear the metrics of a run besides its folder
     max_tokens: Real[Count | None] = None  # of a response; None takes the task's own
     save_weights: OfRuns[Switch] = True  # keep the final weights in the run's folder
 
@@ -602,7 +603,7 @@ def job_config(tree: Mapping[str, Any]) -> JobConfig:
         config = TypeAdapter(JobConfig).validate_python(tree)
     except ValidationError as error:
         raise ConfigError(first_line(error)) from error
-    for setting, name in config.named:
+    for setting, name in (*config.named, *(("loggers", name) for name in config.loggers)):
         check_name(setting, name)
     return config
 

@@ -161,6 +161,12 @@ ORDERS = {
     "completion": "harness.transfer_queue.control.policies:CompletionFirst",
 }
 
+LOGGERS = {
+    "mlflow": "harness.driver.mlflow_logger:MlflowLogger",
+    "tensorboard": "harness.driver.tensorboard_logger:TensorBoardLogger",
+    "wandb": "harness.driver.wandb_logger:WandbLogger",
+}
+
 REGISTRIES: Mapping[str, Mapping[str, str]] = {
     "schedule": SCHEDULES,
     "engine": ENGINES,
@@ -176,6 +182,7 @@ REGISTRIES: Mapping[str, Mapping[str, str]] = {
     "cluster.queue": STORAGES,
     "schedule.order": ORDERS,
     "schedule.transport": TRANSPORTS,
+    "loggers": LOGGERS,
 }
 """Names by setting, and the import path of each. Losses, advantages and the like are functions, whose keyword-only
 parameters are their options (`algorithm.options`); the others are classes."""

@@ -30,6 +30,7 @@ from harness.driver.earlier import EarlierAttempt, NothingToGoBackTo
 from harness.driver.evaluation import Evaluated
 from harness.driver.final_model import model_card, write_beside
 from harness.driver.initial_weights import initial_model
+from harness.driver.loggers import LoggedRun, Loggers
 from harness.driver.observer import IterationListener, RunListener
 from harness.driver.progress import ProgressDisplay, waiting_for
 from harness.driver.replay import Replay
@@ -37,18 +38,10 @@ from harness.driver.restarts import GivenUp, Restarts, how, roles_in
 from harness.driver.session import Session
 from harness.metrics.done import CRITIC, MODEL
 from harness.metrics.manifest import RunIdentity, build_manifest
-from harness.metrics.run_files import (
-    RunDirectory,
-    last_evaluated,
-    load_config,
-    load_manifest,
-    metrics_so_far,
-    mirrored_files,
-    run_directory,
-)
+from harness.metrics.run_files import RunDirectory, last_evaluated, load_config, load_manifest, run_directory
 from harness.metrics.samples import Texts
 from harness.metrics.schemas import Restart
-from harness.metrics.system import LoadWatch, SystemSampler
+from harness.metrics.system import LoadWatch
 from harness.protocols import EngineDied
 from harness.rl.learning_rate import peak_rate
 from harness.runtime.fork_server import ForkServer
@@ -153,12 +146,17 @@ def _attempt(
     )
     with run_directory(config, seed, results, kept=earlier) as folder, ExitStack() as stack:
         load = LoadWatch(None if server is None else server.above)
+
+        def logged(manifest: Mapping[str, Any]) -> LoggedRun:
+            say = partial(console.print, style="yellow", highlight=False, soft_wrap=True, markup=False)
+            return LoggedRun(folder, results, identity, plain(config), manifest, say)
+
         task = make_task(config) if plan.backend == "real" else None
         if earlier.trained:
             manifest = load_manifest(folder.path)
-            mirror = stack.enter_context(Mirror(folder, results, identity, plain(config), manifest, console))
+            loggers = stack.enter_context(Loggers(config.loggers, logged(manifest)))
             folder.merge_parts(_texts(config, task))
-            _write_end(folder, mirror)
+            _write_end(folder, loggers)
             return folder.path
         manifest = _manifest(identity, config, earlier, recorded, task)
         folder.write_config(plain(config))
@@ -184,10 +182,10 @@ def _attempt(
         session.recorder.write_into(folder)
         if loss is not None and earlier.checkpoint is not None:
             session.recorder.listeners.append(_WentBack(session, loss, earlier.checkpoint.version))
-        open_mirror = partial(Mirror, folder, results, identity, plain(config), manifest, console)
+        open_loggers = partial(Loggers, config.loggers, logged(manifest))
         with _leaving_at_once(leave):
-            mirror = _start(stack, runner, session, open_mirror, console)
-        session.recorder.listeners.append(mirror)
+            loggers = _start(stack, runner, session, open_loggers, console)
+        session.recorder.listeners.append(loggers)
         with ProgressDisplay(console, _title(identity, config), config.iterations) as display:
             session.recorder.listeners.append(display)
             if (buffer := session.assembly.job.prompts.dealer.buffer) is not None:
@@ -198,7 +196,7 @@ def _attempt(
             if config.save_weights and plan.backend == "real":
                 run_in(runner, _save_models(session.assembly.worlds, folder, spec, manifest))
             session.recorder.write(folder, _texts(config, task))
-            _write_end(folder, mirror)
+            _write_end(folder, loggers)
     return folder.path
 
 
@@ -276,17 +274,17 @@ def _initial_model(config: JobConfig, task: Task | None, results: Path, console:
 
 
 def _start(
-    stack: ExitStack, runner: asyncio.Runner, session: Session, open_mirror: Callable[[], Mirror], console: Console
-) -> Mirror:
+    stack: ExitStack, runner: asyncio.Runner, session: Session, open_loggers: Callable[[], Loggers], console: Console
+) -> Loggers:
     """Bring everything up. MLflow takes seconds to load and to make its database: the roles start meanwhile."""
     cluster = cluster_address()
     what = "starting the queue" if cluster is None else f"waiting for the Ray cluster at {cluster} to place the workers"
     with waiting_for(console, what) as say, ThreadPoolExecutor(1) as background:
-        mirror = background.submit(open_mirror)
+        loggers = background.submit(open_loggers)
         session.start(stack)
         run_in(runner, session.connect(say))
-        say("waiting for MLflow")
-        return stack.enter_context(mirror.result())
+        say("waiting for loggers, such as MLflow")
+        return stack.enter_context(loggers.result())
 
 
 @contextmanager
@@ -343,68 +341,11 @@ def _texts(config: JobConfig, task: Task | None) -> Texts | None:
     return Texts(task.decode, config.texts.samples, config.texts.characters)
 
 
-def _write_end(folder: RunDirectory, mirror: Mirror) -> None:
+def _write_end(folder: RunDirectory, loggers: Loggers) -> None:
     """Write what follows from samples, trace and ledger, which are there."""
     from harness.report.plots import draw_run
 
     folder.write_summary(summary_of(run_of(folder.path)))
     draw_run(folder.path)
-    mirror.finish()
+    loggers.finish()
     folder.finish()
-
-
-class Mirror(RunListener):
-    """Mirrors a run to MLflow. As a context manager it samples the machine until `finish`, or until the run fails.
-
-    The loss of the mirror is reported once, on the console and in the run's folder, and the run goes on.
-    """
-
-    def __init__(
-        self,
-        folder: RunDirectory,
-        results: Path,
-        identity: RunIdentity,
-        config: Mapping[str, Any],
-        manifest: Mapping[str, Any],
-        console: Console,
-    ) -> None:
-        """Creates the run in MLflow, which takes seconds to load. config, manifest: as in the folder, which the caller
-        holds."""
-        from harness.metrics.mlflow_mirror import Tracker
-
-        self._folder, self._console = folder, console
-        before = metrics_so_far(folder.path)  # MLflow has a run for each attempt, the last one whole
-        self._tracker = Tracker(results, identity, config, manifest, on_lost=self._report_loss, before=before)
-        self._sampler = SystemSampler([folder.append_system, self._tracker.log_system])
-
-    def iteration(self, metrics: Mapping[str, float]) -> None:
-        self._tracker.log(metrics)
-
-    def finish(self) -> None:
-        """Every other file is there: store them, and end the run in MLflow."""
-        self._sampler.close()
-        self._tracker.log_summary(self._folder.path)
-        self._tracker.log_faults(self._folder.path)
-        self._tracker.finish(artifacts=mirrored_files(self._folder.path))
-
-    def __enter__(self) -> Mirror:
-        self._sampler.__enter__()
-        return self
-
-    def __exit__(self, *exception: Any) -> None:
-        try:
-            self._sampler.close()
-        finally:
-            self._tracker.__exit__(*exception)
-
-    def _report_loss(self, why: str) -> None:
-        """Report, on the mirror's thread, that the mirror was lost: that the disk has no room is said here, and raised
-        where the run itself writes."""
-        message = (
-            f"MLflow mirror incomplete: {why}; the run goes on, and `cadence mlflow-sync` catches up from its files"
-        )
-        try:
-            self._folder.mirror_is_incomplete(why)
-        except OSError as error:
-            message += f"; its folder does not say so: {error}"
-        self._console.print(message, style="yellow", highlight=False, soft_wrap=True, markup=False)

@@ -6,6 +6,7 @@ Adding one is its line here, and whoever writes it.
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -465,4 +466,18 @@ def token_metrics(tokens: Mapping[str, int]) -> dict[str, float]:
         "token_ledger/consumed": float(consumed),
         "token_ledger/discarded": float(discarded),
         "token_ledger/in_flight": float(tokens["generated"] - consumed - discarded),
+    }
+
+
+_QUEUE = "queue/"
+
+
+def logged(metrics: Mapping[str, Any]) -> dict[str, float]:
+    """Values of an iteration as loggers have them: one object of metrics.jsonl, without its step, NaN and None. What
+    the queue says of itself is more than half of them, and is among the system metrics, which have charts of their
+    own."""
+    return {
+        f"system/{name}" if name.startswith(_QUEUE) else name: float(value)
+        for name, value in metrics.items()
+        if name != "iteration" and value is not None and math.isfinite(value)
     }

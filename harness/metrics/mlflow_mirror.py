@@ -8,7 +8,6 @@ MLflow up to date from the files. Import this module only where it is used: mlfl
 from __future__ import annotations
 
 import logging
-import math
 import os
 import re
 import shlex
@@ -41,6 +40,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from harness.config.job import flatten
 from harness.metrics.atomic_files import Lock
+from harness.metrics.definitions import logged
 from harness.metrics.done import INCOMPLETE, check_files, read_done
 from harness.metrics.formatting import redacted
 from harness.metrics.manifest import RunIdentity, identity_of
@@ -59,7 +59,6 @@ _LOCKED_S = 120.0  # by another process, which makes an experiment in a second o
 _ITERATIONS = 20  # of an earlier attempt, read at once
 _BATCH = 1000  # MLflow's limit of metrics per log_batch
 _PARAM_BATCH = 100  # and of params
-_QUEUE, _SYSTEM = "queue/", "system/"
 _KIND = {"mlflow.experimentKind": "custom_model_development"}  # else its page is for traces
 STARTED_AT = "started_at"
 """Tag: which attempt at a cell and seed it is, as in its manifest.json."""
@@ -182,14 +181,9 @@ class MlflowStore:
 
 
 def iteration_metrics(metrics: Mapping[str, int | float | None], at_ms: int) -> list[Metric]:
-    """One object of metrics.jsonl, the iteration as step. NaN and None are left out. What the queue says of itself is
-    more than half of them, and goes to MLflow's system metrics, which have charts of their own."""
+    """One object of metrics.jsonl, as `logged`, the iteration as step."""
     step = int(metrics["iteration"] or 0)
-    return [
-        Metric(f"{_SYSTEM}{name}" if name.startswith(_QUEUE) else name, float(value), at_ms, step)
-        for name, value in metrics.items()
-        if name != "iteration" and value is not None and math.isfinite(value)
-    ]
+    return [Metric(name, value, at_ms, step) for name, value in logged(metrics).items()]
 
 
 def system_metrics(sample: Mapping[str, float], step: int) -> list[Metric]:

@@ -42,7 +42,7 @@ def test_a_run_goes_on_with_the_files_that_it_began_with_and_no_others(
     trace = ("cost.lengths.kind=trace", f"cost.lengths.path={lengths}")
     config = compose_job(["backend=virtual", "cost=tiny_cpu", *trace, "iterations=4", "checkpoint.every=2"])
     plan = plan_job(config, make_schedule(config), NO_MACHINE)
-    monkeypatch.setattr(run, "Mirror", MagicMock())
+    monkeypatch.setattr(run, "Loggers", MagicMock())
 
     def attempt() -> Path:
         return run.run_seed(config, plan, 0, tmp_path / "results", Console(quiet=True), LeaveRequest())
@@ -75,7 +75,7 @@ def test_a_run_that_was_trained_is_not_trained_again_wherever_its_end_was_cut_of
 ) -> None:
     config = compose_job(["backend=virtual", "cost=tiny_cpu", "iterations=3"])
     plan = plan_job(config, make_schedule(config), NO_MACHINE)
-    monkeypatch.setattr(run, "Mirror", MagicMock())
+    monkeypatch.setattr(run, "Loggers", MagicMock())
     monkeypatch.setattr("harness.report.plots.draw_run", lambda folder: (folder / "idle.png").touch())
 
     def attempt(results: Path, told: Console) -> Path:

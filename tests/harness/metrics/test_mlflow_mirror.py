@@ -19,7 +19,8 @@ import pytest
 from rich.console import Console
 
 from harness.config import ConfigError
-from harness.driver.run import Mirror
+from harness.driver.loggers import LoggedRun
+from harness.driver.mlflow_logger import MlflowLogger
 from harness.metrics.done import INCOMPLETE
 from harness.metrics.manifest import RunIdentity
 from harness.metrics.run_files import RunDirectory
@@ -238,7 +239,7 @@ def test_nobody_is_told_the_password_of_the_tracking_server(tmp_path: Path, monk
     console, identity = Console(file=said, width=1000), identity_in("bench")
     incomplete = finished_run(tmp_path, identity) / INCOMPLETE
     nowhere = RunDirectory(tmp_path, "bench", "another", 0)
-    Mirror(nowhere, tmp_path, identity, CONFIG, manifest_of(identity), console)
+    MlflowLogger(LoggedRun(nowhere, tmp_path, identity, CONFIG, manifest_of(identity), console.print))
     with pytest.raises(ConfigError) as refused:
         mlflow_sync([], tmp_path, console)
     assert ui([], tmp_path, console) == 0
@@ -254,7 +255,7 @@ def test_a_lost_mirror_is_said_where_the_folder_of_the_run_cannot_say_it(
     identity = identity_in("bench")
     folder = RunDirectory(tmp_path, "bench", identity.cell, identity.seed)  # never made: nothing can be written there
     said = io.StringIO()
-    Mirror(folder, tmp_path, identity, CONFIG, manifest_of(identity), Console(file=said))
+    MlflowLogger(LoggedRun(folder, tmp_path, identity, CONFIG, manifest_of(identity), said.write))
     assert re.search(r"MLflow mirror incomplete: .*; its folder does not say so: .*No such file", said.getvalue())
 
 
