@@ -52,7 +52,9 @@ def test_a_run_goes_on_with_the_files_that_it_began_with_and_no_others(
         attempt()
     before = {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()}
     lengths.write_text("10\n30\n")
-    with pytest.raises(ConfigError, match=r"lengths\.txt has changed since .*; put it back, or start anew with FORCE"):
+    with pytest.raises(
+        ConfigError, match=r"lengths\.txt has changed since .*; put it back, or start anew with force=true"
+    ):
         attempt()
     assert before == {path: path.read_bytes() for path in before}
     lengths.write_text("10\n20\n")
