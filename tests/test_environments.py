@@ -88,6 +88,12 @@ def test_whatever_pyproject_asks_for_is_pinned(name: str) -> None:
     assert required("redis", "gym", "dev") <= pinned(name).keys()
 
 
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_an_engines_extra_has_the_version_that_make_installs(engine: str) -> None:
+    (extra,) = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"][engine]
+    assert extra == f"{engine}=={pinned(f'constraints-{engine}-cuda.txt')[engine]}"
+
+
 @pytest.mark.parametrize("name", ["constraints-vllm.txt", "constraints-vllm-cuda.txt"])
 def test_vllms_environment_has_what_the_harness_imports(name: str) -> None:
     assert required() <= pinned(name).keys()

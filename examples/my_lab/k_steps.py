@@ -1,0 +1,45 @@
+from dataclasses import dataclass
+
+from schedules.base import Schedule, gather, option
+from schedules.protocol import Job
+
+
+@dataclass(frozen=True)
+class KSteps(Schedule):
+    """Two pools that meet once every k iterations."""
+
+    transport = "collective"
+    k: int = option(2, least=1)
+
+    @property
+    def eta(self) -> float:
+        return 2.0 * self.k - 1
+
+    @property
+    def cycle(self) -> int:
+        return self.k
+
+    def lag_bounds(self, iteration: int) -> tuple[int, int]:
+        lag = iteration if iteration < self.k else self.k + iteration % self.k
+        return lag, lag
+
+    async def run(self, job: Job) -> None:
+        capacity = self.capacity(job)
+        await job.prompts.admit(below=capacity.limit(0))
+        await self._generate(job, 0)
+        for first in range(0, job.iterations, self.k):
+            end = min(first + self.k, job.iterations)
+            await gather(self._generate(job, end), self._train(job, first, end))
+            await job.weights.publish(end)
+            await job.prompts.admit(below=capacity.limit(end))
+
+    async def _generate(self, job: Job, first: int) -> None:
+        if first < job.iterations:
+            await job.rollout.generate(first, batches=min(self.k, job.iterations - first))
+
+    async def _train(self, job: Job, first: int, end: int) -> None:
+        for i in range(first, end):
+            await gather(*(stage.process(i) for stage in job.stages))
+            await job.trainer.train(i)
+            if i + 1 < end:
+                await job.weights.mark_version(i + 1)
