@@ -75,6 +75,8 @@ def test_the_command_line_answers_without_torch_ray_or_mlflow() -> None:
         "harness.studies.papers.experiment"
     )
     assert brought_along(light, (*HEAVY, "mlflow")) == []
+    commands = "harness.cli.bench, harness.cli.compare, harness.cli.plan, harness.cli.paper, harness.cli.predict"
+    assert brought_along(commands, ("seaborn",)) == [], "a second, and only what draws needs it"
     made = (
         "c = compose.compose_job(['backend=real']); job.plan_job(c, compose.make_schedule(c), machine.this_machine())"
     )

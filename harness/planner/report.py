@@ -20,8 +20,8 @@ from harness.planner.judgement import DRAWS, Judgement, Judgements
 from harness.planner.plan import WORTH, Choice, Plan, bench_command, devices_and_batch, layout, origin, rate, why_none
 from harness.prediction.evidence import SHARED
 from harness.prediction.forecast import SURE, TIE, Verdict, interval, p_faster, verdict_of, words_of
+from harness.report.drawing import save_figure
 from harness.report.palette import of_schedules
-from harness.report.plots import save_figure
 
 _WORTH_SAYING = 0.01  # of an iteration
 

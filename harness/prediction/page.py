@@ -15,7 +15,8 @@ from harness.metrics.atomic_files import write_text
 from harness.metrics.tables import Table
 from harness.prediction.forecast import SURE, Forecast, interval
 from harness.prediction.prediction import Predicted
-from harness.report.plots import BLUE, GRAY, ORANGE, save_figure
+from harness.report.drawing import save_figure
+from harness.report.palette import BLUE, ORANGE, OTHER
 
 READ = {"train": "synchronous rows, and the training phases of the others", "sync": "synchronous rows only"}
 """Rows that a prediction reads, by GIVEN."""
@@ -104,7 +105,7 @@ def _intervals(figure: Figure, forecasts: Sequence[Forecast]) -> None:
         )
         axes.plot([one.median], [place], "o", color=BLUE, label="median" if first else "")
         reference = float(np.median(one.reference_s))
-        axes.plot([reference] * 2, [place - 0.35, place + 0.35], color=GRAY, label="synchronous" if first else "")
+        axes.plot([reference] * 2, [place - 0.35, place + 0.35], color=OTHER, label="synchronous" if first else "")
         if one.row.step_s:
             axes.plot([one.row.step_s], [place], "D", color=ORANGE, label="published" if first else "")
         right = max(high, reference, one.row.step_s or 0.0)

@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from textwrap import fill
 
+import pandas as pd
 import pyarrow as pa
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
@@ -14,18 +17,20 @@ from matplotlib.ticker import FuncFormatter
 
 from harness.metrics.timeline import BACKGROUND_SYNC_KINDS, SYNC_KINDS, Interval, Timeline, lanes
 from harness.protocols import Span
+from harness.report.drawing import legend_below, letters_across, lines_high
 from harness.report.palette import KINDS, VERSIONS, contrast
 
 _ITERATIONS = 6
 _TRANSFERS = SYNC_KINDS | BACKGROUND_SYNC_KINDS
 _WAIT = "wait_for_samples"
+_UNTRAINED = _TRANSFERS | {_WAIT}
+"""Kinds of spans that are of no data."""
 _NOT_TRAINED = "#B8C2CC"
-_WORDS = 0.07  # of the width, that "iteration 12" needs
 _SMALLEST_GAP = 0.003  # of the width
 _LOWEST_LABEL = 0.1  # of a lane of an engine: text in a lower bar would not be readable
 MOST_BARS = 4_000
 """Bars in one panel, at most; what a picture lasts grows with them, and others may have written a trace."""
-_SMALLEST_LABEL = 0.006  # of the width, per character: text in a narrower bar would not be readable
+_SEEN = 0.0003  # of the width: a bar that is shorter cannot be seen
 
 Owner = tuple[str, str]
 Paint = Callable[[Span], tuple[str, str]]
@@ -41,16 +46,17 @@ class NamedTimeline:
     version: DataVersion
 
 
-def draw_gantt(figure: Figure, timeline: Timeline, version: DataVersion, iterations: int = _ITERATIONS) -> None:
+def draw_gantt(figure: Figure, timeline: Timeline, version: DataVersion, iterations: int = _ITERATIONS) -> pd.DataFrame:
     """Draw the first iterations of `timeline`, coloured by the version that sampled the data."""
     shown, window = first_window(timeline, iterations)
     figure.set_size_inches(13, 1.9 + 0.5 * len(timeline.placement))
     axes = figure.subplots()
-    draw_lanes(axes, timeline, list(timeline.placement), shown, window, by_data(version))
-    legend_of_data(figure, [version(span) for span in _at_work(timeline, timeline.placement, window)])
+    bars = draw_lanes(axes, timeline, list(timeline.placement), shown, window, by_data(version))
+    legend_of_data(figure, drawn := _as_table(bars, version))
+    return drawn
 
 
-def draw_same_seconds(figure: Figure, runs: Sequence[NamedTimeline], iterations: int = _ITERATIONS) -> None:
+def draw_same_seconds(figure: Figure, runs: Sequence[NamedTimeline], iterations: int = _ITERATIONS) -> pd.DataFrame:
     """A panel each, after warm-up and on one scale of time, as long as the slowest takes for so many iterations; with
     how many each ends in that time, and without roles of the host."""
     starts = [run.timeline.steady_window()[0] for run in runs]
@@ -60,20 +66,30 @@ def draw_same_seconds(figure: Figure, runs: Sequence[NamedTimeline], iterations:
     ]
     length = max(own[min(iterations, len(own)) - 1] - start for own, start in zip(ends, starts, strict=True))
     owners = [[o for o, place in run.timeline.placement.items() if not place.pool.startswith("host ")] for run in runs]
-    figure.set_size_inches(13, 1.3 + sum(0.75 + 0.42 * len(own) for own in owners))
+    figure.set_figheight(lines_high(4 + sum(5 + 2.4 * len(own) for own in owners)))
     panels = figure.subplots(len(runs), 1, squeeze=False, height_ratios=[len(own) for own in owners])[:, 0]
-    seen: list[int | None] = []
+    tables = []
     for axes, run, start, own in zip(panels, runs, starts, owners, strict=True):
         window = (start, start + length)
         within = [i for i, end in run.timeline.iteration_ends.items() if start < end - 1e-9 and end <= window[1] + 1e-9]
-        draw_lanes(axes, run.timeline, own, within, window, by_data(run.version))
-        axes.set_title(f"{run.name}: {len(within)} iterations in {length:.2g} s", loc="left", fontweight="bold", pad=17)
+        bars = draw_lanes(axes, run.timeline, own, within, window, by_data(run.version))
+        title = fill(f"{run.name}: {len(within)} iterations in {length:.2g} s", letters_across(figure, 0.8))
+        axes.set_title(title, loc="left", fontweight="bold", pad=lines_high(1.7) * 72)
         axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _, start=start: f"{value - start:.12g}"))
         axes.set_xticks([start + tick for tick in _ticks(length)])
         axes.set_xlabel("")
-        seen += [run.version(span) for span in _at_work(run.timeline, own, window)]
+        tables.append(_as_table(bars, run.version).assign(label=run.name))
     panels[-1].set_xlabel("seconds, from the end of warm-up")
-    legend_of_data(figure, seen)
+    legend_of_data(figure, drawn := pd.concat(tables, ignore_index=True))
+    return drawn
+
+
+def _as_table(bars: Sequence[Span], version: DataVersion) -> pd.DataFrame:
+    """A row for each bar. data: the version of its data, missing where it has none."""
+    fields = ("role", "engine", "kind", "start", "end", "version", "iteration")
+    rows = [{name: getattr(span, name) for name in fields} for span in bars]
+    data = [version(span) if span.kind not in _UNTRAINED else None for span in bars]
+    return pd.DataFrame(rows, columns=fields).assign(data=pd.array(data, "Int64"))
 
 
 def _ticks(length: float) -> list[float]:
@@ -87,9 +103,11 @@ def _ticks(length: float) -> list[float]:
 
 def draw_lanes(
     axes: Axes, timeline: Timeline, engines: Sequence[Owner], shown: Sequence[int], window: Interval, paint: Paint
-) -> None:
-    """A lane for each of these engines, over this window; the iterations `shown` are marked above."""
-    spans = _within(timeline, window)
+) -> list[Span]:
+    """A lane for each of these engines, over this window; the iterations `shown` are marked above. Returns what has a
+    bar."""
+    within = (span for span in timeline.spans if span.end > window[0] and span.start < window[1])
+    spans = [span for span in within if (span.role, span.engine) in set(engines)]
     if len(spans) > MOST_BARS:
         told = f"the first {MOST_BARS:,} of {len(spans):,} bars"
         axes.annotate(told, (1, 0), (-4, 4), "axes fraction", "offset points", ha="right", va="bottom")
@@ -105,6 +123,7 @@ def draw_lanes(
     axes.set_yticks(range(len(engines)), [role if role in alone else f"{role} {engine}" for role, engine in engines])
     axes.set(xlim=window, ylim=(len(engines) - 0.4, -0.6), xlabel="time since the run began (s)")
     axes.grid(visible=False)
+    return spans
 
 
 def by_kind(span: Span) -> tuple[str, str]:
@@ -127,42 +146,31 @@ def by_data(version: DataVersion) -> Paint:
     return paint
 
 
-def legend(figure: Figure, timelines: Sequence[Timeline], window: Interval = (0.0, float("inf"))) -> None:
-    """Add a legend below everything: a colour for each kind of work that is in the window of one of these."""
-    present = {span.kind for timeline in timelines for span in _within(timeline, window)}
+def legend(figure: Figure, bars: Sequence[Span], length: float) -> None:
+    """Add a legend below everything: a colour for each kind of work of which a bar can be seen in so many seconds."""
+    present = {span.kind for span in bars if span.end - span.start > _SEEN * length}
     handles = [_patch(color, kind.replace("_", " ")) for kind, color in KINDS.items() if kind in present]
-    handles.append(Patch(fill=False, edgecolor="none", label="in bars: iteration, or v = weight version"))
-    figure.legend(handles=handles, loc="outside lower center", ncols=-(-len(handles) // 2))
+    told = Patch(fill=False, edgecolor="none", label="in bars: iteration, or v = weight version")
+    legend_below(figure, [*handles, told])
 
 
-def legend_of_data(figure: Figure, seen: Iterable[int | None]) -> None:
-    """Add a legend below everything: the colours of versions."""
-    found = set(seen)
-    versions = sorted(version for version in found if version is not None)
-    steps = len(VERSIONS)
-    handles = [Patch(fill=False, edgecolor="none", label="sampled by version")]
+def legend_of_data(figure: Figure, drawn: pd.DataFrame) -> None:
+    """Add a legend below everything: the colours of versions, and of what else is drawn."""
+    kinds, data = set(drawn["kind"]), drawn[~drawn["kind"].isin(_UNTRAINED)]["data"]
+    versions, steps = sorted(data.dropna().unique()), len(VERSIONS)
+    handles: list[Artist] = [Patch(fill=False, edgecolor="none", label="sampled by version")] if versions else []
     if len(versions) <= steps:
         handles += [_patch(VERSIONS[version % steps], str(version)) for version in versions]
     else:
         handles += [_patch(color, f"{number}, {number + steps}, …") for number, color in enumerate(VERSIONS)]
-    handles += [_patch(_NOT_TRAINED, "not trained")] if None in found else []
-    handles += [_patch(KINDS["load_weights"], "weights on their way"), _patch(KINDS[_WAIT], "waits for samples")]
-    figure.legend(handles=handles, loc="outside lower center", ncols=len(handles), columnspacing=1.2)
+    handles += [_patch(_NOT_TRAINED, "not trained")] if data.isna().any() else []
+    handles += [_patch(KINDS["load_weights"], "weights on their way")] if kinds & _TRANSFERS else []
+    handles += [_patch(KINDS[_WAIT], "waits for samples")] if _WAIT in kinds else []
+    legend_below(figure, handles)
 
 
 def _patch(color: str, label: str) -> Patch:
     return Patch(facecolor=color, edgecolor="0.6" if color == KINDS[_WAIT] else color, label=label)
-
-
-def _within(timeline: Timeline, window: Interval) -> list[Span]:
-    return [span for span in timeline.spans if span.end > window[0] and span.start < window[1]]
-
-
-def _at_work(timeline: Timeline, owners: Iterable[Owner], window: Interval) -> list[Span]:
-    """Spans that have the colour of a version."""
-    shown = set(owners)
-    coloured = (span for span in _within(timeline, window) if span.kind != _WAIT and span.kind not in _TRANSFERS)
-    return [span for span in coloured if (span.role, span.engine) in shown]
 
 
 def first_window(timeline: Timeline, iterations: int) -> tuple[list[int], Interval]:
@@ -182,7 +190,7 @@ def _bar(axes: Axes, span: Span, window: Interval, bottom: float, height: float,
     share = (end - start) / (window[1] - window[0])
     gap = 0.4 if share > _SMALLEST_GAP else 0.0  # a gap keeps neighbours apart, but would swallow a thin bar
     axes.add_patch(Rectangle((start, bottom), end - start, height, facecolor=color, edgecolor="white", linewidth=gap))
-    if not text or share < _SMALLEST_LABEL * len(text) or height < _LOWEST_LABEL:
+    if not text or share * letters_across(axes.figure.figure) < len(text) or height < _LOWEST_LABEL:
         return
     ink = max("#FFFFFF", "#262626", key=lambda ink: contrast(ink, color))
     axes.text((start + end) / 2, bottom + height / 2, text, ha="center", va="center", color=ink, fontsize="small")
@@ -190,7 +198,8 @@ def _bar(axes: Axes, span: Span, window: Interval, bottom: float, height: float,
 
 def _mark_iterations(axes: Axes, timeline: Timeline, shown: Sequence[int], window: Interval) -> None:
     windows = {iteration: timeline.window(iteration) for iteration in shown}
-    roomy = min((end - start for start, end in windows.values()), default=0.0) > _WORDS * (window[1] - window[0])
+    narrowest = min((end - start for start, end in windows.values()), default=0.0) / (window[1] - window[0])
+    roomy = narrowest * letters_across(axes.figure.figure) > len("iteration 12")
     for iteration, (start, end) in windows.items():
         if end < window[1]:
             axes.axvline(end, color="0.25", linewidth=0.8, linestyle=(0, (4, 3)), zorder=3)

@@ -15,14 +15,25 @@ CELLS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4
 """Colours of cells that are not a schedule each, in their order, again from the first where there are more. Okabe and
 Ito (2008), without the yellow that vanishes on white; the last two are of equal distance to the others."""
 
+BLUE, GREEN, ORANGE = CELLS[0], CELLS[2], CELLS[4]
+"""Colours of series that are no cells."""
+OF_TIME = {
+    "own": ("own work", BLUE),
+    "others": ("other roles on the same devices", "#8CC5E8"),
+    "idle": ("idle", "#E9EDF1"),
+}
+"""Names and colours of what the time of devices went to."""
+
 _MORE = (
     *("#882255", "#999933", "#332288", "#117733", "#AA4499"),
     *("#CC6677", "#44AA99", "#661100", "#6699CC", "#AA7744", "#777711", "#771155"),
 )  # Paul Tol's muted and other qualitative schemes
 
-OWN = dict(zip(SCHEDULES, (*CELLS, *_MORE), strict=False))
-"""A built-in schedule has one colour on every page and in every picture; those of the user's get what is left."""
-_OTHERS = (*CELLS, *_MORE)[len(OWN) :]
+_IN_ORDER = (CELLS[0], *_MORE[:4], *CELLS[1:6], _MORE[4], CELLS[7], CELLS[6], *_MORE[5:])
+OWN = dict(zip(SCHEDULES, _IN_ORDER, strict=False))
+"""A built-in schedule has one colour on every page and in every picture, and those that are compared most the ones that
+differ most; those of the user's get what is left."""
+_OTHERS = _IN_ORDER[len(OWN) :]
 
 DASHES = ("", "7 3", "2 3", "10 3 2 3")
 """Dashes of lines, likewise: they can be told apart in grey, too."""
@@ -35,27 +46,21 @@ ON_DARK_VERSIONS = ("#A184D6", "#6A8BD0", "#2FA0B0", "#27B884", "#84D44B", "#F6E
 """The same on a dark page, where the first three would vanish."""
 
 KINDS = {
-    "generate": "#0173B2",
+    "generate": "#0072B2",
     "load_weights": "#D55E00",
-    "reward": "#ECE133",
+    "reward": "#F0E442",
     "filter": "#949494",
-    "reference": "#CC78BC",
+    "reference": "#CC79A7",
     "old_log_prob": "#56B4E9",
     "advantages": "#CA9161",
-    "update_actor": "#029E73",
-    "values": "#949494",
+    "update_actor": "#009E73",
+    "values": "#4D4D4D",
     "update_critic": "#7FB800",
-    "publish_weights": "#DE8F05",
+    "publish_weights": "#E69F00",
     "stage_weights": "#FBAFE4",
     "wait_for_samples": "#EDEDED",
 }
-"""Colours of kinds of work."""
-COLORBLIND = (
-    *("#0173b2", "#de8f05", "#029e73", "#d55e00", "#cc78bc"),
-    *("#ca9161", "#fbafe4", "#949494", "#ece133", "#56b4e9"),
-)
-"""Ten colours that everyone can tell apart (seaborn's palette of this name)."""
-
+"""Colours of kinds of work, Okabe and Ito's and what their palette has too few of."""
 
 INK, MUTED, EDGE, GRID, OTHER = "#1b2430", "#5b6675", "#b8c2cc", "#e8ecf0", "#7c8793"
 """Colours of text, of text that matters less, of axes, of grids, and of a line that others are held against."""

@@ -22,8 +22,8 @@ from harness.planner.plan import Plan, Progress, explore_all, origin, plan_jobs
 from harness.prediction.evidence import SHARED
 from harness.prediction.forecast import SURE, interval, verdict_of
 from harness.prediction.priors import Draws
+from harness.report.drawing import save_figure
 from harness.report.palette import of_schedules
-from harness.report.plots import save_figure
 
 PAGE = DOCS.parent / "results/reference/simulated/scaling.md"
 

@@ -24,6 +24,7 @@ from harness.planner.mean_lag import (
     in_fifo_order,
     newer,
 )
+from harness.report.drawing import save_figure
 
 PAGE = DOCS.parent / "results/reference/simulated/staleness.md"
 JOBS, ITERATIONS = 160, 96
@@ -143,7 +144,8 @@ def write_page(progress: Callable[[str], None]) -> Path:
     cases = study(progress)
     fixed = {name: simulated(BUSY, f"schedule={name}".split())[0] for name in FIXED}
     write_text(PAGE.with_suffix(".csv"), as_csv(cases))
-    draw(cases, PAGE.with_suffix(".png"))
+    title = "Mean lag of first tokens, formula and simulation · simulated"
+    save_figure(PAGE.with_suffix(".png"), title, lambda figure: _draw(figure, cases))
     write_text(PAGE, page(cases, fixed))
     return PAGE
 
@@ -160,14 +162,14 @@ def as_csv(cases: Sequence[Case]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def draw(cases: Sequence[Case], path: Path) -> None:
+def _draw(figure: Figure, cases: Sequence[Case]) -> None:
     """Each formula over the simulated lag."""
     shown = (
         ("capacity and Little's law, fifo", "fifo", "fifo_formula"),
         ("Little's law, completion order", "completion", "completion_formula"),
         ("Applied Compute's, completion order", "completion", "applied_compute"),
     )
-    figure = Figure(figsize=(12, 4.2), layout="constrained")
+    figure.set_size_inches(12, 4.2)
     for axes, (title, simulated_by, formula) in zip(figure.subplots(1, len(shown), sharey=True), shown, strict=True):
         for sigma in TAILS:
             those = [case for case in cases if case.flow.lengths.sigma == sigma]
@@ -176,9 +178,7 @@ def draw(cases: Sequence[Case], path: Path) -> None:
         axes.plot([0, 9], [0, 9], color="0.6", linewidth=1)
         axes.set(title=title, xlabel="simulated mean lag of first tokens (iterations)")
     figure.axes[0].set_ylabel("formula (iterations)")
-    figure.axes[0].legend(frameon=False)
-    figure.suptitle("simulated", fontsize=8)
-    figure.savefig(path, dpi=110)
+    figure.axes[0].legend()
 
 
 def error(cases: Sequence[Case], simulated_by: str, formula: str) -> str:

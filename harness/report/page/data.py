@@ -17,7 +17,7 @@ from harness.protocols import Span
 from harness.report.gantt import DataVersion, data_versions
 from harness.report.palette import DASHES, KINDS, ON_DARK_KINDS, ON_DARK_VERSIONS, VERSIONS, names_of
 
-AXES = {"samples": "samples trained", "tokens": "tokens trained (prompt and response)", "seconds": "time (s)"}
+AXES = {"seconds": "time (s)", "samples": "samples trained", "tokens": "tokens trained (prompt and response)"}
 TITLES = {
     key: f"{definition(key).title} ({definition(key).unit})"
     if definition(key).unit not in ("", "1/s")

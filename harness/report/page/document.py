@@ -19,6 +19,7 @@ from harness.comparison.correction_matrix import has_matrix, matrix_of
 from harness.comparison.frames import write_frames
 from harness.metrics.atomic_files import write_text
 from harness.metrics.formatting import say, visible
+from harness.report.drawing import FORMATS
 from harness.report.page.data import curves_data, timelines_data
 from harness.report.page.markdown import markdown
 from harness.report.page.paper_table import table_tex
@@ -48,7 +49,6 @@ from harness.report.page.text import (
 )
 from harness.report.page.verdict_chart import chart_html, chart_of
 from harness.report.palette import style_of
-from harness.report.plots import FORMATS
 
 _SCRIPTS = ("drawing.js", "timeline.js", "curves.js", "page.js")
 
@@ -73,11 +73,12 @@ def write_report(comparison: Comparison, folder: Path) -> list[Path]:
 
 def print_written(paths: Sequence[Path], console: Console) -> None:
     """Pages and tables, a line each; pictures by name."""
-    pictures = sorted({path.stem for path in paths if path.suffix[1:] in FORMATS})
+    pictures = sorted({path.stem for path in paths if path.suffix == ".png"})
     for path in paths:
-        if path.suffix[1:] not in FORMATS:
+        if path.suffix[1:] not in FORMATS and path.stem not in pictures:
             say(console, path)
-    console.print(f"beside them, as PNG, SVG and PDF: {', '.join(pictures)}", soft_wrap=True, highlight=False)
+    told = f"beside them, as PNG, SVG and PDF, with their data: {', '.join(pictures)}"
+    console.print(told, soft_wrap=True, highlight=False)
 
 
 def document(comparison: Comparison) -> str:

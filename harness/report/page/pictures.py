@@ -7,11 +7,11 @@ import math
 from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
+from textwrap import fill
 
 import numpy as np
-from matplotlib import colormaps
+import pandas as pd
 from matplotlib.axes import Axes
-from matplotlib.colors import Normalize
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
@@ -20,21 +20,26 @@ from harness.comparison.correction_matrix import CorrectionMatrix, Entry, lags_o
 from harness.comparison.curves import LEARNING, PerformanceProfile, StalenessHistogram, role_times
 from harness.comparison.measures import OUTCOMES, SPEED
 from harness.metrics.formatting import number
+from harness.report.drawing import legend_below, lines_high, panels, save_for_column, save_in_every_format
 from harness.report.gantt import NamedTimeline, data_versions, draw_same_seconds
 from harness.report.page.data import AXES, TITLES
 from harness.report.page.text import Headings, share_label
 from harness.report.page.verdict_chart import chart_of, draw_chart
-from harness.report.palette import DASHES, OTHER, of_cells
-from harness.report.plots import FORMATS, draw_idle, save_in_every_format
+from harness.report.palette import DASHES, MUTED, OTHER, of_cells
+from harness.report.plots import draw_idle
 
 _BAND_FROM = 3  # seeds
 _GRAIN = 0.05  # of the axis of scores
+_LEAST = 24  # letters in a panel's width
+ENDINGS = (".png", ".svg", ".pdf", ".csv", "-column.pdf")
+"""Endings of the files of each picture."""
 PICTURES = ("verdict", "curves", "staleness", "idle", "profiles", "timelines")
 
 
 def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
-    """verdict, curves, staleness, idle, profiles and timelines in `folder`, each as PNG, SVG and PDF. Where there is no
-    verdict, nothing was rewarded, or a cell is alone, there is none of it, and none from before."""
+    """verdict, curves, staleness, idle, profiles and timelines in `folder`, each as PNG, SVG and PDF, as PDF for a
+    column, and what is drawn as CSV. Where there is no verdict, nothing was rewarded, or a cell is alone, there is none
+    of it, and none from before."""
     headings = Headings(comparison)
     title = f"{headings.curves_title} · {headings.on} · {headings.how_word}"
     drawings = {
@@ -48,47 +53,51 @@ def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
         drawings["timelines"] = (f"The same seconds · {headings.on} · {headings.how_word}", draw_timelines)
     if chart := chart_of(comparison):
         drawings = {
-            "verdict": (f"{headings.heading} · {headings.how_word}", lambda _, f: draw_chart(chart, f))
+            "verdict": (f"{headings.heading} · {headings.how_word}", lambda _, figure: draw_chart(chart, figure))
         } | drawings
-    for path in (folder / f"{name}.{end}" for name in PICTURES for end in FORMATS):
-        path.unlink(missing_ok=True)
-    return [
-        path
-        for name, (title, draw) in drawings.items()
-        for path in save_in_every_format(folder, name, title, partial(draw, comparison))
-    ]
+    for name in PICTURES:
+        for end in ENDINGS:
+            (folder / f"{name}{end}").unlink(missing_ok=True)
+    paths = []
+    for name, (title, draw) in drawings.items():
+        paths += save_in_every_format(folder, name, title, partial(draw, comparison))
+        paths.append(save_for_column(folder, name, title, partial(draw, comparison)))
+    return paths
 
 
-def draw_curves(comparison: Comparison, figure: Figure) -> None:
+def draw_curves(comparison: Comparison, figure: Figure) -> pd.DataFrame:
     """Draw what is learnt, or response length where nothing is rewarded, against samples, tokens and seconds: a panel
     each."""
     present = [curve.key for curve in comparison.curves]
     key = next((key for key in LEARNING if key in present), present[0])
-    figure.set_size_inches(13, 4.4)
-    panels, colors = figure.subplots(1, len(AXES), sharey=True), of_cells(comparison.cells)
-    for panel, (axis, label) in zip(panels, AXES.items(), strict=True):
+    drawn, colors = [], of_cells(comparison.cells)
+    for panel, (axis, label) in zip(panels(figure, len(AXES), 15, _LEAST), AXES.items(), strict=True):
         for curve in comparison.curves:
             if (curve.key, curve.axis) != (key, axis):
                 continue
-            color = colors[curve.cell]
+            color, name = colors[curve.cell], comparison.cells[curve.cell].label
             if len(curve.per_seed) >= _BAND_FROM:
                 panel.fill_between(curve.grid, curve.low, curve.high, color=color, alpha=0.12, linewidth=0)
             for values in curve.per_seed.values():
-                panel.plot(curve.grid, values, color=color, linewidth=0.7, alpha=0.4)
+                panel.plot(curve.grid, values, color=color, linewidth=0.5, alpha=0.4)
             dash = DASHES[curve.cell % len(DASHES)]
             style = (0, tuple(float(part) / 2 for part in dash.split())) if dash else "-"
-            name = comparison.cells[curve.cell].label
-            panel.plot(curve.grid, curve.mean, color=color, linewidth=2.2, linestyle=style, label=name)
+            panel.plot(curve.grid, curve.mean, color=color, linewidth=1.6, linestyle=style, label=name)
+            seeds = {f"seed {seed}": values for seed, values in curve.per_seed.items()}
+            lines = {"at": curve.grid, "mean": curve.mean, "low": curve.low, "high": curve.high, **seeds}
+            drawn.append(pd.DataFrame({"axis": axis, "label": name, **lines}))
         simulated = "simulated " if comparison.simulated and axis == "seconds" else ""
-        panel.set(xlabel=f"{simulated}{label}", xlim=(0, None), ylim=(0, 1.02 if key in OUTCOMES else None))
-        panel.xaxis.set_major_locator(MaxNLocator(5))
+        panel.set(
+            xlabel=fill(f"{simulated}{label}", _LEAST), xlim=(0, None), ylim=(0, 1.02 if key in OUTCOMES else None)
+        )
+        panel.xaxis.set_major_locator(MaxNLocator(4))
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
-    panels[0].set_ylabel(TITLES.get(key, key))
-    handles, labels = panels[0].get_legend_handles_labels()
-    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(handles), 6))
+    figure.supylabel(TITLES.get(key, key), fontsize="medium", color=MUTED)
+    legend_below(figure, figure.axes[0].get_legend_handles_labels()[0])
+    return pd.concat(drawn, ignore_index=True)
 
 
-def draw_timelines(comparison: Comparison, figure: Figure) -> None:
+def draw_timelines(comparison: Comparison, figure: Figure) -> pd.DataFrame:
     """The first runs of the baseline, and of the fastest of the others, over the same seconds."""
     speed = comparison.measure(SPEED)
     assert speed is not None, "every run has a speed"
@@ -100,15 +109,23 @@ def draw_timelines(comparison: Comparison, figure: Figure) -> None:
         for cell in cells
         for run in cell.runs[:1]
     ]
-    draw_same_seconds(figure, runs)
+    return draw_same_seconds(figure, runs)
 
 
-def draw_staleness(comparison: Comparison, figure: Figure) -> None:
+def draw_staleness(comparison: Comparison, figure: Figure) -> pd.DataFrame:
     """A histogram of worst lags per cell, all on one scale."""
-    panels, colors = _panel_each(figure, len(comparison.cells), 2.6), of_cells(comparison.cells)
-    for panel, cell, lags, color in zip(panels, comparison.cells, comparison.staleness, colors, strict=True):
+    drawn = []
+    for panel, cell, lags, color in zip(
+        panels(figure, len(comparison.cells), 11, _LEAST),
+        comparison.cells,
+        comparison.staleness,
+        of_cells(comparison.cells),
+        strict=True,
+    ):
         draw_lags(panel, lags, color)
-        panel.set_title(cell.label)
+        panel.set_title(fill(cell.label, _LEAST))
+        drawn.append(pd.DataFrame({"label": cell.label, "worst_lag": lags.lags, "share": lags.shares}))
+    return pd.concat(drawn, ignore_index=True)
 
 
 def draw_lags(panel: Axes, lags: StalenessHistogram, color: str) -> None:
@@ -121,23 +138,22 @@ def draw_lags(panel: Axes, lags: StalenessHistogram, color: str) -> None:
     panel.grid(axis="x", visible=False)
 
 
-def _panel_each(figure: Figure, count: int, height: float) -> list[Axes]:
-    """Make so many panels, four in a row of `height` inches, on one vertical scale."""
-    columns = min(count, 4)
-    rows = -(-count // columns)
-    figure.set_size_inches(3.3 * columns, 0.5 + height * rows)
-    panels = list(np.atleast_1d(figure.subplots(rows, columns, sharey=True)).ravel())
-    for panel in panels[count:]:
-        panel.set_visible(False)
-    return panels[:count]
-
-
-def draw_profiles(comparison: Comparison, figure: Figure) -> None:
+def draw_profiles(comparison: Comparison, figure: Figure) -> pd.DataFrame:
     """Draw the share of every cell's seeds that end above each accuracy, its interval, and the baseline in grey."""
-    panels, colors = _panel_each(figure, len(comparison.cells), 2.4), of_cells(comparison.cells)
-    for panel, cell, profile, color in zip(panels, comparison.cells, comparison.profiles, colors, strict=True):
+    drawn = []
+    for panel, cell, profile, color in zip(
+        panels(figure, len(comparison.cells), 11, _LEAST),
+        comparison.cells,
+        comparison.profiles,
+        of_cells(comparison.cells),
+        strict=True,
+    ):
         draw_profile(panel, profile, comparison, color)
-        panel.set_title(cell.label)
+        panel.set_title(fill(cell.label, _LEAST))
+        steps = vars(profile).items()
+        turns = _turns(profile.shares, profile.low, profile.high)
+        drawn.append(pd.DataFrame({"label": cell.label, **{name: values[turns] for name, values in steps}}))
+    return pd.concat(drawn, ignore_index=True)
 
 
 def draw_profile(panel: Axes, profile: PerformanceProfile, comparison: Comparison, color: str) -> None:
@@ -171,17 +187,12 @@ def score_range(profiles: Sequence[PerformanceProfile]) -> tuple[float, float]:
     return least, most
 
 
-def _draw_idle(comparison: Comparison, figure: Figure) -> None:
-    times = [(cell.label, time) for cell in comparison.cells for time in role_times(cell.timelines)]
-    draw_idle(figure, times, "share of the time after warm-up, mean over devices and seeds")
+def _draw_idle(comparison: Comparison, figure: Figure) -> pd.DataFrame:
+    times = {cell.label: role_times(cell.timelines) for cell in comparison.cells}
+    return draw_idle(figure, times, "share of the time after warm-up, mean over devices and seeds")
 
 
 COLORS = "viridis"  # readable for everyone, and in grey
-_CELL = (1.55, 0.85)  # inches
-_LOWER = 0.62  # high, where many stand below each other
-_LEAST = (9.0, 3.2)  # inches: the title's width, the scale's height
-_LUMINANCE = np.array([0.2126, 0.7152, 0.0722])  # of red, green and blue
-_NOTE = "in brackets the 95 % interval of the mean; *: differs from the baseline, by seed"
 
 
 def draw_matrix(folder: Path, matrix: CorrectionMatrix) -> list[Path]:
@@ -191,43 +202,31 @@ def draw_matrix(folder: Path, matrix: CorrectionMatrix) -> list[Path]:
 
 
 def _draw(figure: Figure, matrix: CorrectionMatrix) -> None:
-    schedules = [f"{row}\nmean lag {lags_of(matrix, row)}" for row in matrix.rows]
-    places = [[matrix.entries.get((row, column)) for column in matrix.columns] for row in matrix.rows]
-    down, across, named = schedules, list(matrix.columns), "off-policy correction"
+    import seaborn as sns
+
+    places = pd.DataFrame(
+        {column: [matrix.entries.get((row, column)) for row in matrix.rows] for column in matrix.columns},
+        index=[f"{row}\nmean lag {lags_of(matrix, row)}" for row in matrix.rows],
+        dtype=object,
+    )
     if matrix.upright:
-        down, across, named = across, down, "schedule"
-        places = [list(column) for column in zip(*places, strict=True)]
-    rows, columns = len(down), len(across)
-    high = _LOWER if matrix.upright else _CELL[1]
-    figure.set_size_inches(max(_LEAST[0], 3.6 + _CELL[0] * columns), max(_LEAST[1], 1.9 + high * rows))
-    values = np.array([[math.nan if entry is None else entry.measured.value for entry in row] for row in places])
-    axes = figure.subplots()
-    shown = np.ma.masked_invalid(values)
-    mesh = axes.pcolormesh(shown, cmap=COLORS, edgecolors="white", linewidth=1.5)
-    axes.invert_yaxis()
-    figure.colorbar(mesh, ax=axes, label="mean over seeds").outline.set_visible(False)
-    rgba = colormaps[COLORS](Normalize(shown.min(), shown.max())(values))
-    for row, column in np.ndindex(values.shape):
-        dark = math.isfinite(values[row, column]) and rgba[row, column, :3] @ _LUMINANCE < 0.5
-        axes.text(
-            column + 0.5,
-            row + 0.5,
-            _text(places[row][column]),
-            color="white" if dark else "0.15",
-            ha="center",
-            va="center",
-            fontsize=9,
-            linespacing=1.35,
-        )
-    axes.set_yticks(np.arange(rows) + 0.5, down, rotation=0)
-    axes.set_xticks(np.arange(columns) + 0.5, across)
-    axes.tick_params(length=0)
-    axes.grid(visible=False)
-    axes.set(xlabel=f"{named}\n\n{_NOTE}")
+        places = places.T
+    values = places.map(lambda entry: entry.measured.value if entry else math.nan).astype(float)
+    figure.set_figheight(lines_high(8 + 3.6 * len(places)))
+    axes, bar = figure.subplots(), {"label": "mean over seeds"}
+    sns.heatmap(values, annot=places.map(_text), fmt="", cmap=COLORS, linewidths=1, cbar_kws=bar, ax=axes)
+    for row, column in zip(*np.nonzero(places.isna().to_numpy()), strict=True):
+        axes.text(column + 0.5, row + 0.5, "not run", ha="center", va="center")
+    axes.tick_params(length=0, rotation=0)
+    entries = matrix.entries.values()
+    notes = ["in brackets the 95 % interval of the mean"] if any(entry.interval_text for entry in entries) else []
+    notes += ["*: differs from the baseline, by seed"] if any(entry.distinguishable for entry in entries) else []
+    named = "schedule" if matrix.upright else "off-policy correction"
+    axes.set(xlabel="\n".join([named, *notes]), ylabel="")
 
 
 def _text(entry: Entry | None) -> str:
-    if entry is None:
-        return "not run"
+    if not entry:
+        return ""
     mark = " (baseline)" if entry.baseline else " *" if entry.distinguishable else ""
     return f"{number(entry.measured.value)}{mark}\n{entry.interval_text}".rstrip()

@@ -22,10 +22,10 @@ from harness.comparison.runs import Cell
 from harness.metrics.formatting import number, percent, visible
 from harness.metrics.latency import PARTS as LATENCIES
 from harness.metrics.latency import latencies_by_engine, percentiles
+from harness.report.drawing import inline_svg
 from harness.report.page.pictures import COLORS, draw_lags, draw_profile
 from harness.report.page.text import SAMPLE_KINDS, SAMPLES, checks, commands, histogram_text, lag_text, profile_text
 from harness.report.palette import names_of, of_cells
-from harness.report.plots import inline_svg
 from harness.report.samples import RunSamples, ShownSample, shortened
 
 _SIGNS = {"better": "▲ ", "worse": "▼ ", "differs": "◆ ", "equal": "= "}

@@ -16,7 +16,8 @@ from rich.console import Console
 from harness.metrics.atomic_files import write_text
 from harness.metrics.formatting import latex, latex_table, markdown_table
 from harness.metrics.tables import Table
-from harness.report.plots import BLUE, GRAY, GREEN, save_in_every_format
+from harness.report.drawing import legend_below, lines_high, save_in_every_format
+from harness.report.palette import BLUE, GREEN, OTHER
 from harness.studies.papers.result import (
     ROLES,
     Published,
@@ -42,7 +43,7 @@ _HEADER = (
     "high",
     "verdict",
 )
-_SERIES = {"published": GRAY, "simulated": BLUE, "measured": GREEN}
+_SERIES = {"published": OTHER, "simulated": BLUE, "measured": GREEN}
 _HEIGHT = 0.8  # of all bars of a line
 
 
@@ -140,13 +141,11 @@ def draw_bars(figure: Figure, lines: Sequence[ResultLine]) -> None:
     """A panel for each quantity, a bar for each figure; a published band is a bar from end to end."""
     quantities = list(dict.fromkeys(line.quantity for line in lines))
     panels_of = [[line for line in lines if line.quantity == quantity] for quantity in quantities]
-    figure.set_size_inches(10, 1.4 + sum(0.5 + 0.55 * len(here) for here in panels_of))
+    figure.set_figheight(lines_high(4 + sum(5 + 3.2 * len(here) for here in panels_of)))
     panels = figure.subplots(len(quantities), 1, squeeze=False, height_ratios=[len(here) for here in panels_of])[:, 0]
     for axes, quantity, here in zip(panels, quantities, panels_of, strict=True):
         _panel(axes, quantity, here)
-    shown = _drawn(lines)
-    handles = [Patch(facecolor=_SERIES[name], label=name) for name in shown]
-    figure.legend(handles=handles, loc="outside lower center", ncols=max(1, len(shown)))
+    legend_below(figure, [Patch(facecolor=_SERIES[name], label=name) for name in _drawn(lines)])
 
 
 def _panel(axes: Axes, quantity: str, lines: Sequence[ResultLine]) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from textwrap import fill
 
 from matplotlib.figure import Figure
 from pydantic.dataclasses import dataclass
@@ -15,6 +16,8 @@ from harness.prediction.forecast import words_of
 from harness.prediction.posterior import check_given
 from harness.prediction.prediction import Predicted, predict
 from harness.prediction.table import read_evidence
+from harness.protocols import Span
+from harness.report.drawing import letters_across, lines_high
 from harness.report.gantt import by_kind, draw_lanes, legend
 from harness.studies.papers.experiment import PAPERS, Context, PaperExperiment
 from harness.studies.papers.modes import Mode, drawn_figures, job_of, steps
@@ -98,11 +101,12 @@ def run_gantt(experiment: PaperExperiment, context: Context) -> Result:
 def draw_charts(figure: Figure, labels: Sequence[str], timelines: Sequence[Timeline], iterations: int) -> None:
     """A panel each, from the start of the run, all with the time axis of the slowest."""
     lanes = [len(timeline.placement) for timeline in timelines]
-    figure.set_size_inches(13, 1.2 + sum(0.9 + 0.3 * count for count in lanes))
+    figure.set_figheight(lines_high(4 + sum(6 + 2 * count for count in lanes)))
     panels = figure.subplots(len(timelines), 1, squeeze=False, height_ratios=lanes)[:, 0]
-    windows = [timeline.window(sorted(timeline.iteration_ends)[iterations - 1])[1] for timeline in timelines]
+    length = max(timeline.window(sorted(timeline.iteration_ends)[iterations - 1])[1] for timeline in timelines)
+    bars: list[Span] = []
     for axes, label, timeline in zip(panels, labels, timelines, strict=True):
         shown = sorted(timeline.iteration_ends)[:iterations]
-        draw_lanes(axes, timeline, list(timeline.placement), shown, (0.0, max(windows)), by_kind)
-        axes.set_title(label, loc="left", fontsize="medium", pad=16)
-    legend(figure, timelines)
+        bars += draw_lanes(axes, timeline, list(timeline.placement), shown, (0.0, length), by_kind)
+        axes.set_title(fill(label, letters_across(figure)), loc="left", pad=lines_high(1.7) * 72)
+    legend(figure, bars, length)

@@ -251,7 +251,8 @@ def test_a_virtual_run_leaves_what_a_run_leaves_but_nothing_of_a_model(
     left = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     files = {"config.yaml", "manifest.json", "metrics.jsonl", "system.jsonl", "samples.parquet", "trace.json"}
     files |= {"arrivals.jsonl", "summary.json"}
-    assert left == files | {"ledger.json", "DONE", "staleness.png", "gantt.png", "idle.png"}
+    files |= {f"{name}.{end}" for name in ("staleness", "gantt", "idle") for end in ("png", "csv")}
+    assert left == files | {"ledger.json", "DONE"}
     assert load_manifest(folder)["backend"] == "virtual"
     assert len(load_metrics(folder)) == 4
     assert not [name for metrics in load_metrics(folder) for name in metrics if name.startswith(("reward", "policy"))]

@@ -33,7 +33,7 @@ from harness.report.page.data import MOST_ENGINES, timeline_data
 from harness.report.page.document import as_script, document, write_report
 from harness.report.page.markdown import markdown
 from harness.report.page.paper_table import TEXT_PT
-from harness.report.page.pictures import PICTURES, score_range
+from harness.report.page.pictures import ENDINGS, PICTURES, score_range
 from harness.report.page.text import profile_text
 from harness.report.palette import (
     CELLS,
@@ -194,7 +194,7 @@ def test_a_simulated_comparison_says_so_in_title_headings_tables_and_markdown(si
 
 def test_curves_on_the_page_are_those_of_the_comparison(comparison: Comparison, whole: str) -> None:
     data = json.loads(Page(whole).scripts["curves-data"])
-    assert [axis for axis, _ in data["axes"]] == ["samples", "tokens", "seconds"]
+    assert [axis for axis, _ in data["axes"]] == ["seconds", "samples", "tokens"]
     assert data["keys"][0] == ["eval/sampled", "held-out accuracy, sampled"]
     on_page = {(c["cell"], c["key"], c["axis"]): c for c in data["curves"]}
     for curve in comparison.curves:
@@ -249,10 +249,10 @@ def test_schedules_crossed_with_corrections_stand_as_a_heat_map(whole: str, tmp_
 
 
 def test_the_markdown_has_the_same_numbers_and_its_pictures(comparison: Comparison, written: dict[str, Path]) -> None:
-    pictures = [f"{name}.{end}" for name in PICTURES for end in ("png", "svg", "pdf")]
+    pictures = [f"{name}{end}" for name in PICTURES for end in ENDINGS]
     frames = [f"{name}.{end}" for name in ("measures", "comparison") for end in ("csv", "parquet")]
     assert list(written) == ["report.html", "report.md", "table.tex", *frames, *pictures]
-    assert all(path.stat().st_size > 500 for path in written.values())
+    assert all(path.stat().st_size > 50 for path in written.values())
     text = written["report.md"].read_text(encoding="utf-8")
     assert comparison.verdict.replace("[", r"\[").replace("*", r"\*") in text
     for measure in comparison.measures:

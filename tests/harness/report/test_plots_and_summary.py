@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import json
 import math
+import os
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+import pandas as pd
 import pyarrow as pa
 import pytest
 from matplotlib.figure import Figure
 from matplotlib.text import Text
 from rich.console import Console
 
+from harness.campaigns.cells import correction_axes
+from harness.comparison.comparison import compare
+from harness.comparison.correction_matrix import matrix_of
 from harness.comparison.curves import RoleTime
 from harness.config import Backend
 from harness.metrics.definitions import iteration_metrics, throughput_metrics
@@ -25,10 +30,13 @@ from harness.metrics.run_files import RunDirectory, load_samples, load_timeline
 from harness.metrics.samples import SampleRecord, reward_metrics, staleness_metrics
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
-from harness.report import plots
+from harness.report.drawing import COLUMN, PAGE, save_for_column, save_in_every_format
 from harness.report.gantt import MOST_BARS, NamedTimeline, data_versions, draw_gantt, draw_same_seconds, first_window
+from harness.report.page.paper_table import TEXT_PT
+from harness.report.page.pictures import PICTURES, draw_comparison, draw_matrix
 from harness.report.plots import draw_idle, draw_run
 from harness.report.summary import print_summary, summarize
+from tests.support.fabricated_cells import Made, make_cell
 from tests.support.sample_records import trained_record, write_samples
 
 PLACEMENT = {
@@ -144,25 +152,87 @@ def test_every_picture_of_a_run_is_drawn_from_its_files(tmp_path: Path) -> None:
     run = write_run(tmp_path, lag=2)
     drawn = draw_run(run.path)
     assert [path.name for path in drawn] == ["reward.png", "staleness.png", "gantt.png", "idle.png"]
-    assert all(path.read_bytes().startswith(b"\x89PNG") for path in drawn)
+    assert all(path.read_bytes().startswith(b"\x89PNG") and path.with_suffix(".csv").is_file() for path in drawn)
     assert not list(run.path.glob(".*.tmp"))
 
 
-def test_idle_time_stands_below_the_label_of_its_cell() -> None:
-    figure = Figure()
-    draw_idle(figure, [("fully_async", RoleTime("actor_fwd", 0.5, 0.2, 0.3, (0.3,)))], "share of the time")
-    assert {"fully_async", "actor fwd", "30% idle"} <= set(texts(figure))
-
-
-def test_held_out_accuracy_is_drawn_beside_the_rewards(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture
+def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
+    """The figures that are drawn from here on, by the names of folder and file."""
     drawn: dict[str, Figure] = {}
-    monkeypatch.setattr(plots, "save_figure", lambda path, title, draw: draw(drawn.setdefault(path.name, Figure())))
+
+    def note(figure: Figure, file: Path, **options: Any) -> None:
+        figure.draw_without_rendering()
+        name = file.name.removeprefix(".").partition(f".{os.getpid()}")[0]
+        drawn[f"{file.parent.name}/{name}"] = figure
+        file.touch()
+
+    monkeypatch.setattr(Figure, "savefig", note)
+    return drawn
+
+
+def test_idle_time_stands_below_the_label_of_its_cell_and_the_legend_has_what_is_there() -> None:
+    figure = Figure((PAGE, PAGE))
+    times = {"fully_async": [RoleTime("actor_fwd", 0.5, 0.2, 0.3, (0.3,))], "other": [RoleTime("actor", 1, 0, 0, (0,))]}
+    draw_idle(figure, times, "share of the time")
+    figure.draw_without_rendering()
+    assert [panel.get_title("left") for panel in figure.axes] == ["fully_async", "other"]
+    assert {"actor fwd", "30% idle", "0% idle"} <= set(texts(figure))
+    assert [bar.get_width() for bar in figure.axes[0].patches] == pytest.approx([0.5, 0.2, 0.3])
+    alone = Figure((PAGE, PAGE))
+    draw_idle(alone, {"": times["other"]}, "share of the time")
+    assert [text.get_text() for text in alone.legends[0].texts] == ["own work"]
+
+
+def test_rewards_are_drawn_against_time_first_with_held_out_accuracy_where_there_is_any(
+    tmp_path: Path, figures: dict[str, Figure]
+) -> None:
     run = write_run(tmp_path, lag=0)
     for version, greedy in ((0, 0.25), (2, 0.5)):
         told = {"at_s": 0.0, "problems": 64, "k": 4, "sampled": None, "pass_at_k": None}
         run.append_evaluation(told | {"version": version, "greedy": greedy})
     draw_run(run.path)
-    assert {text for text in texts(drawn["reward.png"]) if "held out" in text} == {"held out, greedy"}
+    time, samples = figures["seed=0/reward.png"].axes
+    assert time.get_xlabel().startswith("time") and samples.get_xlabel() == "samples trained"
+    legend = samples.get_legend()
+    assert legend is not None
+    trained = ["exact match, trained", "mean reward, trained"]
+    assert [text.get_text() for text in legend.texts] == [*trained, "held out, greedy"]
+    (dots,) = time.collections
+    assert dots.get_offsets()[:, 1].tolist() == [0.25, 0.5]
+    (bars,) = figures["seed=0/staleness.png"].axes[0].containers
+    assert [bar.get_height() for bar in bars] == [1.0] and "100.0%" in texts(figures["seed=0/staleness.png"])
+    assert not figures["seed=0/staleness.png"].axes[1].get_legend(), "no sample has any lag"
+
+
+def test_no_picture_prints_markup_whatever_its_names(tmp_path: Path, figures: dict[str, Figure]) -> None:
+    name = r"$\bf{a}$_%"
+    draw_run(write_run(tmp_path, iterations=6).path)
+    cells = [make_cell(tmp_path / "compared", f"cell {n}", Made(iterations=6, draw=n), range(2)) for n in range(2)]
+    draw_comparison(compare([replace(cell, label=f"{n}{name}") for n, cell in enumerate(cells)]), tmp_path)
+    losses = {loss: Made(settings=(f"algorithm.correction={loss}",)) for loss in ("none", "tis")}
+    crossed = [make_cell(tmp_path / "matrix", f"fully_async, {loss}", made, range(2)) for loss, made in losses.items()]
+    draw_matrix(tmp_path, matrix_of(compare(crossed, ("schedule", *correction_axes()))))
+    assert len(figures) == 4 + 4 * len(PICTURES) + 3
+    for file, figure in figures.items():
+        for text in texts(figure):
+            assert "$" not in text.replace(name, "") and "nan" not in text, (file, text)
+        assert not any(text.get_parse_math() for text in figure.findobj(Text) if isinstance(text, Text)), file
+
+
+def test_papers_get_embedded_fonts_and_text_that_is_text_at_the_width_of_page_and_column(tmp_path: Path) -> None:
+    def draw(figure: Figure) -> pd.DataFrame:
+        figure.subplots().set_xlabel("a_label")
+        return pd.DataFrame({"at": [1]})
+
+    png, svg, pdf, data = save_in_every_format(tmp_path, "one", "title", draw)
+    column = save_for_column(tmp_path, "one", "title", draw)
+    for path, inches in ((pdf, PAGE), (column, COLUMN)):
+        text = path.read_bytes()
+        assert b"/CIDFontType2" in text and b"/Type3" not in text
+        assert f"/MediaBox [ 0 0 {72 * inches:g} ".encode() in text
+    assert ">a_label</text>" in svg.read_text() and data.read_text() == "at\n1\n" and png.stat().st_size > 1000
+    assert PAGE * 72 == pytest.approx(TEXT_PT, abs=1)
 
 
 def test_a_run_without_an_iteration_is_not_drawn(tmp_path: Path) -> None:
@@ -207,7 +277,12 @@ def test_the_gantt_chart_names_every_engine_and_the_versions_that_sample(tmp_pat
     draw_gantt(figure, timeline, data_versions(timeline, load_samples(path)), iterations=3)
     words = texts(figure)
     assert {"rollout 0", "rollout 1", "reference", "actor", "iteration 3", "v2", "sampled by version"} <= set(words)
-    assert "iteration 4" not in words
+    assert "iteration 4" not in words and "waits for samples" in words and "not trained" not in words
+    quiet = Timeline({("actor", "0"): Place("actor", ("a",))})
+    quiet.add([Span("actor", "0", "update_actor", 0.0, 1.0, 0, 0)])
+    quiet.end_iteration(0, 1.0)
+    draw_gantt(alone := Figure(), quiet, lambda span: 0)
+    assert [text.get_text() for text in alone.legends[0].texts] == ["sampled by version", "0"]
 
 
 def test_two_runs_are_drawn_over_the_same_seconds(tmp_path: Path) -> None:
