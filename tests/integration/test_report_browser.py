@@ -338,11 +338,11 @@ def test_buttons_and_the_strip_below_move_the_window(page: Page) -> None:
 def test_switches_change_the_curves_and_the_pointer_reads_them(page: Page) -> None:
     lines = page.locator(".curves .mean-line")
     before = lines.first.get_attribute("points")
-    page.get_by_label("time (s)").check()
+    page.get_by_label("samples trained").check()
     assert lines.first.get_attribute("points") != before
     assert (
         page.locator(".curves svg").get_attribute("aria-label")
-        == "held-out accuracy, sampled against time (s), a line per cell"
+        == "held-out accuracy, sampled against samples trained, a line per cell"
     )
     page.get_by_label("mean reward").check()
     assert "mean reward" in page.locator(".curves").inner_text()
