@@ -55,11 +55,13 @@ class VerdictChart:
     def caption(self) -> str:
         """How to read it."""
         base, drawn = self.comparison.cells[self.comparison.baseline].label, self.drawn
-        text = f"Ratios to {base} and differences from it, paired by seed. Large marks: means, lines their 95 % intervals, "
-        called = " Filled: significant after Holm's correction." if drawn["significant"].any() else ""
-        return f"{text}dots seeds.{called}" + (
-            " Bold: the cells that the verdict is for." if self.comparison.best else ""
+        paired = any(str(name).startswith("seed ") for name in drawn)
+        text = (
+            f"Ratios to {base} and differences from it{', paired by seed' if paired else ''}: means and 95 % intervals"
         )
+        text += ", small dots are seeds." if paired else "."
+        text += " Filled: significant after Holm's correction." if drawn["significant"].any() else ""
+        return text + (" Bold: the cells that the verdict is for." if self.comparison.best else "")
 
     @property
     def words(self) -> str:

@@ -208,7 +208,7 @@ def test_rewards_are_drawn_against_time_first_with_held_out_accuracy_where_there
 def test_no_picture_prints_markup_whatever_its_names(tmp_path: Path, figures: dict[str, Figure]) -> None:
     name = r"$\bf{a}$_%"
     draw_run(write_run(tmp_path, iterations=6).path)
-    cells = [make_cell(tmp_path / "compared", f"cell {n}", Made(iterations=6, draw=n), range(2)) for n in range(2)]
+    cells = [make_cell(tmp_path / "compared", f"cell {n}", Made(iterations=6, draw=n), range(3)) for n in range(2)]
     draw_comparison(compare([replace(cell, label=f"{n}{name}") for n, cell in enumerate(cells)]), tmp_path)
     losses = {loss: Made(settings=(f"algorithm.correction={loss}",)) for loss in ("none", "tis")}
     crossed = [make_cell(tmp_path / "matrix", f"fully_async, {loss}", made, range(2)) for loss, made in losses.items()]
