@@ -26,13 +26,15 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         return 0
     for group in GROUPS:
         console.print(f"{group}=", style="bold")
+        width = 2 + max(map(len, choices(group)))
         for name in choices(group):
             path = EXPERIMENTS / group / f"{name}.yaml"
             first = path.read_text(encoding="utf-8").splitlines()[0]
-            say(console, f"  {name:<16}{first.lstrip('# ')}")
+            say(console, f"  {name:<{width}}{first.lstrip('# ')}")
     console.print("paper= (of `cadence paper`)", style="bold")
+    width = 2 + max(map(len, names()))
     for name in names():
-        say(console, f"  {name:<20}{read_experiment(name).title}")
+        say(console, f"  {name:<{width}}{read_experiment(name).title}")
     console.print(
         f"\nSettings of each stand in {EXPERIMENTS.name}/<group>/<name>.yaml; change them by name, such as",
         soft_wrap=True,
