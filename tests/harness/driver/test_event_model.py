@@ -20,8 +20,8 @@ EACH = 3
 """Jobs of each schedule."""
 
 NEAR = 0.05
-"""Of a step: how far the end of any may be, where samples are rewarded one by one for a filter that hears of groups, or
-groups of several batches come back."""
+"""Of a step: how far the end of any of these may be (of others: docs/planner.md), where samples are rewarded one by one
+for a filter that hears of groups, or groups of several batches come back."""
 
 OF_ALL: dict[str, tuple[object, ...]] = {
     "algorithm.group_size": (2, 4, 8),
