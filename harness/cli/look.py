@@ -240,7 +240,7 @@ def mlflow_sync(arguments: Sequence[str], results: Path, console: Console) -> in
 
 
 _LINKS = 5  # experiments that are printed
-_VIEW = "compareRunsMode=CHART&workflowType=machine_learning"  # MLflow's own opens on traces, of which there are none
+_PAGE = "compareRunsMode=CHART&workflowType=machine_learning"  # MLflow's own opens on traces, of which there are none
 
 
 def ui(arguments: Sequence[str], results: Path, console: Console) -> int:
@@ -264,7 +264,7 @@ def ui(arguments: Sequence[str], results: Path, console: Console) -> int:
             raise ConfigError(
                 f"port={port} cannot be had ({error.strerror}); use another, such as port=5001"
             ) from error
-    from harness.metrics.mlflow_mirror import MlflowException, MlflowStore, first_line
+    from harness.metrics.mlflow_mirror import VIEW, MlflowException, MlflowStore, first_line
 
     try:
         experiments = MlflowStore(results).newest_experiments()
@@ -272,7 +272,7 @@ def ui(arguments: Sequence[str], results: Path, console: Console) -> int:
         raise ConfigError(f"{database}: {first_line(failure)}") from failure
     console.print(f"MLflow on http://127.0.0.1:{port} (Ctrl-C ends it); runs and charts, newest first:")
     for name, number in list(experiments.items())[:_LINKS]:
-        link = f"http://127.0.0.1:{port}/#/experiments/{number}/runs?{_VIEW}"
+        link = f"http://127.0.0.1:{port}/#/experiments/{number}/runs?{_PAGE}&viewStateShareKey={VIEW}"
         say(console, f"  {name}: {link}")
     os.environ.setdefault("MLFLOW_SERVER_ENABLE_JOB_EXECUTION", "false")  # eight processes that no page here asks of
     command = [sys.executable, "-m", "mlflow", "ui", "--host", "127.0.0.1", "--port", port]

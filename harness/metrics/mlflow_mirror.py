@@ -7,6 +7,7 @@ MLflow up to date from the files. Import this module only where it is used: mlfl
 
 from __future__ import annotations
 
+import json
 import logging
 import os
 import re
@@ -40,7 +41,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from harness.config.job import flatten
 from harness.metrics.atomic_files import Lock
-from harness.metrics.definitions import logged
+from harness.metrics.definitions import DEFINITIONS, logged
 from harness.metrics.done import INCOMPLETE, check_files, read_done
 from harness.metrics.formatting import redacted
 from harness.metrics.manifest import RunIdentity, identity_of
@@ -59,7 +60,27 @@ _LOCKED_S = 120.0  # by another process, which makes an experiment in a second o
 _ITERATIONS = 20  # of an earlier attempt, read at once
 _BATCH = 1000  # MLflow's limit of metrics per log_batch
 _PARAM_BATCH = 100  # and of params
-_KIND = {"mlflow.experimentKind": "custom_model_development"}  # else its page is for traces
+VIEW = "cadence"
+"""Key of the view by which an experiment's charts are laid out."""
+_FIRST = ("reward", "eval", "throughput", "staleness", "idle")  # sections that are unfolded; MLflow's order is A to Z
+
+
+def _view() -> str:
+    """Sections of charts in the order in which they matter, as MLflow keeps views that are shared; it fills them."""
+    others = sorted(
+        {metric.name.partition("/")[0] for metric in DEFINITIONS if "/" in metric.name} - {*_FIRST, "queue"}
+    )
+    sections = [
+        {"uuid": name, "name": name, "display": name in _FIRST, "isReordered": True}
+        for name in (*_FIRST, *others, "summary", "Model metrics", "System metrics")
+    ]
+    return json.dumps({"compareRunCharts": [], "compareRunSections": sections, "isAccordionReordered": True})
+
+
+_TAGS = {
+    "mlflow.experimentKind": "custom_model_development",  # else its page is for traces
+    f"mlflow.sharedViewState.{VIEW}": _view(),
+}
 STARTED_AT = "started_at"
 """Tag: which attempt at a cell and seed it is, as in its manifest.json."""
 WARNING = "warning/"
@@ -159,14 +180,14 @@ class MlflowStore:
         where = None if remote else (self.results / "mlflow-artifacts").as_uri()
         with self._lock():  # two first runs must not both make it
             try:
-                return self.client.create_experiment(name, where, _KIND | {MLFLOW_RUN_NOTE: note})
+                return self.client.create_experiment(name, where, _TAGS | {MLFLOW_RUN_NOTE: note})
             except MlflowException as error:
                 found = self.client.get_experiment_by_name(name)
                 if found is None:
                     raise error
             if found.lifecycle_stage == "deleted":
                 self.client.restore_experiment(found.experiment_id)
-            for key, value in _KIND.items() - found.tags.items():
+            for key, value in _TAGS.items() - found.tags.items():
                 self.client.set_experiment_tag(found.experiment_id, key, value)
             return found.experiment_id
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import json
 import math
 import os
 import re
@@ -133,6 +134,8 @@ def test_an_experiment_opens_on_its_runs_of_which_none_is_below_another(store: P
     assert not any("mlflow.parentRunId" in run.data.tags for run in runs)
     found = tracker._store.client.get_experiment_by_name(name)
     assert found.tags["mlflow.experimentKind"] == "custom_model_development"
+    sections = [one["name"] for one in json.loads(found.tags["mlflow.sharedViewState.cadence"])["compareRunSections"]]
+    assert sections[:5] == ["reward", "eval", "throughput", "staleness", "idle"] and sections[-1] == "System metrics"
     assert "a run for each cell and seed" in found.tags["mlflow.note.content"]
 
 
@@ -393,6 +396,7 @@ def test_ui_prints_a_link_to_runs_and_charts_of_each_experiment_the_newest_first
     ids = {name: tracker._store.client.get_experiment_by_name(name).experiment_id for name in ("newer", "older")}
     assert capsys.readouterr().out.splitlines()[1:] == [
         f"  {name}: {page}/{ids[name]}/runs?compareRunsMode=CHART&workflowType=machine_learning"
+        "&viewStateShareKey=cadence"
         for name in ("newer", "older")
     ]
     assert served[0][-1] == f"sqlite:///{tmp_path / 'mlflow.db'}"
