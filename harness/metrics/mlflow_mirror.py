@@ -41,6 +41,7 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from harness.config.job import flatten
 from harness.metrics.atomic_files import Lock
+from harness.metrics.colours import of_schedules
 from harness.metrics.definitions import DEFINITIONS, logged
 from harness.metrics.done import INCOMPLETE, check_files, read_done
 from harness.metrics.formatting import redacted
@@ -233,6 +234,7 @@ def run_tags(identity: RunIdentity, manifest: Mapping[str, Any]) -> dict[str, st
         "seed": str(identity.seed),
         "smoke": str(identity.smoke).lower(),
         STARTED_AT: manifest["started_at"],
+        "mlflow.runColor": of_schedules([identity.schedule])[identity.schedule],  # of its lines in charts
         MLFLOW_SOURCE_NAME: "python -m harness",
         MLFLOW_SOURCE_TYPE: "LOCAL",
         MLFLOW_RUN_NOTE: description(identity, manifest),

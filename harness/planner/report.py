@@ -14,6 +14,7 @@ from rich.console import Console
 
 from harness.checks.layout import device_roles
 from harness.config.compose import plain
+from harness.metrics.colours import of_schedules
 from harness.metrics.formatting import percent
 from harness.metrics.tables import Table
 from harness.planner.judgement import DRAWS, Judgement, Judgements
@@ -21,7 +22,6 @@ from harness.planner.plan import WORTH, Choice, Plan, bench_command, devices_and
 from harness.prediction.evidence import SHARED
 from harness.prediction.forecast import SURE, TIE, Verdict, interval, p_faster, verdict_of, words_of
 from harness.report.drawing import save_figure
-from harness.report.palette import of_schedules
 
 _WORTH_SAYING = 0.01  # of an iteration
 

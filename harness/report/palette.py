@@ -6,14 +6,10 @@ from collections.abc import Iterable, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from harness.config.registries import SCHEDULES
+from harness.metrics.colours import CELLS, MORE, of_schedules
 
 if TYPE_CHECKING:
     from harness.comparison.runs import Cell
-
-CELLS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#4D4D4D", "#8C6BB1")
-"""Colours of cells that are not a schedule each, in their order, again from the first where there are more. Okabe and
-Ito (2008), without the yellow that vanishes on white; the last two are of equal distance to the others."""
 
 BLUE, GREEN, ORANGE = CELLS[0], CELLS[2], CELLS[4]
 """Colours of series that are no cells."""
@@ -24,19 +20,8 @@ OF_TIME = {
 }
 """Names and colours of what the time of devices went to."""
 
-_MORE = (
-    *("#882255", "#999933", "#332288", "#117733", "#AA4499"),
-    *("#CC6677", "#44AA99", "#661100", "#6699CC", "#AA7744", "#777711", "#771155"),
-)  # Paul Tol's muted and other qualitative schemes
-
-_IN_ORDER = (CELLS[0], *_MORE[:4], *CELLS[1:6], _MORE[4], CELLS[7], CELLS[6], *_MORE[5:])
-OWN = dict(zip(SCHEDULES, _IN_ORDER, strict=False))
-"""A built-in schedule has one colour on every page and in every picture, and those that are compared most the ones that
-differ most; those of the user's get what is left."""
-_OTHERS = _IN_ORDER[len(OWN) :]
-
 DASHES = ("", "7 3", "2 3", "10 3 2 3")
-"""Dashes of lines, likewise: they can be told apart in grey, too."""
+"""Dashes of lines of cells, in their order: they can be told apart in grey, too."""
 
 VERSIONS = ("#46237A", "#3B528B", "#23808D", "#27AD81", "#84D44B", "#F6E620")
 """Colours of policy versions 0, 1, ...: six steps of viridis, then again from the first; bars carry the number
@@ -108,18 +93,12 @@ ON_DARK_KINDS = {
 """Colours of kinds of work, on a dark page."""
 
 
-def of_schedules(names: Sequence[str]) -> dict[str, str]:
-    """Colours of schedules by name."""
-    others = cycle(_OTHERS)
-    return {name: OWN[name] if name in OWN else next(others) for name in names}
-
-
 def of_cells(cells: Sequence[Cell]) -> list[str]:
     """Colours of cells: those of their schedules, where no two have the same; else by their number."""
     schedules = [cell.runs[0].identity.schedule for cell in cells]
     if len(set(schedules)) == len(schedules):
         return list(of_schedules(schedules).values())
-    return [colour for _, colour in zip(cells, cycle((*CELLS, *_MORE)), strict=False)]
+    return [colour for _, colour in zip(cells, cycle((*CELLS, *MORE)), strict=False)]
 
 
 def names_of(cells: Sequence[Cell]) -> list[str]:

@@ -164,7 +164,8 @@ def draw_idle(figure: Figure, times: Mapping[str, Sequence[RoleTime]], across: s
         for part, (_, colour) in OF_TIME.items():
             bars = axes.barh(shares["role"], shares[part], left=left, color=colour, height=0.75)
             left += shares[part].to_numpy()
-        axes.bar_label(bars, [f"{idle:.0%} idle" for idle in shares["idle"]], padding=4, size="small")
+        told = [f"{idle:.0%} idle" for idle in shares["idle"]]
+        axes.bar_label(bars, told, padding=4, size="small", annotation_clip=False)  # shares may end a hair beyond 1
         axes.set_title(str(label), loc="left", fontweight="bold")
         axes.set(xlim=(0, 1), ylim=(len(shares) - 0.5, -0.5))
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))

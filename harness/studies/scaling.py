@@ -16,6 +16,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from harness.config.compose import DOCS
 from harness.metrics.atomic_files import write_text
+from harness.metrics.colours import of_schedules
 from harness.planner.explore import Effort, Exploration
 from harness.planner.judgement import judge
 from harness.planner.plan import Plan, Progress, explore_all, origin, plan_jobs
@@ -23,7 +24,6 @@ from harness.prediction.evidence import SHARED
 from harness.prediction.forecast import SURE, interval, verdict_of
 from harness.prediction.priors import Draws
 from harness.report.drawing import save_figure
-from harness.report.palette import of_schedules
 
 PAGE = DOCS.parent / "results/reference/simulated/scaling.md"
 

@@ -22,6 +22,7 @@ from rich.console import Console
 from harness.config import ConfigError
 from harness.driver.loggers import LoggedRun
 from harness.driver.mlflow_logger import MlflowLogger
+from harness.metrics.colours import OWN
 from harness.metrics.done import INCOMPLETE
 from harness.metrics.manifest import RunIdentity
 from harness.metrics.run_files import RunDirectory
@@ -131,6 +132,7 @@ def test_an_experiment_opens_on_its_runs_of_which_none_is_below_another(store: P
             pass
     runs = list(runs_of(tracker, name))
     assert {run.data.tags["seed"] for run in runs} == {"0", "1"} and len(runs) == 2
+    assert {run.data.tags["mlflow.runColor"] for run in runs} <= {*OWN.values()}, "as in pages and pictures"
     assert not any("mlflow.parentRunId" in run.data.tags for run in runs)
     found = tracker._store.client.get_experiment_by_name(name)
     assert found.tags["mlflow.experimentKind"] == "custom_model_development"
