@@ -6,6 +6,7 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from functools import partial
+from itertools import compress
 from pathlib import Path
 from textwrap import fill
 
@@ -18,7 +19,7 @@ from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 from harness.comparison.comparison import Comparison
 from harness.comparison.correction_matrix import CorrectionMatrix, Entry, lags_of
 from harness.comparison.curves import LEARNING, PerformanceProfile, StalenessHistogram, role_times
-from harness.comparison.measures import OUTCOMES, SPEED
+from harness.comparison.measures import LAG, OUTCOMES, SPEED
 from harness.metrics.formatting import number
 from harness.report.drawing import legend_below, lines_high, panels, save_for_column, save_in_every_format
 from harness.report.gantt import NamedTimeline, data_versions, draw_same_seconds
@@ -33,13 +34,12 @@ _GRAIN = 0.05  # of the axis of scores
 _LEAST = 24  # letters in a panel's width
 ENDINGS = (".png", ".svg", ".pdf", ".csv", "-column.pdf")
 """Endings of the files of each picture."""
-PICTURES = ("verdict", "curves", "staleness", "idle", "profiles", "timelines")
+PICTURES = ("verdict", "front", "curves", "staleness", "idle", "profiles", "timelines")
 
 
 def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
-    """verdict, curves, staleness, idle, profiles and timelines in `folder`, each as PNG, SVG and PDF, as PDF for a
-    column, and what is drawn as CSV. Where there is no verdict, nothing was rewarded, or a cell is alone, there is none
-    of it, and none from before."""
+    """Each of `PICTURES` in `folder`, as PNG, SVG and PDF, as PDF for a column, and what is drawn as CSV. Where there
+    is no verdict, nothing was rewarded, or a cell is alone, there is none of it, and none from before."""
     headings = Headings(comparison)
     title = f"{headings.curves_title} · {headings.on} · {headings.how_word}"
     drawings = {
@@ -55,6 +55,8 @@ def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
         drawings = {
             "verdict": (f"{headings.heading} · {headings.how_word}", lambda _, figure: draw_chart(chart, figure))
         } | drawings
+    if comparison.outcome and not (comparison.unjudged or comparison.faults) and len(comparison.cells) > 2:
+        drawings["front"] = (f"Speed, lag and learning · {headings.on} · {headings.how_word}", draw_front)
     for name in PICTURES:
         for end in ENDINGS:
             (folder / f"{name}{end}").unlink(missing_ok=True)
@@ -95,6 +97,32 @@ def draw_curves(comparison: Comparison, figure: Figure) -> pd.DataFrame:
     figure.supylabel(TITLES.get(key, key), fontsize="medium", color=MUTED)
     legend_below(figure, figure.axes[0].get_legend_handles_labels()[0])
     return pd.concat(drawn, ignore_index=True)
+
+
+def draw_front(comparison: Comparison, figure: Figure) -> pd.DataFrame:
+    """Draw what was learnt against samples per second: a mark for each cell, with 95 % intervals, larger the staler it
+    is; dotted, where there is a verdict, the Pareto front: cells that no other is ahead of in both means."""
+    speed, outcome, lag = comparison.measure(SPEED), comparison.outcome, comparison.measure(LAG)
+    assert speed is not None and outcome is not None and lag is not None, "what is judged has all three"
+    means = [(x.value, y.value) for x, y in zip(speed.cells, outcome.cells, strict=True)]
+    front = [not any(x >= own[0] and y >= own[1] and (x, y) != own for x, y in means) for own in means]
+    (panel,) = panels(figure, 1, 20, _LEAST)
+    colors = of_cells(comparison.cells)
+    for cell, x, y, stale, color in zip(comparison.cells, speed.cells, outcome.cells, lag.cells, colors, strict=True):
+        across, up = (
+            None if one.interval is None else [[one.value - one.interval.low], [one.interval.high - one.value]]
+            for one in (x, y)
+        )
+        name, size = f"{cell.label}, lag {number(stale.value)}", 4 + 1.5 * stale.value
+        panel.errorbar(x.value, y.value, up, across, "o", color=color, elinewidth=1, markersize=size, label=name)
+    if not comparison.withheld:
+        panel.plot(*zip(*sorted(compress(means, front)), strict=True), ":", color=MUTED, zorder=1, label="front")
+    panel.set(xlabel="samples per second: faster →", ylabel=TITLES[outcome.key])
+    legend_below(figure, panel.get_legend_handles_labels()[0])
+    labels = [cell.label for cell in comparison.cells]
+    drawn = {"samples_per_s": speed, outcome.key: outcome, "lag": lag}
+    values = {name: [cell.value for cell in of.cells] for name, of in drawn.items()}
+    return pd.DataFrame({"label": labels, **values, "front": front})
 
 
 def draw_timelines(comparison: Comparison, figure: Figure) -> pd.DataFrame:

@@ -33,7 +33,7 @@ from harness.protocols import Span
 from harness.report.drawing import COLUMN, PAGE, save_for_column, save_in_every_format
 from harness.report.gantt import MOST_BARS, NamedTimeline, data_versions, draw_gantt, draw_same_seconds, first_window
 from harness.report.page.paper_table import TEXT_PT
-from harness.report.page.pictures import PICTURES, draw_comparison, draw_matrix
+from harness.report.page.pictures import PICTURES, draw_comparison, draw_front, draw_matrix
 from harness.report.plots import draw_idle, draw_run
 from harness.report.summary import print_summary, summarize
 from tests.support.fabricated_cells import Made, make_cell
@@ -205,10 +205,24 @@ def test_rewards_are_drawn_against_time_first_with_held_out_accuracy_where_there
     assert not figures["seed=0/staleness.png"].axes[1].get_legend(), "no sample has any lag"
 
 
+def test_the_front_has_the_cells_that_no_other_is_ahead_of(tmp_path: Path) -> None:
+    made = [Made(lag=lag, iterations=6, draw=lag) for lag in range(4)]
+    cells = [make_cell(tmp_path, f"cell {one.lag}", one, range(3)) for one in made]
+    figure = Figure(layout="constrained")
+    drawn = draw_front(compare(cells), figure)
+    outcome = drawn.columns[2]
+    for _, own in drawn.iterrows():
+        ahead = drawn[(drawn.samples_per_s >= own.samples_per_s) & (drawn[outcome] >= own[outcome])]
+        assert own.front == (len(ahead) == 1)
+    assert 0 < drawn.front.sum() < 4
+    marks = [text.get_text() for text in figure.legends[0].texts]
+    assert [text.partition(",")[0] for text in marks if text != "front"] == list(drawn.label)
+
+
 def test_no_picture_prints_markup_whatever_its_names(tmp_path: Path, figures: dict[str, Figure]) -> None:
     name = r"$\bf{a}$_%"
     draw_run(write_run(tmp_path, iterations=6).path)
-    cells = [make_cell(tmp_path / "compared", f"cell {n}", Made(iterations=6, draw=n), range(3)) for n in range(2)]
+    cells = [make_cell(tmp_path / "compared", f"cell {n}", Made(iterations=6, draw=n), range(3)) for n in range(3)]
     draw_comparison(compare([replace(cell, label=f"{n}{name}") for n, cell in enumerate(cells)]), tmp_path)
     losses = {loss: Made(settings=(f"algorithm.correction={loss}",)) for loss in ("none", "tis")}
     crossed = [make_cell(tmp_path / "matrix", f"fully_async, {loss}", made, range(2)) for loss, made in losses.items()]
