@@ -57,6 +57,7 @@ def columns_of(rows: np.ndarray, tokens: int) -> dict[str, Column]:
         "loss_mask": of_tokens(np.ones(k * tokens, np.bool_)),
         "engine": np.zeros(k, np.int32),
         "started_at": times + 1,
+        "first_token_at": times + 1.5,
         "finished_at": times + 2,
         "finish_reason": np.zeros(k, np.int8),
         "turns": np.ones(k, np.int32),

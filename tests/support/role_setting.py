@@ -167,6 +167,7 @@ def rollout_columns(rows: Iterable[int]) -> dict[str, Column]:
         "versions": Ragged.from_rows([c.versions for c in done]),
         "engine": np.zeros(len(done), np.int32),
         "started_at": np.zeros(len(done)),
+        "first_token_at": np.zeros(len(done)),
         "finished_at": np.zeros(len(done)),
         "loss_mask": Ragged.from_rows([np.ones(len(c.tokens), np.bool_) for c in done]),
         "finish_reason": np.zeros(len(done), np.int8),

@@ -47,7 +47,8 @@ class Given:
 def rows_of(samples: Sequence[int]) -> Batch:
     batch, count = batch_of(samples), len(samples)
     tokens = len(batch.responses.values)
-    zeros = {name: np.zeros(count) for name in ("reward", "admitted_at", "started_at", "finished_at")}
+    times = ("admitted_at", "started_at", "first_token_at", "finished_at")
+    zeros = {name: np.zeros(count) for name in ("reward", *times)}
     return Batch(
         "train_0",
         np.array(samples),
