@@ -125,7 +125,7 @@ def draw_staleness(figure: Figure, metrics: pd.DataFrame, samples: pd.DataFrame)
     histogram.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     histogram.grid(axis="x", visible=False)
 
-    grown = {name: metrics[f"staleness/in_{name}_mean"] for name in ("flight", "queue")}
+    grown = {"flight": metrics["staleness/in_flight_mean"], "queue": metrics["staleness/in_queue_mean"]}
     at, both = metrics["iteration"], grown["flight"] + grown["queue"]
     dropped = int((samples["fate"] == "dropped_stale").sum())
     parts.set(
