@@ -404,8 +404,9 @@ class Decoding(Stepping):
 
     def _reach(self, count: int, at: float) -> None:
         if self._joined and count > self._count:
+            first_token_at = self._time_of(self._count + 1)
             for sample in self._joined:
-                sample.first_token_at = self._time_of(self._count + 1)
+                sample.first_token_at = first_token_at
             self._joined.clear()
         super()._reach(count, at)
 

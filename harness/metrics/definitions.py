@@ -48,12 +48,15 @@ def _s(name: str, title: str, better: Better | None = "lower") -> Metric:
     return Metric(f"time/{name}_s", title, "s", better)
 
 
-_LATENCIES = (
-    ("queueing", "wait for an engine"),
-    ("first_token", "time to the first token"),
-    ("between_tokens", "time between tokens"),
-    ("request", "time of a request"),
-)
+LATENCIES = {
+    "queueing": "wait for an engine",
+    "first_token": "time to the first token",
+    "between_tokens": "time between tokens",
+    "request": "time of a request",
+}
+"""Parts of the time of a sample, in seconds, and their titles."""
+LATENCY_PERCENTILES = (50, 99)
+"""Percentiles of each part in the metrics of an iteration."""
 
 DEFINITIONS: tuple[Metric, ...] = (
     _s("iteration", "an iteration"),
@@ -117,8 +120,8 @@ DEFINITIONS: tuple[Metric, ...] = (
     ),
     *(
         Metric(f"latency/{part}_p{n}_s", f"{title}, {n}th percentile", "s", "lower")
-        for part, title in _LATENCIES
-        for n in (50, 99)
+        for part, title in LATENCIES.items()
+        for n in LATENCY_PERCENTILES
     ),
     Metric("response_length/mean", "response length", "tokens"),
     Metric("response_length/p99", "response length, 99th percentile", "tokens"),

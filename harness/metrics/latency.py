@@ -7,22 +7,20 @@ from collections.abc import Iterable, Mapping
 import numpy as np
 import pyarrow as pa
 
+from harness.metrics.definitions import LATENCIES, LATENCY_PERCENTILES
 from harness.metrics.samples import SampleRecord
 
-PARTS = ("queueing", "first_token", "between_tokens", "request")
-"""Parts of the time of a sample, in seconds; `harness.metrics.definitions` says from when to when."""
 TIMES = ("admitted_at", "started_at", "first_token_at", "finished_at", "response_tokens")
 PERCENTILES = (50, 90, 99)
-_OF_ITERATIONS = (50, 99)
 
 
 def latencies(times: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Each of `PARTS`, seconds, float64 [k]; NaN where it is not known. times: float64 [k] by the names in `TIMES`, NaN
-    where there is none."""
+    """Each of `LATENCIES`, seconds, float64 [k]; NaN where it is not known. times: float64 [k] by the names in `TIMES`,
+    NaN where there is none."""
     admitted, started, first, finished, tokens = (times[name] for name in TIMES)
     between = np.where(tokens > 1, tokens - 1, np.nan)
     values = (started - admitted, first - started, (finished - first) / between, finished - started)
-    return dict(zip(PARTS, values, strict=True))
+    return dict(zip(LATENCIES, values, strict=True))
 
 
 def latency_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
@@ -33,7 +31,7 @@ def latency_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
     return {
         f"latency/{part}_p{percentile}_s": value
         for part, values in parts.items()
-        for percentile, value in percentiles(values, _OF_ITERATIONS).items()
+        for percentile, value in percentiles(values, LATENCY_PERCENTILES).items()
     }
 
 
@@ -49,9 +47,7 @@ def latencies_by_engine(samples: Iterable[pa.Table]) -> dict[str, dict[str, np.n
     table = pa.concat_tables([one.select(["engine", "fate", *TIMES]) for one in samples])
     trained = table.filter(pa.compute.equal(table["fate"], "trained"))
     times = {name: trained[name].cast(pa.float64()).to_numpy() for name in TIMES}
-    engines = trained["engine"].to_numpy(zero_copy_only=False)
-    parts = latencies(times)
-    return {
-        engine: {part: values[engines == engine] for part, values in parts.items()}
-        for engine in sorted(set(engines), key=int)
-    }
+    numbers, which = np.unique(trained["engine"].cast(pa.int64()).to_numpy(), return_inverse=True)
+    order, ends = np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1]
+    parts = {part: np.split(values[order], ends) for part, values in latencies(times).items()}
+    return {str(number): {part: of[place] for part, of in parts.items()} for place, number in enumerate(numbers)}

@@ -4,7 +4,7 @@ and corrections as a heat map."""
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from functools import partial
 from itertools import compress
 from pathlib import Path
@@ -140,19 +140,20 @@ def draw_timelines(comparison: Comparison, figure: Figure) -> pd.DataFrame:
     return draw_same_seconds(figure, runs)
 
 
+def _panel_of_each(comparison: Comparison, figure: Figure) -> Iterator[tuple[Axes, str, str]]:
+    """A panel for each cell, which has its name; the name and the colour."""
+    made = panels(figure, len(comparison.cells), 11, _LEAST)
+    for panel, cell, color in zip(made, comparison.cells, of_cells(comparison.cells), strict=True):
+        panel.set_title(fill(cell.label, _LEAST))
+        yield panel, cell.label, color
+
+
 def draw_staleness(comparison: Comparison, figure: Figure) -> pd.DataFrame:
     """A histogram of worst lags per cell, all on one scale."""
     drawn = []
-    for panel, cell, lags, color in zip(
-        panels(figure, len(comparison.cells), 11, _LEAST),
-        comparison.cells,
-        comparison.staleness,
-        of_cells(comparison.cells),
-        strict=True,
-    ):
+    for (panel, label, color), lags in zip(_panel_of_each(comparison, figure), comparison.staleness, strict=True):
         draw_lags(panel, lags, color)
-        panel.set_title(fill(cell.label, _LEAST))
-        drawn.append(pd.DataFrame({"label": cell.label, "worst_lag": lags.lags, "share": lags.shares}))
+        drawn.append(pd.DataFrame({"label": label, "worst_lag": lags.lags, "share": lags.shares}))
     return pd.concat(drawn, ignore_index=True)
 
 
@@ -169,18 +170,11 @@ def draw_lags(panel: Axes, lags: StalenessHistogram, color: str) -> None:
 def draw_profiles(comparison: Comparison, figure: Figure) -> pd.DataFrame:
     """Draw the share of every cell's seeds that end above each accuracy, its interval, and the baseline in grey."""
     drawn = []
-    for panel, cell, profile, color in zip(
-        panels(figure, len(comparison.cells), 11, _LEAST),
-        comparison.cells,
-        comparison.profiles,
-        of_cells(comparison.cells),
-        strict=True,
-    ):
+    for (panel, label, color), profile in zip(_panel_of_each(comparison, figure), comparison.profiles, strict=True):
         draw_profile(panel, profile, comparison, color)
-        panel.set_title(fill(cell.label, _LEAST))
         steps = vars(profile).items()
         turns = _turns(profile.shares, profile.low, profile.high)
-        drawn.append(pd.DataFrame({"label": cell.label, **{name: values[turns] for name, values in steps}}))
+        drawn.append(pd.DataFrame({"label": label, **{name: values[turns] for name, values in steps}}))
     return pd.concat(drawn, ignore_index=True)
 
 

@@ -19,8 +19,8 @@ from harness.comparison.curves import RoleTime, role_times
 from harness.comparison.measure_text import Against, against, beside_mean, bounds, headlines, scale_of, unit_of
 from harness.comparison.measures import CellMeasure, Measure
 from harness.comparison.runs import Cell
+from harness.metrics.definitions import LATENCIES
 from harness.metrics.formatting import number, percent, visible
-from harness.metrics.latency import PARTS as LATENCIES
 from harness.metrics.latency import latencies_by_engine, percentiles
 from harness.report.drawing import inline_svg
 from harness.report.page.pictures import COLORS, draw_lags, draw_profile

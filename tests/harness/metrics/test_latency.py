@@ -9,7 +9,8 @@ import numpy as np
 import pyarrow as pa
 import pytest
 
-from harness.metrics.latency import PARTS, latencies, latencies_by_engine, latency_metrics
+from harness.metrics.definitions import LATENCIES
+from harness.metrics.latency import latencies, latencies_by_engine, latency_metrics
 from harness.metrics.samples import SCHEMA, SampleRecord, untrained_record
 from tests.support.sample_records import trained_record
 
@@ -22,7 +23,7 @@ def record(number: int, *, engine: int = 0, first: float = 1.5, tokens: int = 5)
 
 def test_a_request_is_parted_at_its_slot_its_first_and_its_last_token() -> None:
     found = latency_metrics([record(0), untrained_record(1, "in_flight", group_id=0, admitted_at=0.0, prompt_tokens=5)])
-    expected = dict(zip(PARTS, (0.75, 0.5, 1.0 / 4, 1.5), strict=True))
+    expected = dict(zip(LATENCIES, (0.75, 0.5, 1.0 / 4, 1.5), strict=True))
     assert found == {f"latency/{part}_p{n}_s": value for part, value in expected.items() for n in (50, 99)}
 
 
