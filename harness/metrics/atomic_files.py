@@ -77,10 +77,11 @@ class Lock:
 
 
 class GrowingFile:
-    """Goes on from what is there; what is appended is in the hands of the system when `append` returns."""
+    """Goes on from what is there; what is appended is in the hands of the system when `append` returns. Nothing is
+    buffered: what a full disk refused would be written again as the file is closed, where nobody hears of it."""
 
     def __init__(self, path: Path) -> None:
-        self._file = path.open("ab")
+        self._file = path.open("ab", buffering=0)
         self._digest = hashlib.sha256(path.read_bytes())
 
     @property
@@ -95,8 +96,9 @@ class GrowingFile:
 
     def append(self, data: ReadableBuffer) -> None:
         """Write data at the end."""
-        self._file.write(data)
-        self._file.flush()
+        left = memoryview(data).cast("B")
+        while left:  # the system may take a part
+            left = left[self._file.write(left) :]
         self._digest.update(data)
 
     def close(self) -> None:
