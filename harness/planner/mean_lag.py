@@ -1,4 +1,5 @@
-"""The mean lag of a job in closed form, without simulating it: what docs/schedules.md derives."""
+"""The mean lag of a job in closed form, without simulating it: what `cadence table --of staleness` derives
+(results/reference/simulated/staleness.md)."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The mean lag in closed form beside the simulated one, over random jobs. What is derived where: docs/schedules.md."""
+"""The mean lag in closed form beside the simulated one, over random jobs, with the derivation."""
 
 from __future__ import annotations
 
@@ -211,6 +211,7 @@ def page(cases: Sequence[Case], fixed: Mapping[str, float]) -> str:
     parts = [
         "# The mean lag in closed form (simulated)",
         INTRO,
+        DERIVATION,
         "![formula against simulation](staleness.png)",
         "## How far apart",
         "Mean distance in iterations, and the largest.",
@@ -232,7 +233,39 @@ Written by `cadence table --of staleness`; nothing was measured. {JOBS} random j
 {ITERATIONS} iterations each, of which the third quarter counts: 1 to 4 engines of 16 or 32 slots, batches of 8 or 16
 groups of 4 or 8 samples, log-normal lengths of sigma 0.1 to 1, training that takes 0.3 to 1.5 times as long as rollout,
 group by group or batch by batch, eta 1 to 8, or 32 where rollout is slower. Lags are of first tokens, but for one
-column. The formulas are [derived here](../../../docs/schedules.md#the-mean-lag-in-closed-form)."""
+column. Words and the rules are those of [docs/schedules.md](../../../docs/schedules.md#definitions)."""
+
+DERIVATION = """\
+## The formulas
+
+`T`: seconds of an iteration, of which training takes `g` and weights `w`. `eta` is whole in `1/B`. `Y`: from when an
+engine begins a group until engines have the version that its batch made.
+
+**Little's law.** *If versions come every `T` seconds, and groups begin evenly in between, first tokens lag by
+`E[Y]/T - 1/2`.* A group begun under `u` and trained in iteration `i` sees versions `u + 1` to `i + 1` come, the last as
+`Y` ends. An interval that ends as a version comes holds `Y/T + 1/2` versions in the mean over where it began; the lag
+is one less. ∎
+
+**Where training is slower**, groups begin as soon as the dispatch rule lets them. So `u` begins those from
+`(u + eta) B` to below `(u + 1 + eta) B`, whose `N // B - u` has the mean `eta`; with every `k`-th version it begins
+`kB` groups up to the same one: `eta - (k - 1)/2`. `half_step` is `eta = 1/2`.
+
+**Where rollout is slower, in fifo order**, groups begin `T/B` apart, and the last of a batch has its version `R` later;
+so `E[Y] = R + T/2`, and the lag is `R/T`. A group takes `D`, the time of its longest sample. The one `k` before the
+last is done `D_k - kT/B` after that began. The trainer takes `g/B` for each group and `w` a batch, in order, and ends
+with the one that keeps it longest:
+
+    lag = E[min(eta, (w + g/B + max over k >= 0 of (D_k - k (T - w - g)/B)) / T)]
+
+With whole batches the inner sum is `w + g + max (D_k - k T/B + floor(k/B) (g + w))`. `P(max <= x)` is the product of
+`P(D <= x + k ...)`. **In completion order** no group waits for another: `min(eta, (w + g/B + E[D])/T)`. **All tokens**
+lag less where samples go on under new weights: by `S / (2 n B)`, half of the versions that come in a sample's time,
+with `S` samples of `n` a group running.
+
+**Applied Compute's** formula (Dong, Goel, Yu, July 2026; quoted second hand) is `C M/B + rho` in samples,
+`rho = g/T`, and `C M/(rho B) + (2q + rho - 1)/(2 rho)` where training is slower: a sample takes `C T/B`, a group `M`
+times that. It is ours for completion order, with a trainer that begins a batch once it is whole, and without a dispatch
+rule."""
 
 
 def _reasons(free: Sequence[Case], held: Sequence[Case], tails: Sequence[Sequence[Case]]) -> str:
