@@ -1,4 +1,4 @@
-"""A folder of a user's own code: what docs/plugins.md and docs/tutorial.md write down."""
+"""A folder of a user's own code: examples/my_lab, whose schedule docs/tutorial.md writes down."""
 
 from __future__ import annotations
 
@@ -11,17 +11,11 @@ from tests.support.project import ROOT
 
 
 def make_lab(folder: Path) -> Path:
-    """Copies examples/my_lab, and writes every block of the pages that begins with the name of a file."""
+    """Copies examples/my_lab, and holds what the tutorial shows to it."""
     shutil.copytree(ROOT / "examples/my_lab", folder / "my_lab", ignore=shutil.ignore_patterns("__pycache__"))
-    text = "".join((ROOT / "docs" / page).read_text(encoding="utf-8") for page in ("plugins.md", "tutorial.md"))
-    blocks = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", text, re.DOTALL)
-    assert blocks
-    for name, code in blocks:
-        path = folder / name
-        assert not path.exists() or path.read_text(encoding="utf-8") == code, f"{name} differs from examples/{name}"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        (path.parent / "__init__.py").touch()
-        path.write_text(code, encoding="utf-8")
+    tutorial = (ROOT / "docs/tutorial.md").read_text(encoding="utf-8")
+    ((name, code),) = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", tutorial, re.DOTALL)
+    assert (folder / name).read_text(encoding="utf-8") == code, f"{name} differs from examples/{name}"
     return folder
 
 
