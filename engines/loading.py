@@ -94,12 +94,13 @@ T = TypeVar("T")
 
 
 class ExpectedWeights:
-    """Names and shapes of a complete set of a model's weights. Does not keep the model. `owner` begins every
-    message."""
+    """Names and shapes of a complete set of the weights that a model gets: all but frozen ones, which it begins with.
+    Does not keep the model. `owner` begins every message."""
 
     def __init__(self, model: torch.nn.Module, owner: str) -> None:
-        self._shapes = {name: tuple(p.shape) for name, p in model.named_parameters(remove_duplicate=False)}
-        self._required = {name for name, _ in model.named_parameters()}
+        learnt = [(name, p) for name, p in model.named_parameters(remove_duplicate=False) if p.requires_grad]
+        self._shapes = {name: tuple(p.shape) for name, p in learnt}
+        self._required = {name for name, p in model.named_parameters() if p.requires_grad}
         self._owner = owner
 
     def checked(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[tuple[str, torch.Tensor]]:
@@ -169,8 +170,8 @@ class ModelWeights:
 
     @torch.no_grad()
     def load(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        """Replace all parameters by (name, full tensor) pairs. Raises ValueError as `ExpectedWeights.checked`, which
-        reads them."""
+        """Replace all parameters but frozen ones by (name, full tensor) pairs. Raises ValueError as
+        `ExpectedWeights.checked`, which reads them."""
         for name, tensor in self._expected.checked(version, weights):
             self.incomplete = only_partly(self._owner, version)
             self._parameters[name].copy_(tensor)
@@ -196,6 +197,7 @@ def write_model(model: PreTrainedModel, folder: Path) -> None:
     transformers' own `save_pretrained` writes on the first one only.
 
     Of a model that is only outlined, parameters on meta, the files that it was read from are linked: nothing is copied.
+    Of one with adapters it is the base, which is frozen.
 
     There is no end-of-sequence token in it: what ends a sample is for its sampling parameters to say, and a server
     would add the model's own.
@@ -209,7 +211,9 @@ def write_model(model: PreTrainedModel, folder: Path) -> None:
     if all(parameter.is_meta for parameter in model.parameters()):
         _link_weights(Path(model.config.name_or_path), folder)
         return
-    whole = ((name, parameter.detach().cpu().contiguous()) for name, parameter in model.named_parameters())
+    named = dict(model.named_parameters())
+    base = {name: parameter for name, parameter in named.items() if not parameter.requires_grad} or named
+    whole = ((name, parameter.detach().cpu().contiguous()) for name, parameter in base.items())
     # In a file no two tensors share memory, as experts do.
     weights = {
         name: tensor if tensor.untyped_storage().nbytes() == tensor.nbytes else tensor.clone()

@@ -79,7 +79,7 @@ class SGLangRollout(SlotEngine):
             if own_gpu
             else GlooLink(client, tensor_parallel, options.weight_bucket_bytes)
         )
-        self._sender = SGLangWeightSender(model, client, link, brackets=self._holds_still)
+        self._sender = SGLangWeightSender(model, client, link, brackets=self._holds_still, base=self._server.base)
         self._initial = None if self._server.has_initial_weights else dict(model.named_parameters())
         self._preparing = asyncio.Lock()
         self._requests = SampleRequests(

@@ -18,6 +18,7 @@ import torch
 
 from engines.loading import write_model
 from engines.sglang.options import SOCKET, TOKEN, URL, Options, interpreter, servers
+from engines.torch.lora import base_of
 from engines.torch.model import float32_head, model_shape
 from harness.protocols import EngineDied
 from harness.rpc.children import kill_group
@@ -76,6 +77,7 @@ class RemoteServer:
     holds: Mapping[str, float] = MappingProxyType({})
     """Bytes on the device of what it gives back when it sleeps: not known of a server of others."""
     has_initial_weights = False
+    base = None
     receivers = 0
     """Processes that can receive from the trainer: where they run is not known, nor what they have imported."""
 
@@ -118,6 +120,8 @@ class LocalServer:
         folder = Path(self._folder.name)
         (folder / "model").mkdir()
         write_model(model, folder / "model")
+        self.base = base_of(model, folder / "model")
+        """The base of adapters, if there are any: then the model's folder stays."""
         with (folder / "server.log").open("wb") as log, bound_socket() as bound:
             port = int(bound.getsockname()[1])
             self.url = f"http://127.0.0.1:{port}"
@@ -143,9 +147,10 @@ class LocalServer:
         return (self._process.pid, *(child.number for child in descendants(self._process.pid)))
 
     def has_started(self) -> None:
-        """Remove the model's folder, which the server has read: nothing stays on disk, however this process ends. Its
-        log is still open."""
-        self._folder.cleanup()
+        """Remove the model's folder, which the server has read, if adapters do not need it: nothing stays on disk,
+        however this process ends. Its log is still open."""
+        if self.base is None:
+            self._folder.cleanup()
 
     def require_alive(self) -> None:
         """Raises EngineDied, with the end of its log, if the server is gone."""

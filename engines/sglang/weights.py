@@ -21,7 +21,8 @@ import torch.distributed as dist
 
 from engines.buckets import PackedBucket, buckets
 from engines.gloo_groups import listening_store, shut_doors
-from engines.loading import ExpectedWeights, apart, next_bucket, only_partly
+from engines.loading import ExpectedWeights, next_bucket, only_partly
+from engines.merging import Base, whole_weights
 from engines.sglang.client import Refused, SGLangClient, both
 from engines.sglang.receiving import UNTOUCHED, to_join, to_receive, to_take
 from harness.protocols import TransferError, TransferOffer
@@ -37,7 +38,9 @@ class PartialWeightUpdate(RuntimeError):
 
 
 class Link(Protocol):
-    """The way of buckets from this process to the schedulers."""
+    """The way of buckets from this process to the schedulers, and the device that they leave from."""
+
+    device: torch.device
 
     def buckets(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[Any]:
         """Copies of the weights. Reads them to their end, whatever becomes of the buckets."""
@@ -56,19 +59,23 @@ class Link(Protocol):
 
 
 class SGLangWeightSender:
-    """The adapter's side of SGLang's weight updates. model: of the same shape as the server's; not kept. brackets: the
-    server's dialect. `incomplete` says so where the server may hold a mixture of two versions: it must not generate
-    before it has a complete one."""
+    """The adapter's side of SGLang's weight updates. model: of the same shape as the server's; not kept. base: of its
+    adapters, if it has any. brackets: the server's dialect. `incomplete` says so where the server may hold a mixture of
+    two versions: it must not generate before it has a complete one."""
 
     incomplete: str | None = None
 
-    def __init__(self, model: torch.nn.Module, client: SGLangClient, link: Link, *, brackets: bool) -> None:
-        self._client, self._link, self._brackets = client, link, brackets
+    def __init__(
+        self, model: torch.nn.Module, client: SGLangClient, link: Link, *, brackets: bool, base: Base | None = None
+    ) -> None:
+        self._client, self._link, self._brackets, self._base = client, link, brackets, base
         self._expected = ExpectedWeights(model, client.owner)
 
     async def join(self, offer: TransferOffer, number: int) -> None:
         """Let the server's schedulers become receivers of the trainer: `harness.protocols.ReceivingEngine`."""
         self._expected.require(offer.shapes)
+        if self._base is not None:
+            offer = self._base.offer(offer)
         await self._from_trainer(to_join(offer.join, offer.data, number))
 
     async def receive(self, version: int) -> None:
@@ -101,7 +108,8 @@ class SGLangWeightSender:
             ValueError: as `ExpectedWeights.checked`. PartialWeightUpdate: the server refused, broke off or did not
             answer in time.
         """
-        travelling = self._link.buckets(apart(self._expected.checked(version, weights)))
+        whole = whole_weights(self._base, self._expected.checked(version, weights), self._link.device)
+        travelling = self._link.buckets(whole)
         bucket = await next_bucket(travelling)
         if bucket is None:
             return
@@ -142,6 +150,8 @@ async def _ask_schedulers(client: SGLangClient, asked: dict[str, str], version: 
 class GlooLink:
     """A process group of this process and all schedulers; a broadcast a tensor. limit: bytes of a bucket at most; a
     larger tensor travels alone."""
+
+    device = torch.device("cpu")
 
     def __init__(self, client: SGLangClient, schedulers: int, limit: int) -> None:
         self._client, self._size, self._limit = client, _SERVER + schedulers, limit
@@ -237,11 +247,11 @@ class CudaLink:
     """Schedulers that were started here map this process's bucket on `device`: nothing travels but to other GPUs."""
 
     def __init__(self, client: SGLangClient, device: torch.device, limit: int) -> None:
-        self._client, self._device, self._limit = client, device, limit
+        self._client, self.device, self._limit = client, device, limit
 
     def buckets(self, weights: Iterable[tuple[str, torch.Tensor]]) -> Iterator[PackedBucket]:
         """The next one uses the memory of the one before."""
-        return buckets(weights, self._device, self._limit)
+        return buckets(weights, self.device, self._limit)
 
     async def open(self) -> None:
         """Do nothing: there is nobody to meet."""

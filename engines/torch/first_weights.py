@@ -49,7 +49,7 @@ class Outline:
     @property
     def in_files(self) -> bool:
         """Whether the weights lie in safetensors files under the model's own names."""
-        return isinstance(self.weights, SavedWeights)
+        return getattr(self.weights, "in_files", False)
 
     def fill(self, device: torch.device | str) -> PreTrainedModel:
         """Give every parameter of `model`, DTensors too, its memory on `device` and its values; tied ones stay tied.
@@ -87,6 +87,8 @@ class WholeWeights:
 class SavedWeights:
     """Weights in safetensors files, of which only the wanted parts are read. files: by names of tensors, experts each
     by itself."""
+
+    in_files = True
 
     def __init__(self, files: Mapping[str, Path]) -> None:
         self._files = files

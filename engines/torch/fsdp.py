@@ -24,6 +24,7 @@ from torch.distributed.tensor import DTensor
 from engines.gloo_groups import all_connected, prove
 from engines.torch.checkpoint import TrainingState, load_training, training_state
 from engines.torch.first_weights import Outline, local_part
+from engines.torch.lora import base_alone
 from engines.torch.model import blocks_of
 from engines.torch.moments import Moments
 from engines.torch.scoring import AtTokens, ScoringModel, TokenScorer, TorchScorer, score_parts
@@ -81,7 +82,8 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
     """A model in training: one rank's shards, gradients and AdamW state.
 
     Parameters are kept in float32; a bfloat16 model computes in bfloat16, reduces gradients in float32 and is sent to
-    engines in bfloat16. mesh: of `init_world`, or None for one rank of float32 without a process group.
+    engines in bfloat16. Frozen ones (engines/torch/lora.py) stay as they are, and are neither saved nor sent. mesh: of
+    `init_world`, or None for one rank of float32 without a process group.
 
     Sixteen attributes: nine are what it was made with, which every pass and every step reads.
     """
@@ -107,7 +109,9 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
         else:
             model = model.to(device)
         self._dtype = next(model.parameters()).dtype
-        model = model.float().train()
+        for parameter in model.train().parameters():
+            if parameter.requires_grad:
+                parameter.data = parameter.data.float()
         if training.recompute_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         group = share_layers(model, mesh) if mesh is not None and training.tensor_parallel > 1 else None
@@ -123,8 +127,10 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
             fill_shards(scorer, outline, device)
         self._device, self._algorithm = device, algorithm
         self._aggregation = aggregation_of(algorithm)
-        self.masters: dict[str, torch.Tensor] = dict(model.named_parameters())
-        self._parameters = sum(parameter.numel() for parameter in self.masters.values())  # DTensors count whole
+        self.masters: dict[str, torch.Tensor] = {
+            name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
+        }
+        self._parameters = sum(parameter.numel() for parameter in model.parameters())  # DTensors count whole
         self._step, self._steps, self._horizon = torch.zeros((), dtype=torch.int64), steps, horizon
         self._optimizer = torch.optim.AdamW(
             self.masters.values(),
@@ -291,6 +297,10 @@ class FSDPEngine(TrainedModel[TokenScorer, TrainBatch]):
         between any two calls of this engine. Every rank asks it as often, as it makes all other calls."""
         return ShardedScorer(self._scorer, self._training, self._most)
 
+    def base_scorer(self) -> Scorer:
+        """The same without adapters: a reference that takes no memory."""
+        return BaseScorer(self._scorer, self._training, self._most)
+
 
 class ShardedScorer(TorchScorer):
     """Scorer by parameters that may be sharded. most: as `scored`."""
@@ -301,6 +311,14 @@ class ShardedScorer(TorchScorer):
 
     def _scored(self, at_tokens: AtTokens, prompts: Ragged, responses: Ragged) -> list[Ragged]:
         return scored(self._scorer, at_tokens, prompts, responses, self._training, self._most)
+
+
+class BaseScorer(ShardedScorer):
+    """Scorer by the frozen parameters alone, which adapters stand beside."""
+
+    def _scored(self, at_tokens: AtTokens, prompts: Ragged, responses: Ragged) -> list[Ragged]:
+        with base_alone(self._scorer):
+            return super()._scored(at_tokens, prompts, responses)
 
 
 def scored(

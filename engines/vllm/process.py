@@ -15,6 +15,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from engines.loading import write_model
+from engines.torch.lora import base_of
 from engines.torch.model import blocks_of, model_shape
 from engines.vllm.options import BACKEND, Options
 from harness.protocols import EngineDied
@@ -60,6 +61,8 @@ class VLLMProcess:
         self._folder = tempfile.TemporaryDirectory(prefix="cadence-vllm-model-")
         try:
             write_model(model, Path(self._folder.name))
+            self.base = base_of(model, Path(self._folder.name))
+            """The base of adapters, if there are any: then the folder stays."""
             arguments = _arguments(model, slots, device, options, tensor_parallel)
             self.llm = _start(self._folder.name, arguments, options.log_level, self._count)
         except BaseException:
@@ -176,13 +179,14 @@ class VLLMProcess:
         return self._death
 
     async def _settle(self) -> None:
-        """Remove the model's folder: vLLM's core reads it once more when it has said that it is up, and answers after
-        that (`EngineCoreProc._perform_handshakes` in vllm/v1/engine/core.py)."""
+        """Remove the model's folder, if adapters do not need it: vLLM's core reads it once more when it has said that
+        it is up, and answers after that (`EngineCoreProc._perform_handshakes` in vllm/v1/engine/core.py)."""
         from vllm.v1.engine.exceptions import EngineDeadError
 
         with suppress(EngineDeadError):
             await self.llm.is_sleeping()
-        self._folder.cleanup()
+        if self.base is None:
+            self._folder.cleanup()
 
     def _gone(self) -> None:
         assert self._death is not None

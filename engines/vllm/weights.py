@@ -16,7 +16,8 @@ import torch.distributed as dist
 
 from engines.buckets import PackedBucket, buckets
 from engines.gloo_groups import prove, shut_doors
-from engines.loading import ExpectedWeights, apart, next_bucket, only_partly
+from engines.loading import ExpectedWeights, next_bucket, only_partly
+from engines.merging import whole_weights
 from harness.protocols import TransferError, TransferOffer
 
 if TYPE_CHECKING:
@@ -53,6 +54,8 @@ class VLLMWeightSender:
     async def join(self, offer: TransferOffer, number: int) -> None:
         """Let vLLM's workers become receivers of the trainer: `harness.protocols.ReceivingEngine`."""
         self._expected.require(offer.shapes)
+        if self._process.base is not None:
+            offer = self._process.base.offer(offer)
         failures = await self._process.ask_workers("join_transfer", path=offer.join, data=offer.data, number=number)
         if any(failures):
             raise TransferError(next(filter(None, failures)))
@@ -91,9 +94,8 @@ class VLLMWeightSender:
 
     async def _send_all(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         link = self._link = self._link or await self._connected()
-        travelling = buckets(
-            apart(self._expected.checked(version, weights)), self._device, self._options.weight_bucket_bytes
-        )
+        whole = whole_weights(self._process.base, self._expected.checked(version, weights), self._device)
+        travelling = buckets(whole, self._device, self._options.weight_bucket_bytes)
         while (bucket := await next_bucket(travelling)) is not None:
             self.incomplete = only_partly(f"engine {self._name}", version)
             await self._send(link, bucket)

@@ -83,7 +83,8 @@ def _same(job: JobConfig) -> dict[str, Any]:
     return {
         name: value
         for name, value in live_settings(job).items()
-        if name.partition(".")[0] in SAME and not name.startswith("schedule.split")
+        if name.startswith("training.lora_")
+        or (name.partition(".")[0] in SAME and not name.startswith("schedule.split"))
     }
 
 

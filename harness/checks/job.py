@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
+from harness.checks.adapters import check_adapters
 from harness.checks.earlier_run import check_begin_with, check_replay
 from harness.checks.layout import check_batch, check_layout
 from harness.checks.machine import (
@@ -115,6 +116,7 @@ def _check_itself(config: JobConfig, schedule: Schedule) -> tuple[Placement, lis
     _check_greedy_baseline(config)
     _check_model(config.model)
     _check_quantization(config)
+    check_adapters(config)
     placement = check_layout(config, schedule)
     return placement, _check_communicators(config, schedule, placement)
 

@@ -63,6 +63,7 @@ from harness.config.readers import (
     WithCritic,
     WithKL,
     WithKLTarget,
+    WithLoRA,
     WithLossKL,
     WithoutKL,
     WithTexts,
@@ -369,6 +370,11 @@ class TrainingConfig:
     reference_offload: HostMemory[BesideReference[Switch]] = (
         False  # the reference beside the actor rests in host memory; costs a copy a layer
     )
+    lora_rank: Read[CountFromZero] = 0  # of adapters, trained instead of the weights; 0: none; docs/data.md
+    lora_alpha: WithLoRA[Positive] = 32.0  # an adapter's output is times this over the rank
+    lora_targets: WithLoRA[list[str]] = field(
+        default_factory=list
+    )  # linear layers of each block that get one, such as [q_proj,v_proj]; []: all
     tensor_parallel: Read[Count] = 1  # ranks that share each layer, and each micro-batch
     pipeline_parallel: Read[Count] = 1  # parts that the layers are cut into; simulated training only
     expert_parallel: Read[Count] = 1  # data-parallel ranks over which experts are spread; simulated training only

@@ -142,6 +142,9 @@ WithKL = Annotated[
 WithLossKL = Annotated[
     T, Where("a KL is part of the loss", lambda job, own: job.algorithm.has_loss_kl, "algorithm.kl_coef=0.05")
 ]
+WithLoRA = Annotated[
+    T, Where("training.lora_rank is above 0", lambda job, own: job.training.lora_rank > 0, "training.lora_rank=8")
+]
 WithTexts = Annotated[T, Where("texts.samples is above 0", lambda job, own: job.texts.samples > 0)]
 WithoutKL = Annotated[
     T,

@@ -6,7 +6,7 @@ Operations are floating-point operations, a multiplication and an addition count
 
 from __future__ import annotations
 
-from harness.config import ModelConfig
+from harness.config import ModelConfig, TrainingConfig
 
 
 def parameters(model: ModelConfig) -> int:
@@ -44,6 +44,23 @@ def layer_parameters(model: ModelConfig, experts: int) -> int:
     down of each network."""
     query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
     return model.hidden * (2 * query + 2 * key_value + model.experts + 3 * model.ff * experts)
+
+
+def linear_layers(model: ModelConfig) -> dict[str, tuple[int, int]]:
+    """Outputs and inputs of a block's linear layers, by their names in transformers; experts are none."""
+    query, key_value, hidden = model.heads * model.head_dim, model.kv_heads * model.head_dim, model.hidden
+    attention = {"q_proj": (query, hidden), "k_proj": (key_value, hidden), "v_proj": (key_value, hidden)}
+    attention["o_proj"] = (hidden, query)
+    if model.experts:
+        return attention
+    return attention | {"gate_proj": (model.ff, hidden), "up_proj": (model.ff, hidden), "down_proj": (hidden, model.ff)}
+
+
+def adapter_parameters(model: ModelConfig, training: TrainingConfig) -> int:
+    """Parameters of all adapters: for each layer that has one, rank times inputs, and outputs times rank."""
+    layers = linear_layers(model)
+    sides = sum(sum(layers[name]) for name in training.lora_targets or layers)
+    return model.layers * training.lora_rank * sides
 
 
 def block_parameters(model: ModelConfig, experts: int) -> int:

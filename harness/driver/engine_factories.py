@@ -21,9 +21,10 @@ from harness.config.placement import ENGINE_ROLES, Placement
 from harness.cost_model.cost import TransferTimes, transfer_times
 from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.memory_plan import EngineShare
+from harness.cost_model.shape import parameters
 from harness.protocols import Clock, CriticEngine, LogProbEngine, RolloutEngine, Sampling, Scorer, TrainEngine
 from harness.rl.filters import filter_of, given_to_filter
-from harness.rl.learning_rate import critic_settings
+from harness.rl.learning_rate import critic_settings, policy_settings
 from harness.runtime.stores import join_store
 from harness.tasks import Task, make_task, max_tokens
 from harness.tasks.task import SimulatedTask
@@ -239,8 +240,9 @@ class RealEngines:
     def log_prob(self, role: str, clock: Clock) -> LogProbEngine:
         from engines.torch.scoring import TorchLogProb
 
+        outline = self._outline() if role == "reference" else self._adapted()
         return TorchLogProb(
-            self._initial_model(self.device),
+            outline.fill(self.device).to(self.device),
             temperature=self.config.algorithm.temperature,
             device=self.device,
             training=self.config.training,
@@ -252,8 +254,8 @@ class RealEngines:
         world, training, timeout_s = self.training_world, self.config.training, self.config.cluster.wait_timeout_s
         mesh = init_world(self._join_store(), rank, world, self.device, timeout_s, training.tensor_parallel)
         return FSDPEngine(
-            self._outline(),
-            self.config.algorithm,
+            self._adapted(),
+            policy_settings(self.config.algorithm, training, parameters(self.model)),
             mesh=mesh,
             device=self.device,
             training=training,
@@ -287,6 +289,8 @@ class RealEngines:
     def reference(self, trainer: FSDPEngine, clock: Clock) -> Scorer:
         from engines.torch.fsdp import sharded_reference
 
+        if self.config.training.lora_rank:
+            return trainer.base_scorer()
         assert trainer.mesh is not None, "a trainer of a job has a world"
         return sharded_reference(
             self._outline(),
@@ -328,17 +332,20 @@ class RealEngines:
     def local_receiver(self, trainer: TrainEngine, clock: Clock) -> WeightReceiver:
         return LocalReceiver(trainer)
 
-    def _initial_model(self, device: torch.device | str) -> PreTrainedModel:
-        return self._outline().fill(device).to(device)
-
     def _model_of_engine(self, longest: int) -> PreTrainedModel:
         """The model for a rollout engine: on its device where it computes in this process; only outlined where its own
         processes read the files, which nobody copies then."""
-        outline, name = self._outline(longest), self.config.engine.name
+        outline, name = self._adapted(longest), self.config.engine.name
         if outline.in_files and engine_reads_files(name):
             return outline.model
         device = self.device if name == "torch" else "cpu"
         return outline.fill(device).to(device)
+
+    def _adapted(self, longest: int | None = None) -> Outline:
+        """The policy: `_outline`, with adapters where these are trained."""
+        from engines.torch.lora import with_adapters
+
+        return with_adapters(self._outline(longest), self.config.training, self.seed)
 
     def _outline(self, longest: int | None = None) -> Outline:
         """longest: tokens of a sample, for which caches are made; without it as many as the model can take."""

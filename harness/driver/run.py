@@ -43,7 +43,7 @@ from harness.metrics.samples import Texts
 from harness.metrics.schemas import Restart
 from harness.metrics.system import LoadWatch
 from harness.protocols import EngineDied
-from harness.rl.learning_rate import peak_rate
+from harness.rl.learning_rate import peak_rate, policy_settings
 from harness.runtime.fork_server import ForkServer
 from harness.runtime.interrupts import LeaveRequest, run_in
 from harness.runtime.runtime import Handle, WorkerDied, ask_all, cluster_address, parts_of
@@ -314,12 +314,13 @@ async def _save_models(
     manifest: Mapping[str, Any],
 ) -> None:
     """The policy, and the critic where there is one."""
-    rate = peak_rate(run.config.algorithm, parameters(run.model))
+    training, size = run.config.training, parameters(run.model)
+    rate = peak_rate(policy_settings(run.config.algorithm, training, size), size)
     tokenizer = tokenizer_of(run.config)
     with _unfinished(folder.path / MODEL) as model:
         write_beside(model, tokenizer, model_card(manifest, load_config(folder.path), rate))
         ends = tokenizer.stop_tokens, tokenizer.pad_token
-        await ask_all(worlds["actor"], lambda rank: rank.save_policy(str(model), run.model, *ends))
+        await ask_all(worlds["actor"], lambda rank: rank.save_policy(str(model), run.model, training, *ends))
     if "critic" in worlds:
         with _unfinished(folder.path / CRITIC) as model:
             await ask_all(worlds["critic"], lambda rank: rank.save_critic(str(model), run.model))

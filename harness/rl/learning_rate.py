@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import replace
 
-from harness.config import AlgorithmConfig
+from harness.config import AlgorithmConfig, TrainingConfig
 
 BY_PARAMETERS = ((10_000_000, 5e-4), (100_000_000, 5e-5), (math.inf, 1e-6))
 """The rate `auto`, for models of fewer parameters than the first number. 1e-6 is what published recipes of RL on
@@ -18,6 +18,18 @@ def peak_rate(algorithm: AlgorithmConfig, parameters: int) -> float:
     if algorithm.learning_rate != "auto":
         return algorithm.learning_rate
     return next(rate for below, rate in BY_PARAMETERS if parameters < below)
+
+
+OF_ADAPTERS = 10
+"""Times the rate of all weights at which adapters learn alike, whatever their rank (Schulman and Thinking Machines Lab,
+"LoRA Without Regret", 2025)."""
+
+
+def policy_settings(algorithm: AlgorithmConfig, training: TrainingConfig, parameters: int) -> AlgorithmConfig:
+    """The optimizer of a policy with so many parameters: the same; of adapters at a higher rate `auto`."""
+    if not training.lora_rank or algorithm.learning_rate != "auto":
+        return algorithm
+    return replace(algorithm, learning_rate=OF_ADAPTERS * peak_rate(algorithm, parameters))
 
 
 def critic_settings(algorithm: AlgorithmConfig) -> AlgorithmConfig:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engines.loading import apart, file_names
-from harness.config import ModelConfig
+from harness.config import ModelConfig, TrainingConfig
 from harness.config.model_folder import INDEX, read_config
 from harness.weight_sync.plan import gathered
 
@@ -49,6 +49,31 @@ def save_weights(folder: Path, parameters: Mapping[str, torch.Tensor], *, write:
             },
         }
         (folder / INDEX).write_text(json.dumps(index, indent=2) + "\n", encoding="utf-8")
+
+
+def save_adapters(
+    folder: Path, parameters: Mapping[str, torch.Tensor], base: str, training: TrainingConfig, *, write: bool
+) -> None:
+    """Adapters as PEFT 0.18 writes and reads them, and what they are of; called as `save_weights`. base: the folder or
+    repository of the model that they stand beside."""
+    from safetensors.torch import save_file
+
+    full = {f"base_model.model.{name}": gathered(parameter).cpu() for name, parameter in parameters.items()}
+    if not write:
+        return
+    config = {
+        "peft_type": "LORA",
+        "task_type": "CAUSAL_LM",
+        "base_model_name_or_path": base,
+        "r": training.lora_rank,
+        "lora_alpha": training.lora_alpha,
+        "lora_dropout": 0.0,
+        "bias": "none",
+        "target_modules": sorted({name.split(".")[-3] for name in parameters}),
+        "inference_mode": True,
+    }
+    save_file(full, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 
 def cut(parameters: Mapping[str, torch.Tensor], most: int) -> dict[str, list[str]]:

@@ -12,12 +12,12 @@ from typing import Any, Protocol
 
 import numpy as np
 
-from harness.config import ModelConfig
+from harness.config import ModelConfig, TrainingConfig
 from harness.protocols import TRUNCATED, Clock, Scorer, Span, WrittenState
 from harness.rl.diagnostics import add_diagnostics
 from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Batch, Ragged
-from harness.weight_sync.saving import save_weights, write_critic_config, write_policy_config
+from harness.weight_sync.saving import save_adapters, save_weights, write_critic_config, write_policy_config
 from harness.workers.readers import Deadlines, MicroBatchReader
 from harness.workers.turns import ComputingRole, abandon
 
@@ -278,9 +278,15 @@ class RememberingRole:
         await self.engine.load(Path(folder))
         self.version = version
 
-    async def save_policy(self, folder: str, model: ModelConfig, stop_tokens: tuple[int, ...], pad_token: int) -> None:
-        """All weights into a folder that is there, gathered, and what is to be known of them: every rank calls it, rank
-        0 writes. The driver has no transformers, whose import takes seconds."""
+    async def save_policy(
+        self, folder: str, model: ModelConfig, training: TrainingConfig, stop_tokens: tuple[int, ...], pad_token: int
+    ) -> None:
+        """All weights into a folder that is there, gathered, and what is to be known of them, or adapters alone: every
+        rank calls it, rank 0 writes. The driver has no transformers, whose import takes seconds."""
+        if training.lora_rank:
+            base, adapters = model.checkpoint or model.name, self.engine.named_parameters()
+            save_adapters(Path(folder), adapters, base, training, write=self.rank == 0)
+            return
         if self.rank == 0:
             write_policy_config(Path(folder), model, stop_tokens, pad_token)
         save_weights(Path(folder), self.engine.named_parameters(), write=self.rank == 0)

@@ -217,6 +217,16 @@ def test_a_greedy_response_to_compare_with_changes_nothing_of_that(results: Path
         assert metrics[-1]["ledger/dropped_baseline"] == 3 * 16
 
 
+@pytest.mark.slow
+def test_adapters_change_nothing_of_that(results: Path, drivers: Drivers) -> None:
+    """With the base they stand beside as the reference."""
+    own = "training.lora_rank=3 algorithm.kl_coef=0.01 algorithm.recompute_log_probs=true"
+    for run in equal_runs(drivers, results / "lora", f"{SMALL} iterations=3 {own}", BOTH_WORLDS):
+        assert [row["policy/kl_ref"] > 0 for row in load_metrics(run)] == [False, True, True]
+        learnt = load_file(run / "model/adapter_model.safetensors")
+        assert all(tensor.any() and ".lora_" in name for name, tensor in learnt.items())
+
+
 WITH_CRITIC = "algorithm=ppo algorithm.micro_batch_groups=4"
 CRITICS = {
     "whitened": "",

@@ -16,13 +16,15 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
+from engines.loading import ModelWeights
 from engines.sglang.options import TOKEN, URL, Options
 from engines.sglang.rollout import SGLangRollout
 from engines.sglang.server import LocalServer
-from engines.torch.model import build_model
+from engines.torch.lora import with_adapters
+from engines.torch.model import build_model, outline_model
 from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.promises import read_finished
-from harness.config import ModelConfig
+from harness.config import ModelConfig, TrainingConfig
 from harness.config.registries import SCHEDULES, find
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.runtime import RealClock
@@ -134,6 +136,28 @@ async def test_schedulers_of_two_devices_receive_the_trainers_weights_and_a_dead
                 child.kill()
         with pytest.raises(RuntimeError, match="engine 0"):
             await engine.finished()
+    finally:
+        await engine.close()
+
+
+async def test_adapters_travel_and_sglang_samples_from_what_they_make_of_the_base() -> None:
+    """Received by its scheduler, and handed over by the adapter."""
+    model = with_adapters(outline_model(MODEL), TrainingConfig(lora_rank=3), seed=0).fill("cpu")
+    first = {name: one.detach().clone() for name, one in model.named_parameters() if one.requires_grad}
+    engine = make_engine(model, Sampling(max_tokens=20, temperature=0))
+    try:
+        assert (await one(engine)).tokens.tolist() == greedy(model, 20)
+        trainer = await TrainerEnd.connected("collective", engine, first)
+        for version in (1, 2, 3):
+            generator = torch.Generator().manual_seed(version)
+            arriving = {name: torch.randn(each.shape, generator=generator) / 4 for name, each in first.items()}
+            ModelWeights(model, "the test").load(version, arriving.items())
+            if version == 2:
+                await engine.load_weights(version, arriving.items())
+            else:
+                await trainer.bring(version, arriving)
+            sampled = await one(engine)
+            assert sampled.tokens.tolist() == greedy(model, 20) and set(sampled.versions) == {version}
     finally:
         await engine.close()
 

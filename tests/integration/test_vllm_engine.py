@@ -18,12 +18,14 @@ import pytest
 import torch
 from transformers import Qwen3ForCausalLM
 
-from engines.torch.model import build_model
+from engines.loading import ModelWeights
+from engines.torch.lora import with_adapters
+from engines.torch.model import build_model, outline_model
 from engines.vllm import weights
 from engines.vllm.options import Options
 from engines.vllm.rollout import VLLMRollout
 from harness.comparison.promises import read_finished
-from harness.config import ModelConfig
+from harness.config import ModelConfig, TrainingConfig
 from harness.metrics.run_files import load_metrics
 from harness.protocols import Completion, Request, Sampling, TransferError
 from harness.report.summary import summarize
@@ -160,6 +162,27 @@ async def test_workers_receive_the_trainers_weights_and_hold_the_bits_that_the_a
         assert await checksums(engine) != given
         await engine.load_weights(3, weights_of(second))
         assert await checksums(engine) == given
+
+
+async def test_adapters_travel_and_vllm_samples_from_what_they_make_of_the_base() -> None:
+    """Received by its workers, and handed over by the adapter."""
+    model = with_adapters(outline_model(TINY), TrainingConfig(lora_rank=3), seed=0).fill("cpu")
+    learnt = {name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad}
+    async with running(model) as engine:
+        work, first = requests(3), {name: tensor.detach().clone() for name, tensor in learnt.items()}
+        assert_all_greedy(model, work, await generate(engine, work), 0)
+        trainer = await TrainerEnd.connected("collective", engine, first)
+        for version in (1, 2, 3):
+            arriving = first
+            if version < 3:
+                generator = torch.Generator().manual_seed(version)
+                arriving = {name: torch.randn(one.shape, generator=generator) / 4 for name, one in first.items()}
+            ModelWeights(model, "the test").load(version, arriving.items())
+            if version == 2:
+                await engine.load_weights(version, arriving.items())
+            else:
+                await trainer.bring(version, arriving)
+            assert_all_greedy(model, work, await generate(engine, work), version)
 
 
 @pytest.mark.parametrize("from_trainer", [True, False])

@@ -13,6 +13,7 @@ from torch.distributed import HashStore, Store, barrier, destroy_process_group
 from torch.distributed.tensor import DTensor
 
 from engines.torch.fsdp import FSDPEngine, init_world, sharded_reference
+from engines.torch.lora import with_adapters
 from engines.torch.model import build_model, outline_model
 from harness.config import AlgorithmConfig, ModelConfig, TrainingConfig
 from harness.protocols import Scorer, TrainBatch
@@ -99,7 +100,8 @@ class World:
     def engine(
         self, algorithm: AlgorithmConfig, training: TrainingConfig | None = None, model: ModelConfig = SMALL
     ) -> FSDPEngine:
-        return FSDPEngine(outline_model(model), algorithm, mesh=self.mesh, device=CPU, training=training)
+        outline = with_adapters(outline_model(model), training or TrainingConfig(), seed=0)
+        return FSDPEngine(outline, algorithm, mesh=self.mesh, device=CPU, training=training)
 
     def reference(self, model: ModelConfig = SMALL, training: TrainingConfig | None = None, seed: int = 0) -> Scorer:
         return sharded_reference(
@@ -156,10 +158,11 @@ def plain_gradients(
     dtype: torch.dtype = torch.float32,
     config: ModelConfig = SMALL,
     mask: np.ndarray | None = None,
+    model: torch.nn.Module | None = None,
 ) -> tuple[torch.nn.Module, torch.Tensor]:
     """The model with the gradients of the token mean, and the loss; each sample alone, by plain formulas. mask: bool,
-    of all response tokens in a row, those that count; None is all."""
-    model = build_model(config).to(dtype).train()
+    of all response tokens in a row, those that count; None is all. model: to take over, else one is made."""
+    model = (model or build_model(config)).to(dtype).train()
     batch = batch_of(samples)
     loss = torch.zeros((), dtype=dtype)
     correction = policy_loss(algorithm)

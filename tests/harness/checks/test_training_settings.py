@@ -33,12 +33,31 @@ def plan(*settings: str) -> JobPlan:
             "training.compile=true does not work with training.tensor_parallel=2: Inductor fails",
         ),
         (["recompute_activations=1"], "training.recompute_activations=1 is neither true nor false"),
+        (["lora_rank=-1"], "training.lora_rank=-1 is too small; use at least 0"),
+        (["lora_rank=65"], "training.lora_rank=65 is more than model.hidden=64"),
+        (
+            ["lora_rank=8", "lora_targets=[q_proj,lm_head]"],
+            "training.lora_targets names lm_head; linear layers of model=tiny are q_proj, k_proj, v_proj, o_proj, gate",
+        ),
+        (["lora_rank=8", "lora_targets=[q_proj,q_proj]"], "training.lora_targets=['q_proj', 'q_proj'] names a layer"),
+        (["lora_rank=8", "tensor_parallel=2"], "training.lora_rank=8 is not built for training.tensor_parallel=2"),
+        (["lora_rank=8", "pipeline_parallel=2"], "training.lora_rank=8 is not built for training.pipeline_parallel=2"),
+        (["lora_rank=8", "expert_parallel=2"], "training.lora_rank=8 is not built for training.expert_parallel=2"),
     ],
 )
 def test_what_cannot_work_is_refused_at_the_door(settings: list[str], told: str) -> None:
     with pytest.raises(ConfigError) as caught:
         plan(*(f"training.{setting}" for setting in settings))
     assert str(caught.value).startswith(told)
+
+
+def test_adapters_are_refused_beside_what_is_not_built_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    lora = ("training.lora_rank=8", "schedule=separated_sync")
+    with pytest.raises(ConfigError, match="lora_rank=8 is not built for cluster.delta_weights=true; set that to false"):
+        plan(*lora, "cluster.delta_weights=true")
+    monkeypatch.setenv("CADENCE_SGLANG_URL", "http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="servers of engine=sglang that run already"):
+        plan(*lora, "engine=sglang")
 
 
 def test_a_machine_without_compiler_and_headers_is_refused_in_one_message(

@@ -5,9 +5,10 @@ from itertools import pairwise
 
 import pytest
 
+from harness.config import TrainingConfig
 from harness.config.compose import compose_job
 from harness.cost_model.shape import parameters
-from harness.rl.learning_rate import learning_rate, peak_rate
+from harness.rl.learning_rate import learning_rate, peak_rate, policy_settings
 
 JOB = compose_job([])
 STEPS = 20
@@ -25,6 +26,9 @@ def test_auto_goes_by_the_size_of_the_model(model: str, rate: float) -> None:
 
 def test_a_rate_that_is_given_is_taken_for_every_model() -> None:
     assert peak_rate(replace(JOB.algorithm, learning_rate=0.01), 10**9) == 0.01
+    adapters = TrainingConfig(lora_rank=8)
+    assert policy_settings(JOB.algorithm, adapters, 10**9).learning_rate == pytest.approx(1e-5)
+    assert policy_settings(replace(JOB.algorithm, learning_rate=0.01), adapters, 10**9).learning_rate == 0.01
 
 
 def test_without_warm_up_and_decay_it_is_the_same_number_at_every_step() -> None:

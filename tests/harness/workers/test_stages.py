@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from engines.torch.model import build_model
 from engines.torch.scoring import TorchLogProb
-from harness.config import AlgorithmConfig, ModelConfig
+from harness.config import AlgorithmConfig, ModelConfig, TrainingConfig
 from harness.metrics.timeline import KINDS
 from harness.protocols import TrainBatch, TrainEngine
 from harness.rl.advantages import advantages_of, group_advantages, needs_whole_batch
@@ -371,7 +371,8 @@ async def test_weights_go_from_the_actor_to_engine_and_scorer_through_shared_mem
         (span,) = await role.send(1)
     assert (span.role, span.kind, span.version, span.iteration) == ("actor", "publish_weights", 1, 0)
     assert rollout.engine.version == old.version == 1
-    await role.save_policy(str(tmp_path), ModelConfig("small", 32, 2, 4, 2, 8, 64, 32, True, 64), (3,), 0)
+    model = ModelConfig("small", 32, 2, 4, 2, 8, 64, 32, True, 64)
+    await role.save_policy(str(tmp_path), model, TrainingConfig(), (3,), 0)
     sent = load_file(tmp_path / "model.safetensors")
     assert all(torch.equal(sent[name], tensor) for name, tensor in trainer.weights.items())
 
