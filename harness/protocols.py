@@ -334,7 +334,12 @@ class TrainEngine(Remembers, Protocol):
         0}"""
 
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
-        """Weights by the names and in the dtype that rollout engines know, tensors or DTensors; tied weights once."""
+        """Weights by the names and in the dtype that rollout engines know, tensors or DTensors; tied weights once.
+        Every rank has all names in one order; what it has nothing of is on the device meta."""
+
+    def holders(self) -> Mapping[str, tuple[int, ...]]:
+        """Ranks that have a parameter, or a shard of it, ascending, by the names of those that some ranks have nothing
+        of."""
 
 
 class CriticEngine(Remembers, Protocol):
@@ -355,6 +360,9 @@ class CriticEngine(Remembers, Protocol):
 
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
         """Parameters as `TrainEngine.named_parameters`, by the names of a model that classifies tokens."""
+
+    def holders(self) -> Mapping[str, tuple[int, ...]]:
+        """Ranks as `TrainEngine.holders`."""
 
 
 @dataclass(frozen=True, slots=True)

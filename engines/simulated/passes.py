@@ -101,6 +101,9 @@ class SimulatedTrainer(_Passes):
     def named_parameters(self) -> dict[str, torch.Tensor]:
         return dict(self.parameters)
 
+    def holders(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
 
 class SimulatedState:
     """`harness.protocols.WrittenState` of nothing."""

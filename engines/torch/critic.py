@@ -30,7 +30,7 @@ class FSDPCritic(TrainedModel[ValueScorer, ValueBatch]):
     async def values(self, prompts: Ragged, responses: Ragged) -> Ragged:
         """Values of all response tokens: float32. May be called between any two calls of this engine."""
         scorer = self._scorer
-        (values,) = scored(scorer, scorer.at_tokens, prompts, responses, self._training, self._most)
+        (values,) = scored(scorer, scorer.at_tokens, prompts, responses, self._training, self._most, self._pipeline)
         return values
 
     def _around(
@@ -42,13 +42,12 @@ class FSDPCritic(TrainedModel[ValueScorer, ValueBatch]):
     ) -> ValueScorer:
         return ValueScorer(model, training)
 
-    def _accumulate(self, batch: ValueBatch) -> dict[str, float]:
+    def _loss(self, found: tuple[torch.Tensor], batch: ValueBatch) -> tuple[torch.Tensor, dict[str, float]]:
         clip, rows = self._algorithm.value_clip, self._there(batch.responses.lengths)
-        predictions = self._scorer(batch.prompts, batch.responses)
+        (predictions,) = found
         old, returns, mask = (self._there(column.values) for column in (batch.values, batch.returns, batch.mask))
         losses = value_losses(predictions, old, returns, mask, clip=clip)
-        self._back_propagate(losses, mask, rows)
-        return value_sums(predictions.detach(), old, returns, mask, clip=clip)
+        return self._aggregated(losses, mask, rows), value_sums(predictions.detach(), old, returns, mask, clip=clip)
 
 
 def value_model(outline: Outline) -> Outline:

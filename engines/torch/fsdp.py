@@ -27,7 +27,8 @@ from engines.torch.first_weights import Outline, local_part
 from engines.torch.lora import base_alone
 from engines.torch.model import blocks_of
 from engines.torch.moments import Moments
-from engines.torch.scoring import AtTokens, ScoringModel, TokenScorer, TorchScorer, score_parts
+from engines.torch.pipeline import Pipeline, cut_stage, name_of_shared
+from engines.torch.scoring import AtTokens, Scores, ScoringModel, TokenScorer, TorchScorer, score_parts
 from engines.torch.tensor_parallel import share_layers
 from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import Scorer, TrainBatch, ValueBatch
@@ -46,22 +47,27 @@ if TYPE_CHECKING:
 
 
 def init_world(
-    store: dist.Store, rank: int, world: int, device: torch.device, timeout_s: float, tensor_parallel: int = 1
+    store: dist.Store,
+    rank: int,
+    world: int,
+    device: torch.device,
+    timeout_s: float,
+    tensor_parallel: int = 1,
+    pipeline_parallel: int = 1,
 ) -> DeviceMesh:
     """Join the training world and return its mesh; collective waits end after `timeout_s` with torch's own error. Over
     Gloo so does the wait for ranks that do not connect, which the error names (`all_connected`).
 
-    The mesh has one dimension, `data`; where `tensor_parallel` is above 1 it has a second, `tensor`: neighbours in it
-    share layers, and must be given the same micro-batches.
+    The mesh has a dimension `data`; where the others are above 1 also `stage` and `tensor`: neighbours in these have
+    parts of the layers, and must be given the same micro-batches.
     """
     backend = "nccl" if device.type == "cuda" else "gloo"
+    together = {"stage": pipeline_parallel, "tensor": tensor_parallel}
+    shape = {"data": world // math.prod(together.values())} | {name: n for name, n in together.items() if n > 1}
 
     def join() -> DeviceMesh:
         dist.init_process_group(backend, store=store, rank=rank, world_size=world, timeout=timedelta(seconds=timeout_s))
-        if tensor_parallel == 1:
-            return init_device_mesh(device.type, (world,), mesh_dim_names=("data",))
-        shape = (world // tensor_parallel, tensor_parallel)
-        return init_device_mesh(device.type, shape, mesh_dim_names=("data", "tensor"))
+        return init_device_mesh(device.type, tuple(shape.values()), mesh_dim_names=tuple(shape))
 
     def join_over_gloo() -> DeviceMesh:
         mesh = join()
@@ -74,11 +80,11 @@ def init_world(
     return all_connected(join_over_gloo, store, "training world", rank, range(world), timeout_s)
 
 
-Scores = TypeVar("Scores", bound=ScoringModel)
+Scorers = TypeVar("Scorers", bound=ScoringModel)
 TrainedBatch = TypeVar("TrainedBatch", TrainBatch, ValueBatch)
 
 
-class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
+class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
     """A model in training: one rank's shards, gradients and AdamW state.
 
     Parameters are kept in float32; a bfloat16 model computes in bfloat16, reduces gradients in float32 and is sent to
@@ -115,6 +121,16 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
         if training.recompute_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         group = share_layers(model, mesh) if mesh is not None and training.tensor_parallel > 1 else None
+        self._parameters = sum(parameter.numel() for parameter in model.parameters())  # DTensors count whole
+        self._whole = {
+            name: parameter.detach().to("meta")
+            for name, parameter in model.named_parameters()
+            if parameter.requires_grad
+        }
+        shared = name_of_shared(model)
+        self._pipeline = staged(model, mesh, self._dtype, device)
+        ends = self._pipeline.stages > 1 and (self._pipeline.is_first or self._pipeline.is_last)
+        self._at_both_ends = shared if ends else None
         self._scorer = scorer = self._around(model, algorithm, training, group)
         self.mesh, self._mesh = mesh, None if mesh is None else mesh["data"]
         if self._dtype != torch.float32:
@@ -130,7 +146,6 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
         self.masters: dict[str, torch.Tensor] = {
             name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
         }
-        self._parameters = sum(parameter.numel() for parameter in model.parameters())  # DTensors count whole
         self._step, self._steps, self._horizon = torch.zeros((), dtype=torch.int64), steps, horizon
         self._optimizer = torch.optim.AdamW(
             self.masters.values(),
@@ -138,6 +153,7 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
             betas=algorithm.betas,
             weight_decay=algorithm.weight_decay,
         )
+        self._holders = holders_of(self._pipeline, mesh, self.masters)
         self._moments = Moments(self._optimizer, training.optimizer_offload, device)
         self._divisor, self._unfinished = 0, False  # of the micro-batches since the last step
 
@@ -148,9 +164,21 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
         With `training.tokens_per_micro_batch` part by part, in as many parts on every rank as on that which needs most:
         each pass gathers shards, and so is a collective.
         """
-        sums: dict[str, float] = {}
-        for part in self._parts(batch):
-            sums = add_diagnostics(sums, self._accumulate(part))
+        sums, parts = dict[str, float](), list(self._parts(batch))
+        laid = [self._scorer.lay_out(part.prompts, part.responses) for part in parts]
+
+        def forward(number: int, received: torch.Tensor | None) -> torch.Tensor:
+            nonlocal sums
+            found = self._scorer(laid[number], received)
+            if not self._pipeline.is_last:
+                return found
+            loss, told = self._loss(found, parts[number])
+            sums = add_diagnostics(sums, told)
+            return loss
+
+        self._unfinished = True
+        self._pipeline.train([each.shape for each in laid], forward)
+        sums, self._divisor = self._pipeline.from_last((sums, self._divisor))
         return sums
 
     def rank_tokens(self, batch: TrainedBatch) -> list[int]:
@@ -173,19 +201,19 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
         algorithm: AlgorithmConfig,
         training: TrainingConfig,
         group: dist.ProcessGroup | None,
-    ) -> Scores:
+    ) -> Scorers:
         """The object that computes with the model; group: the ranks that share its layers."""
 
     @abstractmethod
-    def _accumulate(self, batch: TrainedBatch) -> dict[str, float]:
-        """Compute and add the gradients of one part, by `_back_propagate`; returns its sums by name."""
+    def _loss(self, found: Any, batch: TrainedBatch) -> tuple[torch.Tensor, dict[str, float]]:
+        """The loss of one part, by `_aggregated`, and its sums by name. found: what the scorer says of it."""
 
-    def _back_propagate(self, losses: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor) -> None:
-        """Losses of tokens, float32 [tokens] in rows of these lengths; those under the mask, aggregated as set."""
+    def _aggregated(self, losses: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """The sum, [], of losses of tokens, float32 [tokens] in rows of these lengths; those under the mask, aggregated
+        as set."""
         weights, divisor = self._aggregation(mask, lengths, self._horizon)
-        (losses if weights is None else losses * weights).sum().backward()
         self._divisor += divisor
-        self._unfinished = True
+        return (losses if weights is None else losses * weights).sum()
 
     async def step(self) -> dict[str, float]:
         """One update with all ranks' losses since the last one, aggregated as the settings say.
@@ -197,10 +225,13 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
         """
         ranks = 1 if self._mesh is None else self._mesh.size()
         scale = ranks / max(1, over_ranks(self._divisor, dist.ReduceOp.SUM, self._mesh, self._device))
-        parameters = list(self.masters.values())
-        torch._foreach_mul_([_local(parameter.grad) for parameter in parameters], scale)
-        total = torch.nn.utils.clip_grad_norm_(parameters, self._algorithm.grad_clip)
-        norm = float(total.full_tensor() if isinstance(total, DTensor) else total)
+        gradients = [_local(parameter.grad) for parameter in self.masters.values()]
+        if self._at_both_ends is not None:
+            self._pipeline.add_of_ends(_local(self.masters[self._at_both_ends].grad))
+        torch._foreach_mul_(gradients, scale)
+        total = self._norm()
+        torch._foreach_mul_(gradients, (self._algorithm.grad_clip / (total + 1e-6)).clamp(max=1.0))
+        norm = float(total)
         rate = learning_rate(self._algorithm, self._parameters, int(self._step), self._steps)
         finite = math.isfinite(norm)
         if finite:
@@ -211,6 +242,18 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
         self._step += 1
         self._divisor, self._unfinished = 0, False
         return {"grad_norm": norm, "learning_rate": rate, "skipped": float(not finite)}
+
+    def _norm(self) -> torch.Tensor:
+        """The norm of all gradients, float32 [], added up in the order of the whole model's parameters, so that stages
+        leave its bits as they are."""
+        norms = dict.fromkeys(self._whole, torch.zeros((), device=self._device))
+        for name, parameter in self.masters.items():
+            if self._pipeline.is_first or name != self._at_both_ends:
+                found = torch.linalg.vector_norm(parameter.grad)
+                norms[name] = found.full_tensor() if isinstance(found, DTensor) else found
+        each = torch.stack(list(norms.values()))
+        self._pipeline.sum(each)
+        return torch.linalg.vector_norm(each)
 
     async def state(self) -> TrainingState:
         """A copy of this rank's weights and optimizer state, to be written while training goes on."""
@@ -230,7 +273,10 @@ class TrainedModel(ABC, Generic[Scores, TrainedBatch]):
         return {"rank": dist.get_rank(), "ranks": dist.get_world_size()}
 
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
-        return InDtype(self.masters, self._dtype)
+        return InDtype(self._whole | self.masters, self._dtype)
+
+    def holders(self) -> Mapping[str, tuple[int, ...]]:
+        return self._holders
 
     def _there(self, array: np.ndarray) -> torch.Tensor:
         return torch.from_numpy(array).to(self._device)
@@ -250,9 +296,9 @@ class FSDPEngine(TrainedModel[TokenScorer, TrainBatch]):
         self._kl = loss_kl_of(algorithm)
         return TokenScorer(model, algorithm.temperature, training, group)
 
-    def _accumulate(self, batch: TrainBatch) -> dict[str, float]:
+    def _loss(self, found: Scores, batch: TrainBatch) -> tuple[torch.Tensor, dict[str, float]]:
         algorithm, lengths = self._algorithm, batch.responses.lengths
-        log_probs, entropies, _ = self._scorer(batch.prompts, batch.responses)
+        log_probs, entropies, _ = found
         log_probs = log_probs.view_as(log_probs)  # has none of the hooks with which FSDP begins a backward pass
         mask = torch.ones_like(log_probs, dtype=torch.bool) if batch.mask is None else self._there(batch.mask.values)
         behaviour = self._there(batch.behaviour_log_probs.values)
@@ -273,12 +319,12 @@ class FSDPEngine(TrainedModel[TokenScorer, TrainBatch]):
             losses = losses + self._kl(log_probs, behaviour, reference, kept)
         if algorithm.entropy_coef > 0:
             losses = losses - algorithm.entropy_coef * entropies.masked_fill(~kept, 0.0)
-        self._back_propagate(losses, kept, rows)
+        loss = self._aggregated(losses, kept, rows)
         same_version = None
         if batch.old_versions is not None:
             same_version = self._there(batch.versions.values == np.repeat(batch.old_versions, lengths))
         rejected = {} if self._rejection is None else {"rejected": float((mask & ~kept).sum())}
-        return rejected | diagnostics(
+        return loss, rejected | diagnostics(
             log_probs.detach(),
             behaviour,
             advantages,
@@ -295,22 +341,24 @@ class FSDPEngine(TrainedModel[TokenScorer, TrainBatch]):
     def scorer(self) -> Scorer:
         """Scores with these parameters as they are when it is asked, in the arithmetic of training; it may be asked
         between any two calls of this engine. Every rank asks it as often, as it makes all other calls."""
-        return ShardedScorer(self._scorer, self._training, self._most)
+        return ShardedScorer(self._scorer, self._training, self._most, self._pipeline)
 
     def base_scorer(self) -> Scorer:
         """The same without adapters: a reference that takes no memory."""
-        return BaseScorer(self._scorer, self._training, self._most)
+        return BaseScorer(self._scorer, self._training, self._most, self._pipeline)
 
 
 class ShardedScorer(TorchScorer):
-    """Scorer by parameters that may be sharded. most: as `scored`."""
+    """Scorer by parameters that may be sharded, or of several stages. most, pipeline: as `scored`."""
 
-    def __init__(self, scorer: TokenScorer, training: TrainingConfig, most: Callable[[int], int]) -> None:
+    def __init__(
+        self, scorer: TokenScorer, training: TrainingConfig, most: Callable[[int], int], pipeline: Pipeline
+    ) -> None:
         super().__init__(scorer, training)
-        self._most = most
+        self._most, self._pipeline = most, pipeline
 
     def _scored(self, at_tokens: AtTokens, prompts: Ragged, responses: Ragged) -> list[Ragged]:
-        return scored(self._scorer, at_tokens, prompts, responses, self._training, self._most)
+        return scored(self._scorer, at_tokens, prompts, responses, self._training, self._most, self._pipeline)
 
 
 class BaseScorer(ShardedScorer):
@@ -328,13 +376,14 @@ def scored(
     responses: Ragged,
     training: TrainingConfig,
     most: Callable[[int], int],
+    pipeline: Pipeline,
 ) -> list[Ragged]:
     """Results of `at_tokens` for each response token, without gradients, by parameters that may be sharded: then each
     pass is a collective of all that hold shards, and every rank makes as many as that which needs most. most: the
-    largest of the numbers that all these ranks call it with."""
+    largest of the numbers that all these ranks call it with; pipeline: the scorer's place in it."""
     parts = passes_over(prompts, responses, training, most)
     with torch.no_grad():  # inference tensors could not be resharded
-        found = score_parts(at_tokens, prompts, responses, parts)
+        found = score_parts(scorer, at_tokens, prompts, responses, parts, pipeline)
     if isinstance(scorer, FSDPModule):
         _forget_forward(scorer)
     return found
@@ -355,13 +404,41 @@ def sharded_reference(
     offload = training.reference_offload and device.type != "cpu"
     model = outline.model.requires_grad_(False)
     group = share_layers(model, mesh) if training.tensor_parallel > 1 else None
+    pipeline = staged(model, mesh, outline.dtype, device)
     scorer = TokenScorer(model, temperature, training, group)
     if offload:
         shard(scorer, mesh["data"], offload_policy=CPUOffloadPolicy())
     elif mesh["data"].size() > 1:
         shard(scorer, mesh["data"])
     fill_shards(scorer, outline, device, rest_on="cpu" if offload else device)
-    return ShardedScorer(scorer, training, lambda passes: over_ranks(passes, dist.ReduceOp.MAX, mesh["data"], device))
+
+    def most(passes: int) -> int:
+        return over_ranks(passes, dist.ReduceOp.MAX, mesh["data"], device)
+
+    return ShardedScorer(scorer, training, most, pipeline)
+
+
+def holders_of(
+    pipeline: Pipeline, mesh: DeviceMesh | None, parameters: Mapping[str, torch.Tensor]
+) -> dict[str, tuple[int, ...]]:
+    """Ranks of the first stage that has it, by each parameter's name; none where there are no stages."""
+    if mesh is None or pipeline.stages == 1:
+        return {}
+    assert mesh.mesh_dim_names is not None, "a mesh of `init_world` has names"
+    ranks_of = mesh.mesh.unbind(mesh.mesh_dim_names.index("stage"))
+    found = dict[str, tuple[int, ...]]()
+    for ranks, names in zip(ranks_of, pipeline.from_all(list(parameters)), strict=True):
+        found = dict.fromkeys(names, tuple(sorted(ranks.flatten().tolist()))) | found
+    return found
+
+
+def staged(model: PreTrainedModel, mesh: DeviceMesh | None, dtype: torch.dtype, device: torch.device) -> Pipeline:
+    """This rank's place in the pipeline, for whose stage `model` is cut, in place. dtype: that it computes in."""
+    stages = None if mesh is None or "stage" not in (mesh.mesh_dim_names or ()) else mesh["stage"]
+    pipeline = Pipeline(None if stages is None else stages.get_group(), model.config.hidden_size, dtype, device)
+    if pipeline.stages > 1:
+        cut_stage(model, pipeline.number, pipeline.stages)
+    return pipeline
 
 
 def over_ranks(number: int, what: dist.ReduceOp.RedOpType, mesh: DeviceMesh | None, device: torch.device) -> int:

@@ -55,11 +55,20 @@ class PaddedBatch:
         return self.tokens[:, :-1]
 
     @property
+    def shape(self) -> tuple[int, int]:
+        return len(self.tokens), self.tokens.shape[1] - 1
+
+    @property
     def targets(self) -> torch.Tensor:
         return self.tokens[:, 1:].flatten()
 
-    def hidden(self, decoder: PreTrainedModel) -> torch.Tensor:
-        return decoder(input_ids=self.inputs, use_cache=False).last_hidden_state.flatten(0, 1)
+    def through(self, decoder: PreTrainedModel, received: torch.Tensor | None = None) -> torch.Tensor:
+        given = {"input_ids": self.inputs} if received is None else {"inputs_embeds": received}
+        hidden: torch.Tensor = decoder(**given, use_cache=False).last_hidden_state
+        return hidden
+
+    def at_targets(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden.flatten(0, 1)
 
     def at_responses(self, values: torch.Tensor) -> torch.Tensor:
         return values[self.responses[:, 1:].flatten()]
@@ -99,12 +108,19 @@ class PackedBatch:
     targets: torch.Tensor
     boundaries: Boundaries
 
-    def hidden(self, decoder: PreTrainedModel) -> torch.Tensor:
+    @property
+    def shape(self) -> tuple[int, int]:
+        return 1, len(self.tokens)
+
+    def through(self, decoder: PreTrainedModel, received: torch.Tensor | None = None) -> torch.Tensor:
         """Hidden states of a decoder that `use_packed_attention` has prepared."""
-        output = decoder(
-            input_ids=self.tokens[None], position_ids=self.positions[None], use_cache=False, boundaries=self.boundaries
-        )
-        return output.last_hidden_state[0, self.predicting]
+        given = {"input_ids": self.tokens[None]} if received is None else {"inputs_embeds": received}
+        place = {"position_ids": self.positions[None], "boundaries": self.boundaries}
+        hidden: torch.Tensor = decoder(**given, **place, use_cache=False).last_hidden_state
+        return hidden
+
+    def at_targets(self, hidden: torch.Tensor) -> torch.Tensor:
+        return hidden[0, self.predicting]
 
     def at_responses(self, values: torch.Tensor) -> torch.Tensor:
         return values

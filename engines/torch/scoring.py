@@ -15,6 +15,7 @@ from engines.torch.compiled import compile_blocks
 from engines.torch.first_weights import local_part
 from engines.torch.model import float32_head
 from engines.torch.packing import pack_batch, pad_batch, use_packed_attention
+from engines.torch.pipeline import Elsewhere, Pipeline
 from harness.config import Layout, TrainingConfig
 from harness.rl.log_probs import head_gradient_squares, head_log_probs
 from harness.rl.micro_batches import Part, passes_over
@@ -31,8 +32,16 @@ class LaidOut(Protocol):
     def targets(self) -> torch.Tensor:
         """Tokens to score: int64 [N]."""
 
-    def hidden(self, decoder: PreTrainedModel) -> torch.Tensor:
-        """The last hidden state that predicts each of them: [N, H]."""
+    @property
+    def shape(self) -> tuple[int, int]:
+        """Rows and tokens that go through the model."""
+
+    def through(self, decoder: PreTrainedModel, received: torch.Tensor | None = None) -> torch.Tensor:
+        """The last hidden states: [rows, tokens, H]. received: those before this stage's layers, of the same shape;
+        None where it begins with tokens."""
+
+    def at_targets(self, hidden: torch.Tensor) -> torch.Tensor:
+        """The hidden state that predicts each target: [N, H]."""
 
     def at_responses(self, values: torch.Tensor) -> torch.Tensor:
         """Values of response tokens, sample after sample, [R], of a value per target [N]."""
@@ -50,7 +59,9 @@ class Scores(NamedTuple):
 
 
 class ScoringModel(torch.nn.Module, ABC):
-    """A model that says something of each response token."""
+    """A model, or one stage of it, that says something of each response token. Called with samples as `lay_out` lays
+    them out, and with what the stage before computed, [rows, tokens, H], it returns its own hidden states or, where it
+    has the head, what it has to say."""
 
     def __init__(self, model: PreTrainedModel, training: TrainingConfig) -> None:
         super().__init__()
@@ -60,9 +71,13 @@ class ScoringModel(torch.nn.Module, ABC):
             compile_blocks(model)
         self.model, self._lay_out = model, LAYOUTS[training.layout]
 
+    def lay_out(self, prompts: Ragged, responses: Ragged) -> LaidOut:
+        """prompts and responses: int64, of k rows each."""
+        return self._lay_out(prompts, responses, next(self.model.buffers()).device)
+
     @abstractmethod
-    def at_tokens(self, prompts: Ragged, responses: Ragged) -> tuple[torch.Tensor, ...]:
-        """A column or several, of a value per response token, sample after sample: float32 [R]."""
+    def at_tokens(self, laid: LaidOut, received: torch.Tensor | None = None) -> torch.Tensor | tuple[torch.Tensor, ...]:
+        """A column or several, of a value per response token, sample after sample: float32 [R]; or hidden states."""
 
 
 class TokenScorer(ScoringModel):
@@ -79,23 +94,31 @@ class TokenScorer(ScoringModel):
         self._temperature, self._group, self._float32 = temperature, group, float32_head(model)
         self._logit_bytes = training.logit_bytes
 
-    def forward(self, prompts: Ragged, responses: Ragged, gradient_squares: bool = False) -> Scores:
-        """Scores of response tokens. prompts and responses: int64, of k rows each."""
-        head = head_gradient_squares if gradient_squares else head_log_probs
-        weight = local_part(self.model.get_output_embeddings().weight)
-        batch = self._lay_out(prompts, responses, weight.device)
-        hidden, how = batch.hidden(self.model.base_model), (self._group, self._float32, self._logit_bytes)
-        scores = head(hidden, weight, batch.targets, self._temperature, *how)
-        return Scores(*map(batch.at_responses, scores))
+    def forward(
+        self, laid: LaidOut, received: torch.Tensor | None = None, gradient_squares: bool = False
+    ) -> Scores | torch.Tensor:
+        """Scores of response tokens."""
+        hidden, head = laid.through(self.model.base_model, received), self.model.get_output_embeddings()
+        if isinstance(head, Elsewhere):
+            return hidden
+        score = head_gradient_squares if gradient_squares else head_log_probs
+        how = (self._temperature, self._group, self._float32, self._logit_bytes)
+        return Scores(
+            *map(laid.at_responses, score(laid.at_targets(hidden), local_part(head.weight), laid.targets, *how))
+        )
 
-    def at_tokens(self, prompts: Ragged, responses: Ragged) -> tuple[torch.Tensor, ...]:
+    def at_tokens(self, laid: LaidOut, received: torch.Tensor | None = None) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Log-probabilities."""
-        scores: Scores = self(prompts, responses)
-        return (scores.log_probs,)
+        scores: Scores | torch.Tensor = self(laid, received)
+        return (scores.log_probs,) if isinstance(scores, Scores) else scores
 
-    def with_gradient_squares(self, prompts: Ragged, responses: Ragged) -> tuple[torch.Tensor, ...]:
+    def with_gradient_squares(
+        self, laid: LaidOut, received: torch.Tensor | None = None
+    ) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Log-probabilities, and the squares of their gradients by the logits, from one pass."""
-        scores: Scores = self(prompts, responses, gradient_squares=True)
+        scores: Scores | torch.Tensor = self(laid, received, gradient_squares=True)
+        if not isinstance(scores, Scores):
+            return scores
         assert scores.gradient_squares is not None, "they were asked for"
         return scores.log_probs, scores.gradient_squares
 
@@ -109,30 +132,50 @@ class ValueScorer(ScoringModel):
     """A model with a head of one number (engines/torch/critic.py), that is asked what a response is worth before each
     of its tokens."""
 
-    def forward(self, prompts: Ragged, responses: Ragged) -> torch.Tensor:
-        """Values of response tokens, float32 [R], differentiable. prompts and responses: int64, of k rows each."""
-        batch = self._lay_out(prompts, responses, next(self.model.buffers()).device)
-        values = getattr(self.model, VALUE_HEAD)(batch.hidden(self.model.base_model))
-        return batch.at_responses(values.squeeze(-1).float())
+    def forward(self, laid: LaidOut, received: torch.Tensor | None = None) -> torch.Tensor | tuple[torch.Tensor]:
+        """Values of response tokens, float32 [R], differentiable."""
+        hidden, head = laid.through(self.model.base_model, received), getattr(self.model, VALUE_HEAD)
+        if isinstance(head, Elsewhere):
+            return hidden
+        return (laid.at_responses(head(laid.at_targets(hidden)).squeeze(-1).float()),)
 
-    def at_tokens(self, prompts: Ragged, responses: Ragged) -> tuple[torch.Tensor, ...]:
+    def at_tokens(self, laid: LaidOut, received: torch.Tensor | None = None) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Values."""
-        return (self(prompts, responses),)
+        found: torch.Tensor | tuple[torch.Tensor] = self(laid, received)
+        return found
 
 
-AtTokens = Callable[[Ragged, Ragged], tuple[torch.Tensor, ...]]
+AtTokens = Callable[[LaidOut, torch.Tensor | None], torch.Tensor | tuple[torch.Tensor, ...]]
 """The type of `ScoringModel.at_tokens`."""
 
+ONE_STAGE = Pipeline(None, 0, torch.float32, torch.device("cpu"))
 
-def score_parts(at_tokens: AtTokens, prompts: Ragged, responses: Ragged, parts: Sequence[Part]) -> list[Ragged]:
-    """Columns of float32 values, one for every response token. parts: the samples of each forward pass, every one
-    once."""
-    if len(parts) == 1:
-        return [Ragged(column.cpu().numpy(), responses.lengths) for column in at_tokens(prompts, responses)]
-    found = [at_tokens(prompts.take(part), responses.take(part)) for part in parts]
+
+def score_parts(
+    scorer: ScoringModel,
+    at_tokens: AtTokens,
+    prompts: Ragged,
+    responses: Ragged,
+    parts: Sequence[Part],
+    pipeline: Pipeline = ONE_STAGE,
+) -> list[Ragged]:
+    """Columns of float32 values, one for every response token, on every stage. at_tokens: of `scorer`; parts: the
+    samples of each forward pass, every one once."""
+    laid = [scorer.lay_out(prompts.take(part), responses.take(part)) for part in parts]
+    found = list[tuple[torch.Tensor, ...]]()
+
+    def forward(number: int, received: torch.Tensor | None) -> torch.Tensor | None:
+        said = at_tokens(laid[number], received)
+        if isinstance(said, torch.Tensor):
+            return said
+        found.append(said)
+        return None
+
+    pipeline.compute([each.shape for each in laid], forward)
     order = np.concatenate(parts)
     lengths, back = responses.lengths[order], np.argsort(order)
-    return [Ragged(torch.cat(column).cpu().numpy(), lengths).take(back) for column in zip(*found, strict=True)]
+    columns = [torch.cat(column).cpu().numpy() for column in zip(*found, strict=True)]
+    return [Ragged(column, lengths).take(back) for column in pipeline.from_last(columns)]
 
 
 class TorchScorer(ABC):
@@ -175,7 +218,7 @@ class TorchLogProb(TorchScorer):
     @torch.inference_mode()
     def _scored(self, at_tokens: AtTokens, prompts: Ragged, responses: Ragged) -> list[Ragged]:
         self._weights.require_complete()
-        return score_parts(at_tokens, prompts, responses, passes_over(prompts, responses, self._training))
+        return score_parts(self._scorer, at_tokens, prompts, responses, passes_over(prompts, responses, self._training))
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Raises ValueError as `ModelWeights.load`. Where the weights do not come whole, it scores nothing before

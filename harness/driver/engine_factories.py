@@ -187,7 +187,7 @@ class RealEngines:
 
     @property
     def ranks_together(self) -> int:
-        return self.config.training.tensor_parallel
+        return self.config.training.tensor_parallel * self.config.training.pipeline_parallel
 
     @property
     def training_ranks(self) -> int:
@@ -252,7 +252,8 @@ class RealEngines:
         from engines.torch.fsdp import FSDPEngine, init_world
 
         world, training, timeout_s = self.training_world, self.config.training, self.config.cluster.wait_timeout_s
-        mesh = init_world(self._join_store(), rank, world, self.device, timeout_s, training.tensor_parallel)
+        together = training.tensor_parallel, training.pipeline_parallel
+        mesh = init_world(self._join_store(), rank, world, self.device, timeout_s, *together)
         return FSDPEngine(
             self._adapted(),
             policy_settings(self.config.algorithm, training, parameters(self.model)),
@@ -272,7 +273,8 @@ class RealEngines:
             mesh = trainer.mesh
         else:
             store, timeout_s = PrefixStore("critic", self._join_store()), config.cluster.wait_timeout_s
-            mesh = init_world(store, rank, self.critic_world, self.device, timeout_s, training.tensor_parallel)
+            together = training.tensor_parallel, training.pipeline_parallel
+            mesh = init_world(store, rank, self.critic_world, self.device, timeout_s, *together)
         return FSDPCritic(
             value_model(self._outline()),
             critic_settings(config.algorithm),

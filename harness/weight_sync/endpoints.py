@@ -189,7 +189,8 @@ class SendingWorker:
 
     async def plan(self, bucket_bytes: int, checked: bool = False, delta: bool = False) -> TransferPlan:
         """The transfer plan of this model's weights."""
-        return plan_transfer(self.engine.named_parameters().items(), bucket_bytes, checked, delta)
+        engine = self.engine
+        return plan_transfer(engine.named_parameters().items(), bucket_bytes, checked, delta, engine.holders())
 
     async def gather_only(self, plan: TransferPlan, senders: int) -> None:
         """Help to gather and send nothing: on ranks that are none of the first `senders`."""

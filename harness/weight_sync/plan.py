@@ -6,7 +6,7 @@ ever sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
@@ -38,10 +38,12 @@ class TensorSpec:
 
 @dataclass(frozen=True, slots=True)
 class Bucket:
-    """Parameters that travel together, in `bytes` bytes."""
+    """Parameters that travel together, in `bytes` bytes. holders: training ranks that have them, or shards of them; ()
+    is all ranks."""
 
     tensors: tuple[TensorSpec, ...]
     bytes: int
+    holders: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +64,11 @@ class TransferPlan:
         return sum(bucket.bytes for bucket in self.buckets)
 
     @property
+    def in_stages(self) -> bool:
+        """Whether some ranks have nothing of some parameters."""
+        return any(bucket.holders for bucket in self.buckets)
+
+    @property
     def largest(self) -> int:
         """Bytes of the largest bucket: transports hold two of them, one that is filled and one that travels."""
         return max(bucket.bytes for bucket in self.buckets)
@@ -73,10 +80,12 @@ class TransferPlan:
 
     def owners(self, senders: int) -> tuple[int, ...]:
         """The sender of each bucket among so many: in their order, each goes to the one with the fewest bytes so far,
-        so that all send as much, and any few buckets in a row are of different ones."""
+        so that all send as much, and any few buckets in a row are of different ones; to one that has it, where one of
+        them does."""
         bytes_of, owners = [0] * senders, []
         for bucket in self.buckets:
-            owner = bytes_of.index(min(bytes_of))
+            able = [rank for rank in bucket.holders if rank < senders] or range(senders)
+            owner = min(able, key=lambda rank: bytes_of[rank])
             bytes_of[owner] += bucket.bytes
             owners.append(owner)
         return tuple(owners)
@@ -86,25 +95,35 @@ _ALIGNMENT = 16  # bytes; every dtype can be viewed at such an offset
 _LARGE = 1 << 20  # bytes from which a tensor is a piece by itself: then it needs no copy to be sent
 
 
+Holders = Mapping[str, tuple[int, ...]]
+"""Training ranks that have a parameter, or a shard of it, by its name; those that all have are left out."""
+
+
 def plan_transfer(
-    parameters: Iterable[tuple[str, torch.Tensor]], bucket_bytes: int, checked: bool = False, delta: bool = False
+    parameters: Iterable[tuple[str, torch.Tensor]],
+    bucket_bytes: int,
+    checked: bool = False,
+    delta: bool = False,
+    holders: Holders | None = None,
 ) -> TransferPlan:
-    """Fill buckets of at most `bucket_bytes` in the order given; a tensor larger than that travels alone.
+    """Fill buckets of at most `bucket_bytes` in the order given, none of parameters that different ranks have; a tensor
+    larger than that travels alone.
 
     `parameters` yields (name, tensor or DTensor); only name, full shape and dtype are read.
     """
     buckets: list[Bucket] = []
     tensors: list[TensorSpec] = []
-    end = 0
+    end, those = 0, tuple[int, ...]()
     for name, parameter in parameters:
         spec = TensorSpec(name, tuple(parameter.shape), parameter.dtype, -(-end // _ALIGNMENT) * _ALIGNMENT)
-        if tensors and spec.offset + spec.bytes > bucket_bytes:
-            buckets.append(Bucket(tuple(tensors), end))
+        here = (holders or {}).get(name, ())
+        if tensors and (spec.offset + spec.bytes > bucket_bytes or here != those):
+            buckets.append(Bucket(tuple(tensors), end, those))
             tensors, spec = [], TensorSpec(name, spec.shape, spec.dtype, 0)
         tensors.append(spec)
-        end = spec.offset + spec.bytes
+        end, those = spec.offset + spec.bytes, here
     if tensors:
-        buckets.append(Bucket(tuple(tensors), end))
+        buckets.append(Bucket(tuple(tensors), end, those))
     return TransferPlan(tuple(buckets), checked or delta, delta)
 
 
@@ -115,13 +134,27 @@ def pack(bucket: Bucket, parameters: Mapping[str, torch.Tensor], buffer: torch.T
     """Bring each parameter of the bucket into `buffer` (uint8 [>= bucket.bytes]) of training rank `owner`.
 
     Gathering a DTensor is a collective of the training world, so every rank calls this; those that do not send this
-    bucket pass None and keep nothing. Into pinned memory it may still be copied when this returns; the next call waits
-    for that, so that no more than a bucket of gathered tensors waits on a device.
+    bucket pass None and keep nothing. An owner that has none of it gets it from the first rank that does. Into pinned
+    memory it may still be copied when this returns; the next call waits for that, so that no more than a bucket of
+    gathered tensors waits on a device.
     """
     if buffer is not None and buffer.is_pinned():
         torch.cuda.synchronize()
-    for spec in bucket.tensors:
-        _place(spec, parameters[spec.name], buffer, owner)
+    rank = dist.get_rank() if bucket.holders else owner
+    gathers, first = not bucket.holders or rank in bucket.holders, owner
+    passed = None
+    if bucket.holders and owner not in bucket.holders:
+        first = bucket.holders[0]
+        if rank in (first, owner):
+            passed = torch.empty(bucket.bytes, dtype=torch.uint8, device=_device_of_world())
+    if gathers:
+        for spec in bucket.tensors:
+            _place(spec, parameters[spec.name], buffer if passed is None else passed, first)
+    if passed is not None and rank == first:
+        dist.send(passed, owner)
+    elif passed is not None and buffer is not None:
+        dist.recv(passed, first)
+        buffer[: bucket.bytes].copy_(passed)
 
 
 def unpack(bucket: Bucket, buffer: torch.Tensor) -> Iterator[tuple[str, torch.Tensor]]:
@@ -179,12 +212,24 @@ def _place(spec: TensorSpec, parameter: torch.Tensor, buffer: torch.Tensor | Non
 # -- from shards
 
 
-def gathered(parameter: torch.Tensor) -> torch.Tensor:
-    """The full parameter, without its graph. For a DTensor this is a collective: every rank calls it."""
+def gathered(parameter: torch.Tensor, holders: Sequence[int] = ()) -> torch.Tensor:
+    """The full parameter, without its graph. For a DTensor this is a collective, and where only some ranks, `holders`,
+    have it: then every rank calls it."""
     from torch.distributed.tensor import DTensor
 
     data = parameter.detach()
-    return data.full_tensor() if isinstance(data, DTensor) else data
+    if not holders or dist.get_rank() in holders:
+        full = data.full_tensor() if isinstance(data, DTensor) else data
+    else:
+        full = torch.empty(data.shape, dtype=data.dtype, device=_device_of_world())
+    if holders:
+        dist.broadcast(full, holders[0])
+    return full
+
+
+def _device_of_world() -> torch.device:
+    """The device of the tensors that the training world exchanges."""
+    return torch.device("cuda" if dist.get_backend() == "nccl" else "cpu")
 
 
 def _unsharded(parameter: torch.Tensor) -> torch.Tensor | None:

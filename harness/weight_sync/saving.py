@@ -13,7 +13,7 @@ import torch
 from engines.loading import apart, file_names
 from harness.config import ModelConfig, TrainingConfig
 from harness.config.model_folder import INDEX, read_config
-from harness.weight_sync.plan import gathered
+from harness.weight_sync.plan import Holders, gathered
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -24,7 +24,14 @@ SHARD_BYTES = 5_000_000_000
 """Weights above this are cut into files of at most as much; a larger tensor has one for itself."""
 
 
-def save_weights(folder: Path, parameters: Mapping[str, torch.Tensor], *, write: bool, most: int = SHARD_BYTES) -> None:
+def save_weights(
+    folder: Path,
+    parameters: Mapping[str, torch.Tensor],
+    *,
+    write: bool,
+    most: int = SHARD_BYTES,
+    holders: Holders | None = None,
+) -> None:
     """All parameters, gathered; every rank calls it, and the one with `write` set writes, a shard at a time: so that
     no more than one of them is in host memory. `folder` is there."""
     from safetensors.torch import save_file
@@ -33,7 +40,7 @@ def save_weights(folder: Path, parameters: Mapping[str, torch.Tensor], *, write:
     for file, names in shards.items():
         full: dict[str, torch.Tensor] = {}
         for name in names:
-            tensor = gathered(parameters[name])
+            tensor = gathered(parameters[name], (holders or {}).get(name, ()))
             if write:
                 full |= {file_name: part.cpu().clone() for file_name, part in apart([(name, tensor)])}
         if write:

@@ -84,7 +84,7 @@ class GroupTransport:
     _senders: int = field(default=1, init=False, compare=False)
 
     async def connect(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], plan: TransferPlan) -> None:
-        senders = self._senders = sending_ranks(self.name, len(trainers), len(plan.buckets))
+        senders = self._senders = sending_ranks(self.name, len(trainers), None if plan.in_stages else len(plan.buckets))
         await ask_all(trainers[senders:], lambda actor: actor.gather_only(plan, senders))
         first, *beside = trainers[:senders]
         ends = await ask_all(receivers, lambda receiver: receiver.ends(self.name))
@@ -248,7 +248,8 @@ class LocalReceiver:
         self._trainer = trainer
 
     def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        return ((name, gathered(parameter)) for name, parameter in self._trainer.named_parameters().items())
+        parameters, holders = self._trainer.named_parameters(), self._trainer.holders()
+        return ((name, gathered(parameter, holders.get(name, ()))) for name, parameter in parameters.items())
 
 
 @dataclass(frozen=True)

@@ -289,10 +289,14 @@ class RememberingRole:
             return
         if self.rank == 0:
             write_policy_config(Path(folder), model, stop_tokens, pad_token)
-        save_weights(Path(folder), self.engine.named_parameters(), write=self.rank == 0)
+        self._save_weights(folder)
 
     async def save_critic(self, folder: str, model: ModelConfig) -> None:
         """The same of a critic."""
         if self.rank == 0:
             write_critic_config(Path(folder), model)
-        save_weights(Path(folder), self.engine.named_parameters(), write=self.rank == 0)
+        self._save_weights(folder)
+
+    def _save_weights(self, folder: str) -> None:
+        parameters, holders = self.engine.named_parameters(), self.engine.holders()
+        save_weights(Path(folder), parameters, write=self.rank == 0, holders=holders)

@@ -85,9 +85,16 @@ class World:
     """A training world of this process alone, or this process's rank in a larger one; on one thread, as roles are,
     since how many there are decides in which order kernels add up."""
 
-    def __init__(self, store: Store | None = None, rank: int = 0, world: int = 1, tensor_parallel: int = 1) -> None:
+    def __init__(
+        self,
+        store: Store | None = None,
+        rank: int = 0,
+        world: int = 1,
+        tensor_parallel: int = 1,
+        pipeline_parallel: int = 1,
+    ) -> None:
         self._threads = torch.get_num_threads()
-        self.mesh = init_world(store or HashStore(), rank, world, CPU, 60, tensor_parallel)
+        self.mesh = init_world(store or HashStore(), rank, world, CPU, 60, tensor_parallel, pipeline_parallel)
 
     def __enter__(self) -> World:
         torch.set_num_threads(1)

@@ -76,6 +76,9 @@ class Trainer(ActorRole):
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
         return self._weights
 
+    def holders(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
     async def become(self, version: int) -> None:
         self._weights.version = version
 

@@ -53,7 +53,8 @@ def test_each_response_token_is_predicted_where_the_one_before_it_stands(lengths
 def scored(layout: Layout, prompts: Ragged, responses: Ragged) -> tuple[Scores, list[torch.Tensor]]:
     """Scores, and the gradients of their sum."""
     model = build_model(SMALL)
-    scores = TokenScorer(model, 0.8, TrainingConfig(layout=layout))(prompts, responses)
+    scorer = TokenScorer(model, 0.8, TrainingConfig(layout=layout))
+    scores = scorer(scorer.lay_out(prompts, responses))
     return scores, list(torch.autograd.grad(scores.log_probs.sum(), list(model.parameters())))
 
 

@@ -50,6 +50,9 @@ class CountingCritic:
     def named_parameters(self) -> dict[str, object]:
         return {}
 
+    def holders(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
 
 class Setting:
     """A critic and the advantages of its values, over a queue in which responses and rewards are."""

@@ -84,6 +84,9 @@ class NotingTrainer:
     def named_parameters(self) -> dict[str, torch.Tensor]:
         return self.weights
 
+    def holders(self) -> dict[str, tuple[int, ...]]:
+        return {}
+
 
 def stage_options(queue: CountingQueue, rows: int, minimum: int | None = None) -> dict[str, object]:
     """The arguments of every stage."""
