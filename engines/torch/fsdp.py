@@ -433,7 +433,7 @@ def holders_of(
 
 
 def staged(model: PreTrainedModel, mesh: DeviceMesh | None, dtype: torch.dtype, device: torch.device) -> Pipeline:
-    """This rank's place in the pipeline, for whose stage `model` is cut, in place. dtype: that it computes in."""
+    """The place of this rank in the pipeline, for whose stage `model` is cut, in place. dtype: that it computes in."""
     stages = None if mesh is None or "stage" not in (mesh.mesh_dim_names or ()) else mesh["stage"]
     pipeline = Pipeline(None if stages is None else stages.get_group(), model.config.hidden_size, dtype, device)
     if pipeline.stages > 1:

@@ -34,6 +34,7 @@ class Elsewhere(torch.nn.Module):
     """A layer that another stage has: passes on what it gets."""
 
     def forward(self, hidden: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
+        """Return hidden states as they are: [rows, tokens, H]."""
         return hidden
 
 
@@ -65,7 +66,7 @@ def name_of_shared(model: PreTrainedModel) -> str | None:
 
 
 class Pipeline:
-    """This rank's place among the stages. group: of the ranks that have one stage each, in their order; None: there is
+    """The place of this rank among the stages. group: of the ranks that have one stage each, in order; None: there is
     one. width: numbers of a hidden state; dtype: that they travel in."""
 
     def __init__(self, group: dist.ProcessGroup | None, width: int, dtype: torch.dtype, device: torch.device) -> None:
@@ -121,7 +122,7 @@ class Pipeline:
             self._exchange(self._after, forward(part, self._receive(self._before, shape)))
 
     def from_last(self, value: Value) -> Value:
-        """What the last stage calls this with."""
+        """The value that the last stage calls this with."""
         if self._group is None:
             return value
         shared = [value]
@@ -129,7 +130,7 @@ class Pipeline:
         return shared[0]
 
     def from_all(self, value: Value) -> list[Value]:
-        """What each stage calls this with, in their order."""
+        """Values that the stages call this with, in their order."""
         found = [value] * self.stages
         if self._group is not None:
             dist.all_gather_object(found, value, group=self._group)

@@ -183,7 +183,7 @@ def _splits(config: JobConfig, schedule: Schedule, given: Collection[str]) -> It
     if schedule.colocated or any(name.startswith(SPLIT) for name in given):
         return
     devices, middle = config.cluster.devices, config.cluster.devices / 2
-    together = config.training.tensor_parallel
+    together = config.training.ranks_together
     for actor in sorted(range(together, devices, together), key=lambda number: (abs(number - middle), number)):
         if config.algorithm.batch_groups % (actor // together) == 0:
             yield {f"{SPLIT}.rollout": devices - actor}

@@ -179,6 +179,7 @@ def _check_communicators(config: JobConfig, schedule: Schedule, placement: Place
         placement,
         transport=schedule.transport,
         training_tensor_parallel=config.training.tensor_parallel,
+        training_pipeline_parallel=config.training.pipeline_parallel,
         engine_tensor_parallel=config.engine.tensor_parallel,
         in_order=schedule.order == "fifo",
     )
@@ -443,23 +444,22 @@ def only_simulated(config: JobConfig) -> str | None:
             f"engine.tensor_parallel={together} can be simulated only with engine={engine}, whose engines have one "
             f"device each; set it to 1, {able}, or backend=virtual"
         )
-    settings = {
-        "training.pipeline_parallel": (config.training.pipeline_parallel, 1),
-        "training.expert_parallel": (config.training.expert_parallel, 1),
+    architecture, training = config.model.architecture, config.training
+    cut = {
+        "tensor_parallel": (training.tensor_parallel, DRAWN),
+        "pipeline_parallel": (training.pipeline_parallel, (*DRAWN, *DRAWN_WITH_EXPERTS)),
     }
-    architecture = config.model.architecture
-    if config.training.tensor_parallel > 1 and architecture not in DRAWN:
-        return (
-            f"training.tensor_parallel={config.training.tensor_parallel}: layers of model.architecture={architecture} "
-            f"can be shared in simulation only, real ones are those of {', '.join(DRAWN)}; set it to 1, or "
-            "backend=virtual"
-        )
+    for setting, (parts, architectures) in cut.items():
+        if parts > 1 and architecture not in architectures:
+            return (
+                f"training.{setting}={parts}: layers of model.architecture={architecture} can be cut in simulation "
+                f"only, real ones are those of {', '.join(architectures)}; set it to 1, or backend=virtual"
+            )
     if config.model.experts and architecture not in WITH_EXPERTS:
         return (
             f"model.experts={config.model.experts}: experts of model.architecture={architecture} can be simulated "
             f"only, real ones are those of {', '.join(WITH_EXPERTS)}; use such a model, or backend=virtual"
         )
-    for setting, (value, most) in settings.items():
-        if value > most:
-            return f"{setting}={value} can be simulated only; set it to {most}, or backend=virtual"
+    if (spread := config.training.expert_parallel) > 1:
+        return f"training.expert_parallel={spread} can be simulated only; set it to 1, or backend=virtual"
     return None

@@ -29,7 +29,7 @@ def device_roles(config: JobConfig) -> tuple[str, ...]:
 
 def training_ranks(config: JobConfig, placement: Placement, role: str = "actor") -> int:
     """Data-parallel ranks of a role that trains: each does on its own part of a batch."""
-    return len(placement.devices[role]) // _rank_devices(config)
+    return len(placement.devices[role]) // config.training.ranks_together
 
 
 def capacity_rows(config: JobConfig, schedule: Schedule) -> int:
@@ -134,10 +134,6 @@ def _check_divides(setting: str, together: int, shared: dict[str, int]) -> None:
             raise ConfigError(
                 f"{setting}={together} does not divide the {number} {what}; set it to {' or '.join(map(str, fits))}"
             )
-
-
-def _rank_devices(config: JobConfig) -> int:
-    return config.training.tensor_parallel * config.training.pipeline_parallel
 
 
 def check_batch(config: JobConfig, schedule: Schedule, placement: Placement) -> None:

@@ -376,8 +376,13 @@ class TrainingConfig:
         default_factory=list
     )  # linear layers of each block that get one, such as [q_proj,v_proj]; []: all
     tensor_parallel: Read[Count] = 1  # ranks that share each layer, and each micro-batch
-    pipeline_parallel: Read[Count] = 1  # parts that the layers are cut into; simulated training only
+    pipeline_parallel: Read[Count] = 1  # stages that the layers are cut into; parts of a micro-batch follow one another
     expert_parallel: Read[Count] = 1  # data-parallel ranks over which experts are spread; simulated training only
+
+    @property
+    def ranks_together(self) -> int:
+        """Ranks that hold one copy of the layers between them, and train on the same micro-batches."""
+        return self.tensor_parallel * self.pipeline_parallel
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -177,6 +177,7 @@ def communicators(
     transport: str,
     training_tensor_parallel: int,
     engine_tensor_parallel: int,
+    training_pipeline_parallel: int = 1,
     in_order: bool = True,
 ) -> list[Communicator]:
     """Every communicator of a job that has more than one rank, as the job starts.
@@ -186,12 +187,15 @@ def communicators(
     transport: of the schedule; one of colocated roles needs no group: engines and scorers lie on the actor's devices.
     """
     world = tuple(CommunicatorRank("actor", rank, device) for rank, device in enumerate(placement.devices["actor"]))
-    t = training_tensor_parallel
+    t, together = training_tensor_parallel, training_tensor_parallel * training_pipeline_parallel
     found = [Communicator("training world", world, "device")]
-    if t > 1:
-        found += [Communicator(f"data-parallel group {k}", world[k::t], "device") for k in range(t)]
-        blocks = [world[start : start + t] for start in range(0, len(world), t)]
-        found += [Communicator(f"tensor-parallel group {k}", block, "device") for k, block in enumerate(blocks)]
+    if together > 1:
+        found += [Communicator(f"data-parallel group {k}", world[k::together], "device") for k in range(together)]
+        sharing = [world[start : start + t] for start in range(0, len(world), t)]
+        found += [Communicator(f"tensor-parallel group {k}", block, "device") for k, block in enumerate(sharing)]
+        blocks = [world[start : start + together] for start in range(0, len(world), together)]
+        stages = [block[k::t] for block in blocks for k in range(t)]
+        found += [Communicator(f"pipeline {k}", block, "device") for k, block in enumerate(stages)]
         if in_order:
             found += [Communicator(f"micro-batches of group {k}", block, "host") for k, block in enumerate(blocks)]
     if not in_order:

@@ -16,7 +16,7 @@ from harness.cost_model.roofline import roofline
 def layout_of(config: JobConfig, placement: Placement, role: str = "actor") -> JobLayout:
     """How the job's work lies on its devices; role: that trains on them, or lent, as the engines on those see it."""
     training, algorithm = config.training, config.algorithm
-    train_devices = training.tensor_parallel * training.pipeline_parallel
+    train_devices = training.ranks_together
     return JobLayout(
         engine_devices=config.engine.tensor_parallel,
         train_devices=train_devices,

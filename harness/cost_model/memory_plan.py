@@ -192,7 +192,7 @@ def pass_of(config: JobConfig, placement: Placement, setting: PlanSetting, role:
     tokens, scored = samples * lengths.sample, samples * lengths.response
     if training.tokens_per_micro_batch is not None:
         tokens = min(tokens, max(training.tokens_per_micro_batch, lengths.sample))
-    together = training.tensor_parallel * training.pipeline_parallel
+    together = training.ranks_together
     return PassShape(
         tokens=tokens,
         scored=min(scored, tokens) if training.layout == "packed" else tokens,

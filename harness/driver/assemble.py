@@ -192,11 +192,11 @@ def assemble(run: RunSpec, backend: RunBackend, observer: Observer, recording: R
 def job_shape(run: RunSpec, backend: RunBackend) -> JobShape:
     """The facts that the job's queue depends on."""
     config, placement, task = run.config, run.plan.placement, backend.engines.task
-    counts, tensor_parallel = worker_counts(run, backend), config.training.tensor_parallel
+    counts, together = worker_counts(run, backend), backend.engines.ranks_together
     algorithm, window = config.algorithm, run.schedule.window_groups(config.algorithm.batch_groups)
     return JobShape(
         list(placement.devices),
-        training_ranks=-(-counts["actor"] // tensor_parallel),
+        training_ranks=counts["actor"] // together,
         capacity_rows=capacity_rows(config, run.schedule),
         order=run.schedule.order,
         score_extras=bool(extra_metrics(task)),
@@ -206,7 +206,7 @@ def job_shape(run: RunSpec, backend: RunBackend) -> JobShape:
         filter_reads=_filter_reads(run, backend),
         drops_stragglers=config.engine.on_straggler == "drop",
         redeals_failed=config.task.on_failed_score == "redeal",
-        critic_ranks=-(-counts.get("critic", 1) // tensor_parallel),
+        critic_ranks=max(1, counts.get("critic", 1) // together),
         beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
         awaits_completion=run.schedule.awaits_completion or run.schedule.lends,
         window=None if window is None else window * algorithm.group_size,

@@ -119,14 +119,14 @@ def _without_engine(run: RunSpec) -> list[int]:
 def _simulated_engines(run: RunSpec) -> SimulatedEngines:
     config, placement, transport = run.config, run.plan.placement, run.schedule.transport
     training, engine = len(placement.devices["actor"]), config.engine.tensor_parallel
-    rank_devices = config.training.tensor_parallel * config.training.pipeline_parallel
+    together = config.training.ranks_together
     return SimulatedEngines(
         config,
         simulated_cost(config, placement),
         run.seed,
         transport,
         sender_links=sender_links(config, transport, training, engine),
-        data_parallel={role: len(devices) // rank_devices for role, devices in placement.devices.items()},
+        data_parallel={role: len(devices) // together for role, devices in placement.devices.items()},
         paced=run.plan.backend == "paced",
         costs={
             role: simulated_cost(config, placement, role) for role in ("lent", "critic") if role in placement.devices
@@ -159,7 +159,7 @@ def _runtime(run: RunSpec):  # type: ignore[no-untyped-def]  # loading Ray takes
             call_timeout_s=call_s,
             silence_s=cluster.heartbeat_timeout_s,
             per_engine=run.config.engine.tensor_parallel,
-            together=run.config.training.tensor_parallel,
+            together=run.config.training.ranks_together,
             logs=run.logs,
             reads=[] if run.plan.backend != "real" or run.model.checkpoint is None else [Path(run.model.checkpoint)],
             writes=partial(_writes_results, run),

@@ -32,7 +32,7 @@ from harness.workers.dealing import DealtQueue, DealtReader, WorldScatter
 from harness.workers.engine_devices import FirstDevice, OtherDevice
 from harness.workers.episodes import Episodes
 from harness.workers.held_engine import HeldEngine
-from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader, RankQueue, tensor_parallel_group
+from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader, RankQueue, group_of_neighbours
 from harness.workers.recording import RecordingSettings, RecordRole
 from harness.workers.replaying import RecordedReader
 from harness.workers.reward_scorers import reward_scorer
@@ -258,7 +258,7 @@ def _scoring(role: str, number: int, spec: WorkerSpec, beside: ColocatedTrainer)
     stage = {"name": str(number), "rows": rows, "minimum": minimum, **spec.stage}
     if beside is None:
         return stage | {"turns": spec.turns_of(role, number)}
-    tensor_parallel, ranks = spec.engines.ranks_together, spec.engines.training_ranks
+    together, ranks = spec.engines.ranks_together, spec.engines.training_ranks
     queue: RankQueue | DealtQueue
     if spec.order != "fifo" and ranks > 1:
         group_size = spec.config.algorithm.group_size
@@ -268,7 +268,7 @@ def _scoring(role: str, number: int, spec: WorkerSpec, beside: ColocatedTrainer)
             rank=number,
             ranks=ranks,
             group_size=group_size,
-            together=tensor_parallel,
+            together=together,
         )
     else:
         queue = _rank_queue(number, spec)
@@ -299,7 +299,7 @@ def _actor(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> ActorRole
 
 def _critic(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> CriticRole:
     """The role of a critic, whose two loops take turns, also where no other role is on its device."""
-    engines, algorithm, tensor_parallel = spec.engines, spec.config.algorithm, spec.engines.ranks_together
+    engines, algorithm, together = spec.engines, spec.config.algorithm, spec.engines.ranks_together
     engine = engines.critic(number, None if beside is None else beside.engine, spec.clock)
     if beside is not None:
         turns = beside.turns
@@ -320,7 +320,7 @@ def _critic(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> CriticRo
         rank=number,
         loss_mask=LossMask(algorithm.mask_truncated),  # a value may be learnt from any token
         updates=ONE_STEP if steps == 1 else updates,
-        reports=number % tensor_parallel == 0,
+        reports=number % together == 0,
         name=str(number),
         rows=rows,
         minimum=rows,
@@ -354,13 +354,13 @@ def _in_order(role: str, task: str, number: int, spec: WorkerSpec) -> MicroBatch
 def _rank_queue(number: int, spec: WorkerSpec) -> RankQueue:
     """The queue as a rank of a training world sees it. Of ranks that share layers the first reads, for all of them."""
     together, timeout_s = spec.engines.ranks_together, spec.config.cluster.wait_timeout_s
-    group = tensor_parallel_group(together, timeout_s) if together > 1 else None
+    group = group_of_neighbours(together, timeout_s) if together > 1 else None
     return RankQueue(spec.queue, rank=number // together, group=group)
 
 
 def _as_completed(number: int, spec: WorkerSpec) -> MicroBatchReader:
     """The reader in completion order. Of several ranks the first reads the queue, for all of them."""
-    algorithm, ranks, tensor_parallel = spec.config.algorithm, spec.engines.training_ranks, spec.engines.ranks_together
+    algorithm, ranks, together = spec.config.algorithm, spec.engines.training_ranks, spec.engines.ranks_together
     rows = min(algorithm.batch_samples, ranks * spec.micro_batch("actor"))
     group_size = algorithm.group_size
     reader: MicroBatchReader = CompletionReader(
@@ -368,7 +368,7 @@ def _as_completed(number: int, spec: WorkerSpec) -> MicroBatchReader:
     )
     if spec.replay is not None:
         reader = RecordedReader(spec.queue, spec.replay.batches, group_size=group_size)
-    if ranks * tensor_parallel == 1:
+    if ranks * together == 1:
         return reader
     own = reader if number == 0 else None
     return DealtReader(
@@ -376,7 +376,7 @@ def _as_completed(number: int, spec: WorkerSpec) -> MicroBatchReader:
         WorldScatter(spec.config.cluster.wait_timeout_s),
         ranks=ranks,
         group_size=group_size,
-        together=tensor_parallel,
+        together=together,
         cut=balanced if spec.replay is None else contiguous,
     )
 

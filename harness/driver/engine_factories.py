@@ -187,7 +187,7 @@ class RealEngines:
 
     @property
     def ranks_together(self) -> int:
-        return self.config.training.tensor_parallel * self.config.training.pipeline_parallel
+        return self.config.training.ranks_together
 
     @property
     def training_ranks(self) -> int:

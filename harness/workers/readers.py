@@ -136,12 +136,13 @@ def host_groups(blocks: Sequence[Sequence[int]], timeout_s: float) -> list[dist.
     return all_connected(join, store, "groups for rows", dist.get_rank(), ranks, timeout_s)
 
 
-def tensor_parallel_group(tensor_parallel: int, timeout_s: float) -> dist.ProcessGroup:
-    """The group of this rank and those it shares layers with, over host memory. Every rank of the world calls it.
+def group_of_neighbours(together: int, timeout_s: float) -> dist.ProcessGroup:
+    """The group of this rank and those it shares micro-batches with, over host memory. Every rank of the world
+    calls it.
 
     A group of its own for each role that reads: micro-batches are fetched ahead, while gradients travel through other
     groups, and one role's may come before another's on one rank, and after it on the next.
     """
-    starts = range(0, dist.get_world_size(), tensor_parallel)
-    blocks = [list(range(start, start + tensor_parallel)) for start in starts]
-    return host_groups(blocks, timeout_s)[dist.get_rank() // tensor_parallel]
+    starts = range(0, dist.get_world_size(), together)
+    blocks = [list(range(start, start + together)) for start in starts]
+    return host_groups(blocks, timeout_s)[dist.get_rank() // together]

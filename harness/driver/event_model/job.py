@@ -84,7 +84,7 @@ class Job:
             for role, its in devices.items()
         }
         self.turns_of = PlacedTurns(devices, counts, limit_s=None)
-        rank_devices = config.training.tensor_parallel * config.training.pipeline_parallel
+        rank_devices = config.training.ranks_together
         self.ranks = {role: len(its) // rank_devices for role, its in devices.items()}
         links = sender_links(config, schedule.transport, len(devices["actor"]), config.engine.tensor_parallel)
         self.times = transfer_times(cost, schedule.transport, links, self.ranks["actor"])

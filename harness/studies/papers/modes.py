@@ -187,7 +187,7 @@ def pooled(config: JobConfig, devices: Mapping[str, int]) -> JobConfig:
     they share one setting. Raises ConfigError where they do not, or devices make no whole workers.
     """
     engines = _workers(devices, "rollout", config.engine.tensor_parallel)
-    rank = config.training.tensor_parallel * config.training.pipeline_parallel
+    rank = config.training.ranks_together
     ranks = _workers(devices, "actor", rank)
     scoring = {role: devices[role] for role in SCORING if role in devices}
     if len(set(scoring.values())) > 1:
@@ -202,7 +202,7 @@ def _cost(config: JobConfig, devices: Mapping[str, int], ranks: int, scorers: in
     training, algorithm = config.training, config.algorithm
     layout = JobLayout(
         engine_devices=config.engine.tensor_parallel,
-        train_devices=training.tensor_parallel * training.pipeline_parallel,
+        train_devices=training.ranks_together,
         train_ranks=ranks,
         pipeline=training.pipeline_parallel,
         samples_per_call=algorithm.micro_batch_groups * algorithm.group_size,

@@ -13,7 +13,7 @@ from torch.distributed import TCPStore
 from harness.config import ModelConfig, TrainingConfig
 from harness.transfer_queue import GetRequest
 from harness.weight_sync.plan import pack, plan_transfer, unpack
-from harness.workers.readers import FifoReader, RankQueue, tensor_parallel_group
+from harness.workers.readers import FifoReader, RankQueue, group_of_neighbours
 from tests.support.fsdp_samples import (
     FREE,
     SAMPLES,
@@ -81,7 +81,7 @@ class NumberQueue:
 
 def read_together(rank: int) -> list[int | None]:
     """What a rank is given where the queue hands 1 and 2 to the first pair, and 11 and 12 to the second."""
-    queue = RankQueue(NumberQueue(), rank=rank // TENSOR, group=tensor_parallel_group(TENSOR, 60.0))
+    queue = RankQueue(NumberQueue(), rank=rank // TENSOR, group=group_of_neighbours(TENSOR, 60.0))
     batches = FifoReader(queue, rank=rank // TENSOR, rows=2).read(0, ())
 
     async def read() -> list[Any]:
@@ -93,7 +93,7 @@ def read_together(rank: int) -> list[int | None]:
 def score_together(rank: int) -> list[tuple[int, int]]:
     """What a stage beside the actor is given, and how often its rank's queue was then written to."""
     numbers = NumberQueue()
-    queue = RankQueue(numbers, rank=rank // TENSOR, group=tensor_parallel_group(TENSOR, 60.0))
+    queue = RankQueue(numbers, rank=rank // TENSOR, group=group_of_neighbours(TENSOR, 60.0))
 
     async def work() -> list[tuple[int, int]]:
         seen = []

@@ -17,6 +17,7 @@ from engines.torch.model import build_model
 from engines.torch.scoring import TorchLogProb
 from harness.config import TrainingConfig
 from harness.protocols import Scorer, TrainBatch
+from harness.transfer_queue import Ragged
 from tests.support.fsdp_samples import (
     CPU,
     FREE,
@@ -47,10 +48,16 @@ def world() -> Iterator[World]:
         yield world
 
 
-def counted(engine: Any) -> list[int]:
-    """Grows by the samples of each forward pass."""
-    passes: list[int] = []
-    engine._scorer.register_forward_pre_hook(lambda module, inputs: passes.append(len(inputs[0])))
+def counted(engine: Any) -> list[list[int]]:
+    """Grows by the tokens of each sample of each forward pass."""
+    passes: list[list[int]] = []
+    lay_out = engine._scorer.lay_out
+
+    def counting(prompts: Ragged, responses: Ragged) -> Any:
+        passes.append((prompts.lengths + responses.lengths).tolist())
+        return lay_out(prompts, responses)
+
+    engine._scorer.lay_out = counting
     return passes
 
 
@@ -73,7 +80,7 @@ def test_parts_of_a_micro_batch_have_its_gradient_and_say_the_same_of_themselves
     passes = counted(cut)
     told = [computed(engine.accumulate(batch_of(ALL))) for engine in (whole, cut)]
     norms = [computed(engine.step())["grad_norm"] for engine in (whole, cut)]
-    assert len(passes) > 3 and sum(passes) == SAMPLES
+    assert len(passes) > 3 and sum(map(len, passes)) == SAMPLES
     assert told[0] == pytest.approx(told[1], rel=1e-5) and norms[0] == pytest.approx(norms[1], rel=1e-5)
     assert_close(gradients(cut), gradients(whole), rtol=1e-5)
 
@@ -87,10 +94,7 @@ def test_scoring_in_parts_finds_the_same_beside_the_trainer_as_a_reference_and_a
         return [world.engine(FREE, training).scorer(), world.reference(training=training), alone]
 
     for cut, whole in zip(scorers(limited), scorers(TrainingConfig(layout=layout)), strict=True):
-        tokens: list[list[int]] = []
-        cut._scorer.register_forward_pre_hook(
-            lambda module, inputs, tokens=tokens: tokens.append((inputs[0].lengths + inputs[1].lengths).tolist())
-        )
+        tokens = counted(cut)
         np.testing.assert_allclose(scores(cut, ALL), scores(whole, ALL), rtol=0, atol=2e-6)
         assert len(tokens) > 3 and sum(map(len, tokens)) == SAMPLES
         assert all((sum(of) if layout == "packed" else max(of) * len(of)) <= LIMIT for of in tokens)
