@@ -11,13 +11,19 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cache, cached_property
+from itertools import product
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Protocol
 
 import torch
+from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor
-from torch.distributed.tensor._utils import compute_local_shape_and_global_offset
+from torch.distributed.tensor._utils import (
+    _compute_local_shape_and_global_offset,
+    compute_local_shape_and_global_offset,
+)
+from torch.distributed.tensor.placement_types import Placement
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from engines.loading import Piece, pieces, together
@@ -271,7 +277,24 @@ def part_of_tensor(tensor: torch.Tensor) -> Part:
     """Slices of the whole tensor that this process holds."""
     if not isinstance(tensor, DTensor):
         return tuple(slice(0, size) for size in tensor.shape)
-    sizes, starts = compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements)
+    return _slices(*compute_local_shape_and_global_offset(tensor.shape, tensor.device_mesh, tensor.placements))
+
+
+def parts_of_ranks(tensor: DTensor) -> Mapping[int, Part]:
+    """Slices of the whole tensor that each rank holds, in the order of ranks; several may hold the same."""
+    return _parts_of_ranks(tuple(tensor.shape), tensor.device_mesh, tensor.placements)
+
+
+@cache
+def _parts_of_ranks(shape: tuple[int, ...], mesh: DeviceMesh, placements: tuple[Placement, ...]) -> dict[int, Part]:
+    places = {int(mesh.mesh[place]): list(place) for place in product(*map(range, mesh.shape))}
+    return {
+        rank: _slices(*_compute_local_shape_and_global_offset(shape, mesh.shape, place, placements))
+        for rank, place in sorted(places.items())
+    }
+
+
+def _slices(sizes: Sequence[int], starts: Sequence[int]) -> Part:
     return tuple(slice(start, start + size) for start, size in zip(starts, sizes, strict=True))
 
 

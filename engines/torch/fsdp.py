@@ -23,6 +23,7 @@ from torch.distributed.tensor import DTensor
 
 from engines.gloo_groups import all_connected, prove
 from engines.torch.checkpoint import TrainingState, load_training, training_state
+from engines.torch.experts import shard_experts, spread_experts
 from engines.torch.first_weights import Outline, local_part
 from engines.torch.lora import base_alone
 from engines.torch.model import blocks_of
@@ -121,6 +122,7 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
         if training.recompute_activations:
             model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
         group = share_layers(model, mesh) if mesh is not None and training.tensor_parallel > 1 else None
+        spread = spread_experts(model, mesh, training.expert_parallel)
         self._parameters = sum(parameter.numel() for parameter in model.parameters())  # DTensors count whole
         self._whole = {
             name: parameter.detach().to("meta")
@@ -136,9 +138,9 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
         if self._dtype != torch.float32:
             if self._mesh is None:
                 raise ValueError(f"a model in {self._dtype} is trained in mixed precision, which needs a mesh")
-            shard(scorer, self._mesh, mp_policy=MixedPrecisionPolicy(self._dtype, torch.float32))
+            shard(scorer, self._mesh, spread, mp_policy=MixedPrecisionPolicy(self._dtype, torch.float32))
         elif self._mesh is not None and (self._mesh.size() > 1 or group is not None):
-            shard(scorer, self._mesh)
+            shard(scorer, self._mesh, spread)
         if outline is not None:
             fill_shards(scorer, outline, device)
         self._device, self._algorithm = device, algorithm
@@ -148,7 +150,7 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
         }
         self._step, self._steps, self._horizon = torch.zeros((), dtype=torch.int64), steps, horizon
         self._optimizer = torch.optim.AdamW(
-            self.masters.values(),
+            [{"params": parameters} for parameters in by_mesh(self.masters.values())],
             lr=peak_rate(algorithm, self._parameters),
             betas=algorithm.betas,
             weight_decay=algorithm.weight_decay,
@@ -404,12 +406,13 @@ def sharded_reference(
     offload = training.reference_offload and device.type != "cpu"
     model = outline.model.requires_grad_(False)
     group = share_layers(model, mesh) if training.tensor_parallel > 1 else None
+    spread = spread_experts(model, mesh, training.expert_parallel)
     pipeline = staged(model, mesh, outline.dtype, device)
     scorer = TokenScorer(model, temperature, training, group)
     if offload:
-        shard(scorer, mesh["data"], offload_policy=CPUOffloadPolicy())
+        shard(scorer, mesh["data"], spread, offload_policy=CPUOffloadPolicy())
     elif mesh["data"].size() > 1:
-        shard(scorer, mesh["data"])
+        shard(scorer, mesh["data"], spread)
     fill_shards(scorer, outline, device, rest_on="cpu" if offload else device)
 
     def most(passes: int) -> int:
@@ -465,9 +468,12 @@ def fill_shards(
         scorer._apply(lambda tensor: tensor)  # FSDP2 takes note of parameters that are other ones
 
 
-def shard(scorer: ScoringModel, mesh: DeviceMesh, **options: Any) -> None:
-    """Spread the parameters over `mesh`, in place: those of each layer are gathered together, and all others."""
+def shard(scorer: ScoringModel, mesh: DeviceMesh, spread: DeviceMesh | None, **options: Any) -> None:
+    """Spread the parameters over `mesh`, in place: those of each layer are gathered together, and all others. spread:
+    of `spread_experts`."""
     for layer in blocks_of(scorer.model):
+        if spread is not None:
+            shard_experts(layer, spread, **options)
         fully_shard(layer, mesh=mesh, **options)
     fully_shard(scorer, mesh=mesh, **options)
 
@@ -501,6 +507,15 @@ class InDtype(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._parameters)
+
+
+def by_mesh(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:
+    """The same parameters, together those that are spread over the same ranks: no operation takes others together."""
+    found: dict[DeviceMesh | None, list[torch.Tensor]] = {}
+    for parameter in parameters:
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        found.setdefault(mesh, []).append(parameter)
+    return list(found.values())
 
 
 def _local(tensor: torch.Tensor | None) -> torch.Tensor:

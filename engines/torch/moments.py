@@ -34,7 +34,9 @@ class Moments:
 
     def __init__(self, optimizer: torch.optim.AdamW, offload: OptimizerOffload, device: torch.device) -> None:
         self._optimizer, self._offload, self._device = optimizer, offload, device
-        self._parameters: Sequence[torch.Tensor] = optimizer.param_groups[0]["params"]
+        self._parameters: Sequence[torch.Tensor] = [
+            parameter for group in optimizer.param_groups for parameter in group["params"]
+        ]
         self._resting: dict[torch.Tensor, dict[str, torch.Tensor]] = {}  # by parameter: on the host, kept for reuse
         self._away: set[torch.Tensor] = set()
 

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.tensor import DTensor, Replicate, distribute_module
+from torch.distributed.tensor import DTensor, Partial, Replicate, distribute_module
 from torch.distributed.tensor.parallel import ColwiseParallel, RowwiseParallel, SequenceParallel, parallelize_module
 from torch.distributed.tensor.parallel.style import ParallelStyle
 
@@ -40,10 +40,15 @@ def share_layers(model: PreTrainedModel, world: DeviceMesh) -> dist.ProcessGroup
             "self_attn.v_proj": ColwiseParallel(),
             "self_attn.o_proj": RowwiseParallel(),
             "post_attention_layernorm": Whole(),
-            "mlp.gate_proj": ColwiseParallel(),
-            "mlp.up_proj": ColwiseParallel(),
-            "mlp.down_proj": RowwiseParallel(),
         }
+        if hasattr(layer.mlp, "experts"):
+            plan |= {"mlp": DividedExperts()}
+        else:
+            plan |= {
+                "mlp.gate_proj": ColwiseParallel(),
+                "mlp.up_proj": ColwiseParallel(),
+                "mlp.down_proj": RowwiseParallel(),
+            }
         if hasattr(layer.self_attn, "q_norm"):
             norm = SequenceParallel(sequence_dim=HEADS, use_local_output=True)
             plan |= {"self_attn.q_norm": norm, "self_attn.k_norm": norm}
@@ -81,3 +86,27 @@ class Whole(ParallelStyle):
             return output.to_local() if self._local_output else output
 
         return distribute_module(module, device_mesh, None, enter, leave)
+
+
+class DividedExperts(ParallelStyle):
+    """A layer's router, which every rank computes whole, and its experts, of which each rank has its own
+    (`engines.torch.experts.spread_experts`): what these add to a token is summed over the ranks."""
+
+    def _apply(self, module: Any, device_mesh: DeviceMesh) -> torch.nn.Module:
+        def routed(router: torch.nn.Module, output: Any, mesh: DeviceMesh) -> Any:
+            logits, scores, chosen = output
+            return logits.to_local(), scores.to_local(grad_placements=[Partial()]), chosen.to_local()
+
+        def enter(experts: torch.nn.Module, inputs: Any) -> Any:
+            hidden, *routing = inputs
+            return (hidden.to_local(grad_placements=[Partial()]), *routing)
+
+        def leave(module: torch.nn.Module, inputs: Any, output: torch.Tensor) -> torch.Tensor:
+            parts = DTensor.from_local(output, device_mesh, [Partial()], run_check=False)
+            return parts.redistribute(placements=[Replicate()]).to_local()
+
+        distribute_module(module.gate, device_mesh, None, None, routed)
+        module.experts.register_forward_pre_hook(enter)
+        module.register_forward_hook(leave)
+        whole: torch.nn.Module = module
+        return whole

@@ -6,19 +6,16 @@ ever sent.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import TYPE_CHECKING
+from typing import Any
 
 import torch
 import torch.distributed as dist
 
 from harness.protocols import TransferError
-
-if TYPE_CHECKING:
-    from torch.distributed.tensor import DTensor  # takes most of a second to load, and only training ranks need it
 
 
 @dataclass(frozen=True, slots=True)
@@ -245,40 +242,34 @@ def _unsharded(parameter: torch.Tensor) -> torch.Tensor | None:
 def _gather_into(parameter: torch.Tensor, place: torch.Tensor | None, owner: int) -> None:
     """Bring a DTensor into `place` (its full shape) on rank `owner`; the others give None, and keep nothing.
 
-    A collective of the training world. Rows sharded over one mesh dimension go straight from their shards to their
-    place. Any other layout is gathered by torch: then every rank holds this one tensor for a moment, and the owner
-    does so too where its place is on another device.
+    A collective of the ranks that hold it. The owner takes parts in turn, from the rank after it on, of each part the
+    first that it comes to: ranks that have given theirs go on to the next bucket, so those of several owners are
+    gathered at once, each a step behind the one before.
     """
-    from torch.distributed.tensor import DTensor, Shard
+    from torch.distributed.tensor import DTensor
+
+    from engines.torch.first_weights import parts_of_ranks
 
     data = parameter.detach()
     assert isinstance(data, DTensor), "only a sharded parameter is gathered"
-    if data.device_mesh.ndim == 1 and data.placements == (Shard(0),):
-        _gather_rows_into(data, place, owner)
-        return
-    full = data.full_tensor()
-    if place is not None:
-        _bring(full, place)
-
-
-def _gather_rows_into(data: DTensor, place: torch.Tensor | None, owner: int) -> None:
-    """The owner takes shards in turn, from the rank after it on: ranks that have given theirs go on to the next bucket,
-    so those of several owners are gathered at once, each a step behind the one before."""
-    local, group = data.to_local(), data.device_mesh.get_group()
+    local, parts, here = data.to_local(), parts_of_ranks(data), dist.get_rank()
+    ranks, holders = list(parts), dict[Any, int]()
+    for rank in ranks[ranks.index(owner) :] + ranks[: ranks.index(owner)]:
+        holders.setdefault(tuple((cut.start, cut.stop) for cut in parts[rank]), rank)
     if place is None:
-        _exchange(dist.P2POp(dist.isend, local.contiguous(), owner, group), local.numel())
+        if here in holders.values():
+            _exchange(dist.isend, local.contiguous(), owner)
         return
     full = place if place.device == local.device else torch.empty(data.shape, dtype=data.dtype, device=local.device)
-    rows, ranks, here = data.shape[0], dist.get_world_size(group), dist.get_group_rank(group, owner)
-    most = -(-rows // ranks)  # as torch.chunk splits them: the last ranks may have fewer, or none
-
-    def part(rank: int) -> torch.Tensor:
-        return full[min(rows, rank * most) : (rank + 1) * most]
-
-    part(here).copy_(local)
-    for rank in (*range(here + 1, ranks), *range(here)):
-        shard = part(rank)
-        _exchange(dist.P2POp(dist.irecv, shard, dist.get_global_rank(group, rank), group), shard.numel())
+    full[parts[here]].copy_(local)
+    for rank in holders.values():
+        if rank == here:
+            continue
+        part = full[parts[rank]]
+        come = part if part.is_contiguous() else torch.empty_like(part)
+        _exchange(dist.irecv, come, rank)
+        if come is not part:
+            part.copy_(come)
     if full is not place:
         _bring(full, place)
 
@@ -302,10 +293,10 @@ def _copies(device: torch.device) -> torch.cuda.Stream:
     return torch.cuda.Stream(device)
 
 
-def _exchange(operation: dist.P2POp, numbers: int) -> None:
-    """Exchange rows; nothing is sent where a rank has no rows, or a row no numbers."""
-    if numbers:
-        for work in dist.batch_isend_irecv([operation]):
+def _exchange(operation: Callable[..., Any], rows: torch.Tensor, rank: int) -> None:
+    """Exchange a part with another rank of the world; nothing is sent where there are no numbers."""
+    if rows.numel():
+        for work in dist.batch_isend_irecv([dist.P2POp(operation, rows, rank)]):
             work.wait()
 
 

@@ -19,6 +19,7 @@ from harness.config import AlgorithmConfig, ModelConfig, TrainingConfig
 from harness.protocols import Scorer, TrainBatch
 from harness.rl.losses import policy_loss
 from harness.transfer_queue import Ragged
+from harness.weight_sync.plan import pack, plan_transfer, unpack
 
 SMALL = ModelConfig("small", 32, 2, 4, 2, 8, 64, 32, True, 64)
 CPU = torch.device("cpu")
@@ -150,6 +151,22 @@ def gradients(engine: FSDPEngine) -> dict[str, torch.Tensor]:
         return {name: full(state[parameter]["exp_avg"]) for name, parameter in engine.masters.items()}
 
 
+def received(parameters: Mapping[str, torch.Tensor], rank: int, world: int) -> Tensors:
+    """The parameters as their transfer plan gathers them, on each rank of the world in turn."""
+    found = {}
+    for bucket in plan_transfer(parameters.items(), 4096).buckets:
+        for owner in range(world):
+            buffer = torch.empty(bucket.bytes, dtype=torch.uint8) if rank == owner else None
+            pack(bucket, parameters, buffer, owner)
+            if buffer is not None:
+                found |= {name: tensor.clone() for name, tensor in unpack(bucket, buffer)}
+    return found
+
+
+def same_bits(ours: Tensors, theirs: Tensors) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
 def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor], rtol: float) -> None:
     """Within rtol of the largest element of each tensor: small elements carry the rounding of large ones."""
     assert ours.keys() == theirs.keys()
@@ -170,6 +187,8 @@ def plain_gradients(
     """The model with the gradients of the token mean, and the loss; each sample alone, by plain formulas. mask: bool,
     of all response tokens in a row, those that count; None is all. model: to take over, else one is made."""
     model = (model or build_model(config)).to(dtype).train()
+    if config.experts:
+        model.set_experts_implementation("eager")  # one by one; float64, too
     batch = batch_of(samples)
     loss = torch.zeros((), dtype=dtype)
     correction = policy_loss(algorithm)

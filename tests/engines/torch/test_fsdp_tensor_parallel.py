@@ -12,7 +12,6 @@ from torch.distributed import TCPStore
 
 from harness.config import ModelConfig, TrainingConfig
 from harness.transfer_queue import GetRequest
-from harness.weight_sync.plan import pack, plan_transfer, unpack
 from harness.workers.readers import FifoReader, RankQueue, group_of_neighbours
 from tests.support.fsdp_samples import (
     FREE,
@@ -24,6 +23,8 @@ from tests.support.fsdp_samples import (
     computed,
     gradients,
     plain_gradients,
+    received,
+    same_bits,
     save,
     train,
     weights,
@@ -39,7 +40,6 @@ MODELS = {
     "qwen2": replace(SMALL, architecture="qwen2", qk_norm=False, attention_bias="qkv", tied_embeddings=False),
 }
 HALVES = (range(0, SAMPLES, 2), range(1, SAMPLES, 2))
-BUCKET = 4096
 
 
 @dataclass
@@ -54,15 +54,6 @@ class Told:
     resumed: Tensors
     read: list[int | None]
     scored: list[tuple[int, int]]
-
-
-def received(parameters: Any) -> Tensors:
-    found = {}
-    for bucket in plan_transfer(parameters.items(), BUCKET).buckets:
-        buffer = torch.empty(bucket.bytes, dtype=torch.uint8)
-        pack(bucket, parameters, buffer)
-        found |= {name: tensor.clone() for name, tensor in unpack(bucket, buffer)}
-    return found
 
 
 class NumberQueue:
@@ -117,7 +108,7 @@ def one_rank(rank: int, port: int, folder: Path) -> dict[str, Told]:
             save(engine, folder / name)
             first, stepped = gradients(engine), weights(engine)
             held = sum(parameter.to_local().numel() for parameter in engine.masters.values())
-            sent = received(engine.named_parameters())
+            sent = received(engine.named_parameters(), rank, WORLD)
             train(engine, [half[:2]])
             told[name] = Told(first, norm, stepped, sent, held, weights(engine), read, scored)
     return told
@@ -147,10 +138,6 @@ def run(request: pytest.FixtureRequest, both: dict[str, Run]) -> Run:
 def world() -> Iterator[World]:
     with World() as world:
         yield world
-
-
-def same_bits(ours: Tensors, theirs: Tensors) -> bool:
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_gradients_are_those_of_samples_taken_alone(run: Run) -> None:

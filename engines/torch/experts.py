@@ -1,0 +1,185 @@
+"""Expert parallelism: the experts of a layer spread over ranks, and the tokens that each of them is sent.
+
+Neighbouring data-parallel ranks, `training.expert_parallel` of them, hold the same number of experts of each layer. A
+token's hidden state goes to the ranks of the experts that its router chose and comes back, by two all-to-alls a layer
+forward and two backward (GShard, arXiv 2006.16668, section 3.3); no expert has a capacity, and so no token is dropped.
+Ranks that share layers (engines/torch/tensor_parallel.py) see the same tokens: they divide the experts once more, each
+computes for its own, and their results are summed.
+
+What a rank holds is a DTensor over those ranks, as all else is; FSDP2 shards it over the `replica` ranks that hold the
+same experts, while everything else is sharded over all data-parallel ranks.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+import torch.distributed as dist
+import torch.nn.functional as F
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.fsdp import fully_shard
+from torch.distributed.tensor import Shard, distribute_tensor
+
+from engines.gloo_groups import all_connected, prove
+from engines.torch.first_weights import local_part
+
+_NAME = "cadence_spread"
+
+
+@dataclass(frozen=True)
+class _Place:
+    """The place of this rank's experts: of `ranks` x `shares` blocks of neighbours it has (its number in `group`,
+    `share`)."""
+
+    group: dist.ProcessGroup | None
+    ranks: int
+    share: int
+    shares: int
+
+
+def experts_of(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """The modules of transformers that hold the experts of a layer each, in tensors whose first dimension counts
+    them."""
+    return (module for module in model.modules() if "gate_up_proj" in module._parameters)
+
+
+def spread_experts(model: Any, world: DeviceMesh | None, ranks: int) -> DeviceMesh | None:
+    """Keep this rank's experts of `model`, in place: those of one of `ranks` neighbours of the mesh's dimension `data`,
+    divided over its dimension `tensor` where it has one. All of these ranks hold the same weights before, and the
+    experts of a layer are a multiple of their number.
+
+    Returns the mesh over which `shard_experts` shards them: None where they are as all other parameters are. Every rank
+    of the world calls it, and waits for the others as `engines.gloo_groups.all_connected`.
+    """
+    if world is None or not any(experts_of(model)):
+        return None
+    assert world.mesh_dim_names is not None
+    spread = None if ranks == 1 else _with_replicas(world, ranks)
+    mesh = world if spread is None else spread
+    over = tuple(name for name in ("expert", "tensor") if name in (mesh.mesh_dim_names or ()))
+    if not over:
+        return None
+    from transformers.integrations.moe import ExpertsInterface
+
+    group = None if spread is None else spread.get_group("expert")
+    share, shares = (mesh.get_local_rank("tensor"), mesh["tensor"].size()) if "tensor" in over else (0, 1)
+    for experts in experts_of(model):
+        experts.place = _Place(group, ranks, share, shares)  # type: ignore[assignment]
+        for name, parameter in list(experts.named_parameters(recurse=False)):
+            part = distribute_tensor(parameter.data, mesh[over], [Shard(0)] * len(over))
+            setattr(experts, name, torch.nn.Parameter(part, requires_grad=parameter.requires_grad))
+    ExpertsInterface.register(_NAME, _of_all_ranks)
+    model.set_experts_implementation(_NAME)
+    return spread
+
+
+def _with_replicas(world: DeviceMesh, ranks: int) -> DeviceMesh:
+    """The ranks of `world`, whose dimension `data` becomes two: `replica`, of ranks that hold the same experts, and
+    `expert`, of `ranks` neighbours that hold different ones."""
+    names = list(world.mesh_dim_names or ())
+    at = names.index("data")
+    numbers, names[at : at + 1] = world.mesh.unflatten(at, (-1, ranks)), ["replica", "expert"]
+
+    def join() -> DeviceMesh:
+        return DeviceMesh(world.device_type, numbers, mesh_dim_names=tuple(names))
+
+    if world.device_type != "cpu":
+        return join()
+
+    def join_over_gloo() -> DeviceMesh:
+        mesh = join()
+        for group in dict.fromkeys(mesh.get_all_groups()):
+            if group is not dist.group.WORLD:  # which is there already
+                prove(group, store)
+        return mesh
+
+    store, everyone = dist.distributed_c10d._get_default_store(), range(dist.get_world_size())
+    timeout_s = store.timeout.total_seconds()  # type: ignore[attr-defined]
+    return all_connected(join_over_gloo, store, "ranks with experts", dist.get_rank(), everyone, timeout_s)
+
+
+def shard_experts(layer: torch.nn.Module, mesh: DeviceMesh, **options: Any) -> None:
+    """Shard the experts of a layer over the ranks that hold the same ones, with these options of `fully_shard`. mesh:
+    of `spread_experts`."""
+    for experts in experts_of(layer):
+        fully_shard(experts, mesh=mesh["replica"], **options)
+
+
+def _of_all_ranks(
+    module: Any, hidden: torch.Tensor, chosen: torch.Tensor, weights: torch.Tensor, **_: Any
+) -> torch.Tensor:
+    """sum_k weights_k expert_k(x), [N, H], over the experts of all ranks of this share.
+
+    hidden [N, H]; chosen int64 [N, k], experts of each token; weights [N, k].
+    """
+    place: _Place = module.place
+    up, down = (_averaged(local_part(weight), place.ranks) for weight in (module.gate_up_proj, module.down_proj))
+    own, flat = up.shape[0], chosen.flatten()
+    order = flat.argsort(stable=True)  # rows by expert, and so by rank
+    counts = torch.bincount(flat, minlength=own * place.ranks * place.shares)
+    counts = counts.view(place.ranks, place.shares, own)[:, place.share].contiguous()
+    if place.shares > 1:
+        order = order[flat[order] // own % place.shares == place.share]
+    rows = hidden[order // chosen.shape[1]]
+    said = _computed(module, rows, up, down, counts) if place.group is None else _sent(module, rows, up, down, counts)
+    each = said.new_zeros(len(flat), hidden.shape[1]).index_copy(0, order, said).view(*chosen.shape, -1)
+    return (each * weights[..., None]).sum(1).to(hidden.dtype)
+
+
+def _averaged(weight: torch.Tensor, ranks: int) -> torch.Tensor:
+    """A weight whose gradient, the sum over the tokens of so many ranks, is divided by their number: FSDP2, which makes
+    the mean over all data-parallel ranks of other gradients, knows of the other ranks only."""
+    if ranks > 1 and weight.requires_grad:
+        weight.register_hook(lambda gradient: gradient / ranks)
+    return weight
+
+
+def _sent(module: Any, rows: torch.Tensor, up: torch.Tensor, down: torch.Tensor, counts: torch.Tensor) -> torch.Tensor:
+    """The answers of the experts of all ranks to rows [M, H], sorted by expert. counts: int64 [ranks, own], rows for
+    each."""
+    group, own = module.place.group, counts.shape[1]
+    come = torch.empty_like(counts)
+    dist.all_to_all_single(come, counts, group=group)
+    there, here = torch.stack([counts.sum(1), come.sum(1)]).tolist()
+    arrived = _Exchange.apply(rows, there, here, group)
+    expert = torch.arange(own, device=rows.device).repeat(len(come)).repeat_interleave(come.flatten())
+    order = expert.argsort(stable=True)
+    said = _computed(module, arrived[order], up, down, come)
+    back = torch.zeros_like(said).index_copy(0, order, said)
+    sent_back: torch.Tensor = _Exchange.apply(back, here, there, group)
+    return sent_back
+
+
+def _computed(
+    module: Any, rows: torch.Tensor, up: torch.Tensor, down: torch.Tensor, counts: torch.Tensor
+) -> torch.Tensor:
+    """The answers of this rank's experts to rows [M, H], sorted by expert. counts: int64 [.., own], rows for each."""
+    ends = counts.sum(0).cumsum(0, dtype=torch.int32)
+    inner = module._apply_gate(F.grouped_mm(rows, up.transpose(1, 2), offs=ends))
+    return F.grouped_mm(inner, down.transpose(1, 2), offs=ends)
+
+
+class _Exchange(torch.autograd.Function):
+    """Rows [M, H] of all ranks of a group, `there[i]` of them for rank i -> those for this one, `here[i]` of rank i;
+    and their gradients back."""
+
+    @staticmethod
+    def forward(
+        ctx: Any, rows: torch.Tensor, there: list[int], here: list[int], group: dist.ProcessGroup
+    ) -> torch.Tensor:
+        ctx.how = there, here, group
+        return _exchanged(rows, there, here, group)
+
+    @staticmethod
+    def backward(ctx: Any, *gradients: torch.Tensor) -> tuple[torch.Tensor, None, None, None]:
+        there, here, group = ctx.how
+        return _exchanged(gradients[0], here, there, group), None, None, None
+
+
+def _exchanged(rows: torch.Tensor, there: list[int], here: list[int], group: dist.ProcessGroup) -> torch.Tensor:
+    come = rows.new_empty(sum(here), rows.shape[1])
+    dist.all_to_all_single(come, rows.contiguous(), here, there, group=group)
+    return come
