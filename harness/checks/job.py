@@ -180,6 +180,7 @@ def _check_communicators(config: JobConfig, schedule: Schedule, placement: Place
         transport=schedule.transport,
         training_tensor_parallel=config.training.tensor_parallel,
         training_pipeline_parallel=config.training.pipeline_parallel,
+        expert_parallel=config.training.expert_parallel,
         engine_tensor_parallel=config.engine.tensor_parallel,
         in_order=schedule.order == "fifo",
     )
@@ -444,22 +445,16 @@ def only_simulated(config: JobConfig) -> str | None:
             f"engine.tensor_parallel={together} can be simulated only with engine={engine}, whose engines have one "
             f"device each; set it to 1, {able}, or backend=virtual"
         )
-    architecture, training = config.model.architecture, config.training
-    cut = {
-        "tensor_parallel": (training.tensor_parallel, DRAWN),
-        "pipeline_parallel": (training.pipeline_parallel, (*DRAWN, *DRAWN_WITH_EXPERTS)),
-    }
-    for setting, (parts, architectures) in cut.items():
-        if parts > 1 and architecture not in architectures:
+    architecture, training, cuttable = config.model.architecture, config.training, (*DRAWN, *DRAWN_WITH_EXPERTS)
+    for setting in ("tensor_parallel", "pipeline_parallel"):
+        if (parts := getattr(training, setting)) > 1 and architecture not in cuttable:
             return (
                 f"training.{setting}={parts}: layers of model.architecture={architecture} can be cut in simulation "
-                f"only, real ones are those of {', '.join(architectures)}; set it to 1, or backend=virtual"
+                f"only, real ones are those of {', '.join(cuttable)}; set it to 1, or backend=virtual"
             )
     if config.model.experts and architecture not in WITH_EXPERTS:
         return (
             f"model.experts={config.model.experts}: experts of model.architecture={architecture} can be simulated "
             f"only, real ones are those of {', '.join(WITH_EXPERTS)}; use such a model, or backend=virtual"
         )
-    if (spread := config.training.expert_parallel) > 1:
-        return f"training.expert_parallel={spread} can be simulated only; set it to 1, or backend=virtual"
     return None

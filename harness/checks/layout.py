@@ -99,8 +99,8 @@ def _check_ranks(config: JobConfig, placement: Placement) -> None:
         "training ranks": len(placement.devices["actor"]),
         "model.heads": model.heads,
         "model.kv_heads": model.kv_heads,
-        "model.ff": model.ff,
         "model.vocabulary": model.vocabulary,
+        **({"model.experts": model.experts} if model.experts else {"model.ff": model.ff}),
     }
     _check_divides("training.tensor_parallel", tensor, shared)
     _check_divides("training.pipeline_parallel", pipeline, {"model.layers": model.layers})
@@ -120,7 +120,11 @@ def _check_expert_ranks(config: JobConfig, placement: Placement) -> None:
         return
     if not model.experts:
         raise ConfigError(f"training.expert_parallel={spread}: model={model.name} has no experts; set it to 1")
-    shared = {"data-parallel ranks": training_ranks(config, placement), "model.experts": model.experts}
+    tensor = config.training.tensor_parallel
+    what = "model.experts" if tensor == 1 else f"experts of a rank of training.tensor_parallel={tensor}"
+    shared = {"data-parallel ranks": training_ranks(config, placement), what: model.experts // tensor}
+    if "critic" in placement.devices:
+        shared["data-parallel ranks of the critic"] = training_ranks(config, placement, "critic")
     _check_divides("training.expert_parallel", spread, shared)
 
 

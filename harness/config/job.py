@@ -377,7 +377,7 @@ class TrainingConfig:
     )  # linear layers of each block that get one, such as [q_proj,v_proj]; []: all
     tensor_parallel: Read[Count] = 1  # ranks that share each layer, and each micro-batch
     pipeline_parallel: Read[Count] = 1  # stages that the layers are cut into; parts of a micro-batch follow one another
-    expert_parallel: Read[Count] = 1  # data-parallel ranks over which experts are spread; simulated training only
+    expert_parallel: Read[Count] = 1  # data-parallel ranks over which experts are spread, neighbours
 
     @property
     def ranks_together(self) -> int:

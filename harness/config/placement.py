@@ -178,6 +178,7 @@ def communicators(
     training_tensor_parallel: int,
     engine_tensor_parallel: int,
     training_pipeline_parallel: int = 1,
+    expert_parallel: int = 1,
     in_order: bool = True,
 ) -> list[Communicator]:
     """Every communicator of a job that has more than one rank, as the job starts.
@@ -198,6 +199,14 @@ def communicators(
         found += [Communicator(f"pipeline {k}", block, "device") for k, block in enumerate(stages)]
         if in_order:
             found += [Communicator(f"micro-batches of group {k}", block, "host") for k, block in enumerate(blocks)]
+    if expert_parallel > 1:
+        for k in range(together):
+            copies = world[k::together]
+            starts = range(0, len(copies), expert_parallel)
+            blocks = [copies[start : start + expert_parallel] for start in starts]
+            found += [Communicator(f"experts {n} of group {k}", block, "device") for n, block in enumerate(blocks)]
+            same = [copies[place::expert_parallel] for place in range(expert_parallel)]
+            found += [Communicator(f"same experts {n} of group {k}", block, "device") for n, block in enumerate(same)]
     if not in_order:
         found.append(Communicator("micro-batches", world, "host"))
     if "critic" in placement.devices and not placement.share("critic", "actor"):

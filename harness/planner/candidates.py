@@ -140,7 +140,7 @@ def grid(config: JobConfig, schedule: Schedule, scored: bool, fixed: Collection[
         Candidate(rollout, actor, scoring, shared, engine, tensor, pipeline, recompute, micro, experts)
         for (tensor, pipeline, recompute), micro in product(_layouts(config, fixed), _micro_groups(config, fixed))
         for actor in _actors(config, tensor * pipeline, micro)
-        for experts in _experts(config, actor // (tensor * pipeline), fixed)
+        for experts in _experts(config, actor // (tensor * pipeline), tensor, fixed)
         for scoring in _scoring(actor, tensor * pipeline, scored and not shared)
         for engine in _engines(config, fixed)
         for rollout in _rollout(config, actor, scoring, engine, shared)
@@ -157,7 +157,7 @@ def _layouts(config: JobConfig, fixed: Collection[str]) -> Iterator[tuple[int, i
     pipelines = _sizes(config, _PIPELINE, training.pipeline_parallel, fixed)
     again = (training.recompute_activations,) if "training.recompute_activations" in fixed else (False, True)
     for tensor, pipeline, recompute in product(tensors, pipelines, again):
-        shared = (model.heads, model.kv_heads, model.ff, model.vocabulary)
+        shared = (model.heads, model.kv_heads, model.experts or model.ff, model.vocabulary)
         whole = all(size % tensor == 0 for size in shared) and model.layers % pipeline == 0
         if whole and tensor <= config.device.per_node:
             yield tensor, pipeline, recompute
@@ -188,11 +188,12 @@ def _actors(config: JobConfig, rank_devices: int, micro: int) -> Iterator[int]:
             yield ranks * rank_devices
 
 
-def _experts(config: JobConfig, ranks: int, fixed: Collection[str]) -> Iterator[int]:
-    """Ranks over which experts are spread: dividing both."""
+def _experts(config: JobConfig, ranks: int, tensor: int, fixed: Collection[str]) -> Iterator[int]:
+    """Ranks over which experts are spread: dividing both, where as many devices as `tensor` share a layer."""
     training, model = config.training, config.model
     spread = _sizes(config, _EXPERTS, training.expert_parallel, fixed)
-    yield from (size for size in spread if size == 1 or (model.experts and model.experts % size == ranks % size == 0))
+    whole = (size for size in spread if model.experts and model.experts % (size * tensor) == ranks % size == 0)
+    yield from whole if model.experts else (1,)
 
 
 def _scoring(actor: int, rank_devices: int, scored: bool) -> set[int]:

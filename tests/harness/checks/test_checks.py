@@ -444,6 +444,14 @@ BIG = ("backend=virtual", "model=qwen7b", "cluster.devices=16", "algorithm.micro
             ["model=qwen3-30b-a3b", "training.expert_parallel=5"],
             "training.expert_parallel=5 does not divide the 8 data-parallel ranks; set it to 1 or 2 or 4 or 8",
         ),
+        (
+            ["model=qwen3-30b-a3b", "training.expert_parallel=8", "training.tensor_parallel=4", "model.experts=16"],
+            "training.expert_parallel=8 does not divide the 2 data-parallel ranks; set it to 1 or 2",
+        ),
+        (
+            ["model=qwen3-30b-a3b", "training.tensor_parallel=4", "model.experts=126"],
+            "training.tensor_parallel=4 does not divide the 126 model.experts; set it to 1 or 2",
+        ),
         (["+model.experts=4"], "model.active_experts=0 cannot be chosen of model.experts=4; use 1 to 4"),
         (["+model.active_experts=4"], "model.active_experts=4 cannot be chosen of model.experts=0; set it to 0"),
         (
@@ -477,10 +485,6 @@ def test_what_no_device_can_do_is_refused(settings: list[str], told: str) -> Non
             ["engine.tensor_parallel=2"],
             "engine.tensor_parallel=2 can be simulated only with engine=torch, whose engines have one device each; "
             "set it to 1, engine=sglang or engine=vllm, or backend=virtual",
-        ),
-        (
-            ["model=qwen3-30b-a3b", "training.expert_parallel=2", "cluster.memory_gib=9999"],
-            "training.expert_parallel=2 can be simulated only",
         ),
         (
             ["model=qwen3-30b-a3b", "model.architecture=mixtral", "cluster.memory_gib=9999"],
@@ -553,15 +557,14 @@ def test_32b_runs_synchronously_on_described_gpus_with_engines_that_take_two(
     assert found.startswith(told) and bool(found) == bool(told)
 
 
-def test_a_kind_of_parallelism_that_is_only_simulated_is_refused_by_name() -> None:
+def test_every_kind_of_parallelism_of_a_mixture_is_real_and_the_planner_proposes_them() -> None:
     kinds = {f"training.{field.name}" for field in fields(TrainingConfig) if field.name.endswith("_parallel")}
     kinds |= {f"engine.{field.name}" for field in fields(EngineConfig) if field.name.endswith("_parallel")}
-    for setting in kinds - {"training.tensor_parallel", "training.pipeline_parallel", "engine.tensor_parallel"}:
-        config = compose_job(["model=qwen3-30b-a3b", f"{setting}=2"])
-        assert (only_simulated(config) or "").startswith(f"{setting}=2 can be simulated only"), setting
-    real = compose_job(["backend=real", "model=qwen3-30b-a3b", "cluster.devices=8", "engine=vllm"])
-    found = grid(real, make_schedule(real), scored=False)
-    assert {one.expert_parallel for one in found} == {1}, "the planner proposes what runs"
+    for setting in kinds:
+        assert only_simulated(compose_job(["model=qwen3-30b-a3b", "engine=vllm", f"{setting}=2"])) is None
+    real = compose_job(["backend=real", "model=qwen3-30b-a3b", "cluster.devices=16", "engine=vllm"])
+    found = {(one.tensor_parallel, one.expert_parallel) for one in grid(real, make_schedule(real), scored=False)}
+    assert {(1, 1), (1, 8), (2, 2)} <= found and all(128 % (tensor * experts) == 0 for tensor, experts in found)
     assert len(kinds) == 4, "another kind of parallelism has a setting: refuse it, or run it"
 
 
