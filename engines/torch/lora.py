@@ -40,7 +40,7 @@ class AdaptedLinear(torch.nn.Linear):
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         """The sum of both: [..., in] -> [..., out]."""
         base = super().forward(x)
-        return base + self.scale * self.lora_B(self.lora_A(x)) if self.adapts else base
+        return base.add_(self.lora_B(self.lora_A(x)), alpha=self.scale) if self.adapts else base
 
 
 def with_adapters(outline: Outline, training: TrainingConfig, seed: int) -> Outline:

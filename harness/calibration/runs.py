@@ -67,6 +67,10 @@ def read_run(folder: Path) -> TimedRun:
         algorithm = config["algorithm"]
         slots, micro_batch = config["engine"]["slots"], algorithm["micro_batch_groups"] * algorithm["group_size"]
         mini_batches, epochs = (int(algorithm.get(name, 1)) for name in ("mini_batches", "epochs"))
+    if rank := config.get("training", {}).get("lora_rank"):
+        raise ConfigError(
+            f"run={folder} has training.lora_rank={rank}, and costs are of whole weights that travel; give a run with 0"
+        )
     timeline = load_timeline(folder)
     try:
         found = measured(

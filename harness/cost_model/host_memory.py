@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from harness.config import AlgorithmConfig, JobConfig
 from harness.config.placement import Placement
 from harness.config.transports import transport_of
-from harness.cost_model.shape import weight_bytes
+from harness.cost_model.shape import sent_bytes, weight_bytes
 from harness.cost_model.training_memory import RankMemory
 
 WORKER = {False: 64 << 20, True: 2 << 30}
@@ -116,7 +116,7 @@ def _host(config: JobConfig, placement: Placement, load: HostLoad, devices: int,
         state = 3 * (of["actor"] * load.rank.copy + of.get("critic", 0) * load.critic.copy)
         items.append(HostItem("a checkpoint being written", state, "checkpoint.every=0"))
     if number == 0:
-        saved = min(SAVED_AT_ONCE, 2 * weight_bytes(config.model)) * config.save_weights
+        saved = min(SAVED_AT_ONCE, 2 * sent_bytes(config.model, config.training)) * config.save_weights
         items.append(HostItem("rows of the queue", load.rows * load.row, "algorithm.batch_groups, to fewer"))
         items.append(HostItem("final weights being saved", saved, "save_weights=false"))
     return items
@@ -132,7 +132,7 @@ def _resting(config: JobConfig, placement: Placement, load: HostLoad, of: dict[s
     sleeps = of["rollout"] * (placement.share("rollout", "actor") and (load.keeps_weights or embedded))
     slept = (sleeps + of.get("lent", 0) * embedded) * weights / config.engine.tensor_parallel
     moments = 2 * (of["actor"] * load.rank.copy + of.get("critic", 0) * load.critic.copy)
-    beside = placement.share("reference", "actor")
+    beside = placement.share("reference", "actor") and not training.lora_rank
     reference = of.get("reference", 0) * weights / load.rank.shards
     return [
         HostItem("optimizer state", PINNED * moments * (training.optimizer_offload != "none"), _NO_OFFLOAD),
@@ -147,7 +147,7 @@ _NO_OFFLOAD, _NO_REFERENCE = "training.optimizer_offload=none", "training.refere
 
 def _travelling(config: JobConfig, placement: Placement, load: HostLoad, of: dict[str, int]) -> Sequence[HostItem]:
     """Weights between training ranks and receivers."""
-    weights = weight_bytes(config.model)
+    weights = sent_bytes(config.model, config.training)
     carrier = transport_of(load.transport)
     sender, receiver = carrier.host_memory(weights, load.bucket)
     if config.cluster.delta_weights and carrier.sends_differences and carrier.over == "host":

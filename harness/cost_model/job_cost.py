@@ -11,6 +11,7 @@ from harness.cost_model.engine_memory import is_fp8
 from harness.cost_model.memory import JobLayout, advice, kv_tokens
 from harness.cost_model.memory_plan import GIB, Lengths, MemoryPlan, PlanSetting, PoolMemory, plan_memory
 from harness.cost_model.roofline import roofline
+from harness.cost_model.shape import adapter_parameters, sent_bytes, weight_bytes
 
 
 def layout_of(config: JobConfig, placement: Placement, role: str = "actor") -> JobLayout:
@@ -28,6 +29,7 @@ def layout_of(config: JobConfig, placement: Placement, role: str = "actor") -> J
         recompute=training.recompute_activations,
         one_node=placement.total <= config.device.per_node,
         fp8=is_fp8(config.engine),
+        adapters=adapter_parameters(config.model, training),
     )
 
 
@@ -44,8 +46,26 @@ def simulated_cost(config: JobConfig, placement: Placement, role: str = "actor")
     elif "lent" in placement.devices:
         moved = simulated_cost(config, placement, "lent")  # with the trainer's state
         cost = replace(cost, offload_s=moved.offload_s, reload_s=moved.reload_s)
+    if config.training.lora_rank:
+        cost = _of_adapters(cost, config)
     travels = not placement.share("rollout", "actor")
     return _of_deltas(cost) if config.cluster.delta_weights and travels else cost
+
+
+def _of_adapters(cost: CostConfig, config: JobConfig) -> CostConfig:
+    """The same where adapters travel. An engine still moves all of its weights when it sleeps; one with processes of
+    its own reads them from its host for every version, too (engines/merging.py). Transfers that were timed were of all
+    weights."""
+    share = sent_bytes(config.model, config.training) / weight_bytes(config.model)
+    rest_s = (1 - share) * cost.weight_bytes / cost.host_bytes_per_s
+    return replace(
+        cost,
+        weight_bytes=share * cost.weight_bytes,
+        offload_s=cost.offload_s + rest_s,
+        reload_s=cost.reload_s + rest_s,
+        sync_s=cost.sync_s + rest_s * (config.engine.name != "torch"),
+        transfers=(),
+    )
 
 
 def _of_deltas(cost: CostConfig) -> CostConfig:

@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from harness.config import ConfigError, DeviceConfig, ModelConfig, RooflineConfig
-from harness.cost_model.shape import kv_bytes_per_token, parameters, served_bytes
+from harness.cost_model.shape import kv_bytes_per_token, parameters, served_bytes, weight_bytes
 
 GIB = 1 << 30
 
@@ -33,6 +33,7 @@ class JobLayout:
     recompute: bool = False  # activations inside of layers are computed again for the backward pass
     one_node: bool = False  # all devices of the job stand in one node
     fp8: bool = False  # the engine's matrices have 8 bits
+    adapters: int = 0  # parameters of these, where they alone are trained
 
     @property
     def tensor(self) -> int:
@@ -47,7 +48,10 @@ class JobLayout:
 
 def state_bytes(model: ModelConfig, layout: JobLayout) -> float:
     """Training state of one device: 16 bytes per parameter over all devices (ZeRO-3: Rajbhandari et al., arXiv
-    1910.02054, section 5.3; they count weights and gradients in half precision and a third copy in float32: 16 too)."""
+    1910.02054, section 5.3; they count weights and gradients in half precision and a third copy in float32: 16 too).
+    With adapters it is 16 for each of theirs, and the weights in the model's dtype."""
+    if layout.adapters:
+        return (STATE_BYTES * layout.adapters + weight_bytes(model)) / layout.shards
     return STATE_BYTES * parameters(model) / layout.shards
 
 

@@ -16,7 +16,7 @@ from harness.config.placement import ENGINE_ROLES, Placement
 from harness.config.transports import TransferMemory, transport_of
 from harness.cost_model.engine_memory import EngineMemory
 from harness.cost_model.host_memory import HostLoad, HostMemory, Hosts, fullest_host, row_bytes
-from harness.cost_model.shape import bytes_per_number, head_parameters, weight_bytes
+from harness.cost_model.shape import adapter_parameters, bytes_per_number, head_parameters, linear_layers, weight_bytes
 from harness.cost_model.training_memory import PassShape, RankMemory
 
 GIB = 1 << 30
@@ -178,7 +178,7 @@ def _fullest_host(config: JobConfig, placement: Placement, setting: PlanSetting)
         row=row,
         rows=setting.rows,
         kept=kept,
-        bucket=max(config.cluster.bucket_bytes, _largest(config)),
+        bucket=max(config.cluster.bucket_bytes, _largest_sent(config)),
         keeps_weights=setting.keeps_weights,
         gpu=setting.gpu,
     )
@@ -204,6 +204,7 @@ def pass_of(config: JobConfig, placement: Placement, setting: PlanSetting, role:
         gpu=setting.gpu,
         expert_ranks=training.expert_parallel,
         logit_bytes=training.logit_bytes,
+        adapters=adapter_parameters(config.model, training) if role == "actor" else 0,
     )
 
 
@@ -253,7 +254,7 @@ def training_items(
     computing: tuple[Phase, ...] = ("score", "loss", "backward")
     always = Item("optimizer state", 2 * rank.copy, tuple(phase for phase in phases if phase != "start"))
     return [
-        Item("master weights", rank.copy, tuple(phases)),
+        Item("master weights", rank.copy + rank.frozen, tuple(phases)),
         moments or always,
         Item("gradients", rank.copy, accumulated),
         Item("embeddings, gathered", rank.gathered_embeddings, computing),
@@ -307,7 +308,7 @@ def _offloaded(config: JobConfig, rank: RankMemory, setting: PlanSetting) -> Ite
     offload = config.training.optimizer_offload
     if offload == "none" or not setting.gpu or setting.simulated:
         return None
-    one = 8.0 * _largest(config) / bytes_per_number(config.model) / rank.shards
+    one = 2 * 4.0 * _largest_sent(config) / bytes_per_number(config.model) / rank.shards
     return Item("optimizer state", one if offload == "always" else 2 * rank.copy, ("step",))
 
 
@@ -340,7 +341,7 @@ def _engine(config: JobConfig, setting: PlanSetting, phases: tuple[Phase, ...], 
     apart = config.engine.name != "torch" and not setting.simulated
     here: tuple[Phase, ...] = (*awake, "publish") if sleeps and apart else awake
     items = [
-        Item("engine's weights", engine.weights, here),
+        Item("engine's weights", engine.weights + (0 if apart else _adapters(config)), here),
         Item("KV cache", engine.kv_cache, awake),
         Item("a step of the engine", engine.work, ("generate",)),
     ]
@@ -358,8 +359,8 @@ def _into_engine(config: JobConfig, setting: PlanSetting, sleeps: bool) -> float
     """Bytes that weights need on their way into an engine with processes of its own, beside the transport's buckets:
     what came of a layer that is not complete, and that layer as it is made anew (engines/vllm/worker/transfer.py).
     Where its processes are no receivers, the adapter's bucket and the same one in the engine come before. An allocator
-    keeps them until the engine sleeps."""
-    largest = _largest(config)
+    keeps them until the engine sleeps. Adapters are added to a weight in float32."""
+    largest = _largest(config) * (1 + 8 / bytes_per_number(config.model) * (config.training.lora_rank > 0))
     if not (transport_of(setting.transport).staged or sleeps):
         return 2 * largest
     bucket = config.engine.options.get("weight_bucket_bytes") or _ENGINE_BUCKET
@@ -375,11 +376,12 @@ def _scoring(
     items = []
     if "reference" in roles:
         spread = rank.shards if "actor" in roles else devices if setting.simulated else 1
-        offloaded = config.training.reference_offload and "actor" in roles and setting.gpu
+        beside = "actor" in roles
+        offloaded = beside and (bool(config.training.lora_rank) or (config.training.reference_offload and setting.gpu))
         items.append(Item("reference", 0.0 if offloaded else weight_bytes(model) / spread, every))
     if "actor_fwd" in roles and "actor" not in roles:
         spread = devices if setting.simulated else 1
-        items.append(Item("weights to score with", weight_bytes(model) / spread, every))
+        items.append(Item("weights to score with", (weight_bytes(model) + _adapters(config)) / spread, every))
         items += _received(config, setting, "score")
     if items and "actor" not in roles:
         items.append(Item("a forward pass", rank.forward_work + rank.head_forward, ("score",)))
@@ -399,19 +401,33 @@ def _compared(config: JobConfig, setting: PlanSetting, what: str, ranks: int, ph
     its words, and their places (harness/weight_sync/difference.py)."""
     if not config.cluster.delta_weights or transport_of(setting.transport).over != "device":
         return []
-    bucket = max(config.cluster.bucket_bytes, _largest(config))
+    bucket = max(config.cluster.bucket_bytes, _largest_sent(config))
     return [Item(what, weight_bytes(config.model) / ranks, phases), Item("buckets, compared", 2 * bucket, ("publish",))]
 
 
 def _transfer(config: JobConfig, setting: PlanSetting, *, sharded: bool) -> TransferMemory:
     """A bucket is as large as the largest parameter at least (harness/weight_sync/plan.py)."""
-    largest = _largest(config)
+    largest = _largest_sent(config)
     bucket = max(config.cluster.bucket_bytes, largest)
     return transport_of(setting.transport).memory(bucket, largest, sharded=sharded)
 
 
-def _largest(config: JobConfig) -> float:
+def _adapters(config: JobConfig) -> float:
+    """Bytes of adapters beside a copy of the weights."""
+    return float(adapter_parameters(config.model, config.training) * bytes_per_number(config.model))
+
+
+def _largest_sent(config: JobConfig) -> float:
     """Bytes of the largest parameter as it travels."""
+    if not config.training.lora_rank:
+        return _largest(config)
+    layers = linear_layers(config.model)
+    sides = max(max(layers[name]) for name in config.training.lora_targets or layers)
+    return float(bytes_per_number(config.model) * config.training.lora_rank * sides)
+
+
+def _largest(config: JobConfig) -> float:
+    """Bytes of the largest parameter of the model, in its dtype."""
     model = config.model
     return bytes_per_number(model) * max(head_parameters(model), model.hidden * model.ff)
 

@@ -122,8 +122,8 @@ class _Phases:
     def train_s_per_token(self) -> float:
         """Forward, backward as two of it, and once more forward with recomputation. Each pass forward or backward has
         two all-reduces in each layer (Shoeybi et al., section 3), and as many all-to-alls where experts are spread."""
-        passes = shape.train_passes(self.layout.recompute)
-        products = passes * shape.forward_flops_per_token(self.model) / self._rank_flops(self.factors.train_share)
+        flops = shape.train_flops_per_token(self.model, self.layout.adapters, self.layout.recompute)
+        products = flops / self._rank_flops(self.factors.train_share)
         return self._in_stages(products + self._collectives * self._exposed_s_per_token())
 
     def train_call_s(self) -> float:
@@ -133,7 +133,8 @@ class _Phases:
 
     def optimizer_s(self) -> float:
         """Bound by memory: each device updates its shard."""
-        return OPTIMIZER_BYTES * shape.parameters(self.model) / self.layout.shards / self._memory_bytes_per_s
+        trained = self.layout.adapters or shape.parameters(self.model)
+        return OPTIMIZER_BYTES * trained / self.layout.shards / self._memory_bytes_per_s
 
     def transfer_bytes_per_s(self) -> float:
         """A broadcast from one device to all engines, piece by piece in a chain: as fast as its slowest way."""
@@ -152,14 +153,18 @@ class _Phases:
         every collective in every layer; less what hides behind computing. Experts that are spread are gathered by the
         ranks that have the same ones. in_layers: all-reduces of each layer, and all-to-alls."""
         layout, ranks, spread = self.layout, self.layout.train_ranks, self.layout.expert_ranks
-        number = (gathers * shape.bytes_per_number(self.model) + scatters * 4) / layout.train_devices
         experts = shape.expert_parameters(self.model)
 
-        def moved_s(weights: float, ranks: int, apart: int) -> float:
-            return gather_s(weights * number, ranks, ring_bytes_per_s(ranks, self.device, self.factors, apart=apart))
+        def moved_s(weights: float, trained: float, ranks: int, apart: int) -> float:
+            bytes_ = (
+                gathers * shape.bytes_per_number(self.model) * weights + scatters * 4 * trained
+            ) / layout.train_devices
+            return gather_s(bytes_, ranks, ring_bytes_per_s(ranks, self.device, self.factors, apart=apart))
 
-        bytes_s = moved_s(shape.parameters(self.model) - experts, ranks, layout.train_devices)
-        bytes_s += moved_s(experts / spread, ranks // spread, layout.train_devices * spread)
+        shared = shape.parameters(self.model) - experts
+        bytes_s = moved_s(shared, layout.adapters or shared, ranks, layout.train_devices)
+        own = experts / spread
+        bytes_s += moved_s(own, 0 if layout.adapters else own, ranks // spread, layout.train_devices * spread)
         collectives = (gathers + scatters) * (ranks > 1) + in_layers * ((layout.tensor > 1) + (spread > 1))
         latency_s = collectives * self.model.layers / layout.pipeline * self.factors.latency_s
         return (1.0 - self.factors.overlap) * (bytes_s + latency_s)

@@ -57,7 +57,8 @@ def linear_layers(model: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def adapter_parameters(model: ModelConfig, training: TrainingConfig) -> int:
-    """Parameters of all adapters: for each layer that has one, rank times inputs, and outputs times rank."""
+    """Parameters of all adapters, 0 where there are none: for each layer that has one, rank times inputs, and outputs
+    times rank."""
     layers = linear_layers(model)
     sides = sum(sum(layers[name]) for name in training.lora_targets or layers)
     return model.layers * training.lora_rank * sides
@@ -86,6 +87,11 @@ def bytes_per_number(model: ModelConfig) -> int:
 def weight_bytes(model: ModelConfig) -> int:
     """Bytes of one copy of the weights, in the model's dtype."""
     return parameters(model) * bytes_per_number(model)
+
+
+def sent_bytes(model: ModelConfig, training: TrainingConfig) -> int:
+    """Bytes of a version on its way to an engine: of all weights, or of adapters."""
+    return (adapter_parameters(model, training) or parameters(model)) * bytes_per_number(model)
 
 
 def served_bytes(model: ModelConfig, fp8: bool) -> int:
@@ -144,14 +150,23 @@ def train_passes(recompute: bool) -> int:
     return 4 if recompute else 3
 
 
-def sample_flops(model: ModelConfig, prompt: int, response: int, scorings: int, epochs: int = 1) -> float:
+def train_flops_per_token(model: ModelConfig, adapters: int = 0, recompute: bool = False) -> float:
+    """Operations of a forward and a backward pass for each token, besides attention. adapters: their parameters, where
+    they alone are trained: then weights have no gradients, only what comes into them has, which is one pass less."""
+    passes = train_passes(recompute)
+    return (passes - bool(adapters)) * forward_flops_per_token(model) + passes * 2 * adapters
+
+
+def sample_flops(
+    model: ModelConfig, prompt: int, response: int, scorings: int, epochs: int = 1, adapters: int = 0
+) -> float:
     """Operations that one sample of so many tokens needs, each thing once: its prompt is read and its response sampled,
     it is scored `scorings` times, and trained on `epochs` times. What is computed twice (activations, prompts that no
-    cache has) counts once, as in the model FLOPs of Chowdhery et al., appendix B."""
-    tokens = prompt + response
-    passes = (epochs * train_passes(recompute=False) + scorings) * (
-        tokens * forward_flops_per_token(model) + tokens * tokens * forward_flops_per_pair(model)
-    )
+    cache has) counts once, as in the model FLOPs of Chowdhery et al., appendix B. adapters: as `train_flops_per_token`;
+    their own part of other passes is left out."""
+    tokens, times = prompt + response, epochs * train_passes(recompute=False) + scorings
+    products = epochs * train_flops_per_token(model, adapters) + scorings * forward_flops_per_token(model)
+    passes = tokens * products + times * tokens * tokens * forward_flops_per_pair(model)
     read = prompt * prefill_flops_per_token(model) + prompt * prompt * forward_flops_per_pair(model)
     cached = prompt * response + response * response // 2
     return passes + read + response * forward_flops_per_token(model) + cached * decode_flops_per_cached_token(model)

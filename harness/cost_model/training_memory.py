@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from harness.config import ModelConfig, TrainingConfig
 from harness.cost_model.head_rows import HeadRows
-from harness.cost_model.shape import block_parameters, bytes_per_number, head_parameters, parameters
+from harness.cost_model.shape import block_parameters, bytes_per_number, head_parameters, parameters, weight_bytes
 
 LOGITS_AT_ONCE = 3
 """Chunks of logits that exist together in a forward pass: log-probabilities, their exponential, and the product."""
@@ -27,7 +27,7 @@ class PassShape:
     trainers compute: these share activations between the products too, norms keep what comes in and what goes out, and
     the optimizer works in place. repeated_heads: keys and values are kept once for each query head. gpu: the optimizer
     works on all parameters at once, and products of half precision may come out in float32. logit_bytes: of the output
-    layer's logits at a time.
+    layer's logits at a time. adapters: parameters of these, where they alone are trained.
     """
 
     tokens: int
@@ -40,6 +40,7 @@ class PassShape:
     gpu: bool = True
     expert_ranks: int = 1
     logit_bytes: int = TrainingConfig.logit_bytes
+    adapters: int = 0
 
 
 @dataclass(frozen=True)
@@ -61,8 +62,13 @@ class RankMemory:
 
     @property
     def copy(self) -> float:
-        """All parameters of this device, a float32 each: weights, gradients, and each of AdamW's moments."""
-        return 4 * parameters(self.model) / self.shards
+        """All trained parameters of this device, a float32 each: weights, gradients, and each of AdamW's moments."""
+        return 4 * (self.work.adapters or parameters(self.model)) / self.shards
+
+    @property
+    def frozen(self) -> float:
+        """Bytes of weights that are not trained."""
+        return weight_bytes(self.model) / self.shards if self.work.adapters else 0.0
 
     # -- gathered
 
@@ -86,18 +92,26 @@ class RankMemory:
     @property
     def gathered_blocks(self) -> float:
         """The layer at work, and the one that is fetched ahead."""
-        return 2 * self._number * self.block if self.sharded else 0.0
+        adapters = self.work.adapters / self.model.layers
+        return 2 * self._number * (self.block + adapters) if self.sharded else 0.0
 
     @property
     def reducing_block(self) -> float:
         """The gradients of the layer before, in float32, while ranks add them up."""
-        return 4 * self.block if self.sharded else 0.0
+        return 4 * self._block_gradients if self.sharded else 0.0
+
+    @property
+    def _block_gradients(self) -> float:
+        """Parameters of one layer that have a gradient."""
+        return self.work.adapters / self.model.layers if self.work.adapters else self.block
 
     @property
     def reducing_embeddings(self) -> float:
         """Bytes at the end of the backward pass: gradients of the tables, and their copy in float32 that ranks add
         up."""
-        return (self._number + 4 + 4 / self.work.ranks) * self.embeddings if self.sharded else 0.0
+        if not self.sharded or self.work.adapters:
+            return 0.0
+        return (self._number + 4 + 4 / self.work.ranks) * self.embeddings
 
     # -- activations
 
@@ -130,7 +144,7 @@ class RankMemory:
         model, number, tensor = self.model, self._number, self.work.tensor
         query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
         norms = 2 * self._norm_bytes * model.hidden / self._between
-        heads = (number + 4 if number == 2 else 2 * number) * (query + key_value) if model.qk_norm else 0.0
+        heads = (4 + (0 if self.work.adapters else number)) * (query + key_value) if model.qk_norm else 0.0
         kept = query if self.work.repeated_heads else key_value
         attention = number * (2 * query + 2 * kept) + 4 * model.heads
         networks = model.active_experts if model.experts else 1
@@ -145,7 +159,7 @@ class RankMemory:
         inside = 2 * model.ff * networks / self.work.tensor
         first = self.work.tokens * self._number * (inside + model.hidden / self._between)
         down = self._number * model.hidden * model.ff * max(1, model.experts) / self.work.tensor
-        return max(first + down, self._number * self.block)
+        return max(first + (0 if self.work.adapters else down), self._number * self._block_gradients)
 
     @property
     def forward_work(self) -> float:
@@ -189,11 +203,12 @@ class RankMemory:
         """Bytes of one chunk, of the gradients that wait for a product, where these are more or other numbers, and of
         the matrix's gradient: of one product, and the sum of several in float32."""
         table = head_parameters(self.model) / self.work.tensor
-        several = self.work.scored > self._gradient_rows
+        several, trained = self.work.scored > self._gradient_rows, not self.work.adapters
         apart = self._number == 2 or self._gradient_rows > self._chunk_rows
         waiting = self._number * self._columns * self._gradient_rows if apart else 0.0
         hidden = self._number * self.work.scored * self.model.hidden
-        return self.chunk + waiting + self._number * table + (4 * table if several else 0.0) + hidden + self._widened
+        gradient = trained * (self._number * table + (4 * table if several else 0.0))
+        return self.chunk + waiting + gradient + hidden + self._widened
 
     @property
     def head(self) -> float:
@@ -203,7 +218,8 @@ class RankMemory:
     @property
     def head_gradient(self) -> float:
         """Bytes of the output matrix's gradient, from the loss to the end of the backward pass."""
-        return self._number * head_parameters(self.model) / self.work.tensor if self.sharded else 0.0
+        trained = self.sharded and not self.work.adapters
+        return self._number * head_parameters(self.model) / self.work.tensor if trained else 0.0
 
     # -- the optimizer
 
@@ -214,7 +230,7 @@ class RankMemory:
             return 0.0
         if self.work.gpu:
             return self.copy
-        return 8 * head_parameters(self.model) / self.shards
+        return 0.0 if self.work.adapters else 8 * head_parameters(self.model) / self.shards
 
     @property
     def _widened(self) -> float:
@@ -228,8 +244,11 @@ class RankMemory:
 
     @property
     def _norm_bytes(self) -> int:
-        """Bytes for each number of a norm: what comes in, in float32, what is normalised, and what goes out."""
-        return 2 * self._number if self.work.megatron else 4 + 2 * self._number
+        """Bytes for each number of a norm: what comes in, in float32; what is normalised, which the gradient of its
+        weights needs; and what goes out."""
+        if self.work.megatron:
+            return 2 * self._number
+        return 4 + self._number * (1 if self.work.adapters else 2)
 
     @property
     def _between(self) -> int:

@@ -15,6 +15,7 @@ from harness.config import JobConfig, RooflineConfig
 from harness.config.compose import EXPERIMENTS, make_schedule, read_settings
 from harness.config.machine import NO_MACHINE, gpu_kind
 from harness.config.placement import ENGINE_ROLES, Placement, host_roles
+from harness.cost_model.shape import adapter_parameters
 from harness.driver.assemble import Assembly, assemble
 from harness.driver.backends import RunBackend, RunSpec, clock_of, event_loop, open_backend
 from harness.driver.checkpoint_files import QUEUE, Checkpoint, Cut
@@ -73,7 +74,8 @@ def _work(run: RunSpec) -> Work | None:
         len({"reference", "actor_fwd", "critic"} & plan.placement.devices.keys()) + config.algorithm.freezes_proximal
     )
     epochs = config.algorithm.epochs * (1 + config.algorithm.has_critic)
-    return None if peak is None else Work(run.model, scorings, peak, epochs)
+    adapters = adapter_parameters(run.model, config.training)
+    return None if peak is None else Work(run.model, scorings, peak, epochs, adapters)
 
 
 def _recording(run: RunSpec) -> RecordingSettings:

@@ -153,18 +153,19 @@ class HeadLogProbs(torch.autograd.Function):
         hidden, weight, _, _, normalisers, _ = ctx.saved_tensors
         grad = torch.zeros_like(normalisers) if grad is None else grad
         scale = (grad / ctx.temperature).float().unsqueeze(1)
-        grad_hidden = torch.empty_like(hidden)
+        grad_hidden, trained = torch.empty_like(hidden), ctx.needs_input_grad[1]
         of_product = ctx.at_once.product(len(hidden))
         # What several products add up is kept in float32; the sum inside of one is the matrix product's own.
-        grad_weight = None if len(hidden) <= of_product else torch.zeros_like(weight, dtype=torch.float32)
+        several = trained and len(hidden) > of_product
+        grad_weight = torch.zeros_like(weight, dtype=torch.float32) if several else None
         for rows in _slices(0, len(hidden), of_product):
             grad_logits = _logit_gradients(ctx, rows, scale, grad_entropies)
             grad_hidden[rows] = grad_logits @ weight
-            part = grad_logits.T @ hidden[rows]
+            part = grad_logits.T @ hidden[rows] if trained else None
             del grad_logits  # or the next ones would be made beside them
-            grad_weight = part if grad_weight is None else grad_weight.add_(part)
-        assert grad_weight is not None, "no rows"
-        return _summed(grad_hidden, ctx.group), grad_weight.to(weight.dtype), *[None] * 6
+            grad_weight = part if grad_weight is None or part is None else grad_weight.add_(part)
+        of_weight = None if grad_weight is None else grad_weight.to(weight.dtype)
+        return _summed(grad_hidden, ctx.group), of_weight, *[None] * 6
 
 
 def _logit_gradients(ctx: Any, rows: slice, scale: torch.Tensor, grad_entropies: torch.Tensor | None) -> torch.Tensor:

@@ -226,16 +226,17 @@ class _KeptSample(NamedTuple):
 @dataclass(frozen=True)
 class Work:
     """peak: operations per second of one device; scorings: forward passes over a sample, besides training; epochs:
-    passes of training over it, the critic's too."""
+    passes of training over it, the critic's too; adapters: parameters of these, where they alone are trained."""
 
     model: ModelConfig
     scorings: int
     peak: float
     epochs: int = 1
+    adapters: int = 0
 
     def flops_of(self, prompt: int, response: int) -> float:
         """Operations for one sample of so many tokens."""
-        return sample_flops(self.model, prompt, response, self.scorings, self.epochs)
+        return sample_flops(self.model, prompt, response, self.scorings, self.epochs, self.adapters)
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import numpy as np
 
 from harness.config import ModelConfig, TrainingConfig
 from harness.cost_model.memory_plan import training_peaks
+from harness.cost_model.shape import adapter_parameters
 from harness.cost_model.training_memory import PassShape, RankMemory
 from harness.protocols import TrainBatch
 from harness.transfer_queue import Ragged
@@ -33,6 +34,7 @@ class TrainingCase:
     prompt: int = 16
     response: int = 200
     gpu: bool = False
+    lora_rank: int = 0
 
     @property
     def model(self) -> ModelConfig:
@@ -48,7 +50,12 @@ class TrainingCase:
 
     @property
     def training(self) -> TrainingConfig:
-        return TrainingConfig(layout=self.layout, recompute_activations=self.recompute, logit_bytes=LOGITS)  # type: ignore[arg-type]
+        return TrainingConfig(
+            layout=self.layout,  # type: ignore[arg-type]
+            recompute_activations=self.recompute,
+            logit_bytes=LOGITS,
+            lora_rank=self.lora_rank,
+        )
 
     @property
     def batch(self) -> TrainBatch:
@@ -81,5 +88,6 @@ class TrainingCase:
             repeated_heads=False,
             gpu=self.gpu,
             logit_bytes=LOGITS,
+            adapters=adapter_parameters(self.model, self.training),
         )
         return training_peaks(RankMemory(self.model, work))

@@ -15,7 +15,7 @@ from harness.config.machine import Machine
 from harness.config.placement import resolve_split
 from harness.cost_model.host_memory import PINNED
 from harness.cost_model.memory_plan import GIB, Lengths, MemoryPlan, plan_memory
-from harness.cost_model.shape import parameters, weight_bytes
+from harness.cost_model.shape import adapter_parameters, parameters, weight_bytes
 from harness.cost_model.training_memory import PassShape, RankMemory
 
 MODEL = ModelConfig("small", 8, 2, 2, 1, 4, 16, 10, False, 64, dtype="bfloat16", qk_norm=False)
@@ -42,6 +42,21 @@ def test_training_state_is_cut_over_the_ranks_and_copies_are_not() -> None:
     assert bytes_of(plan, "reference", "reference") == bytes_of(plan, "rollout", "engine's weights") == 2 * size
     _, beside = planned("algorithm.reference=true")
     assert bytes_of(beside, "actor", "reference") == 2 * size / 4, "sharded beside the actor"
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_of_adapters_masters_gradients_and_moments_are_theirs_and_a_reference_beside_them_is_the_base(
+    engine: str,
+) -> None:
+    settings = ("algorithm.reference=true", f"engine={engine}", "schedule=separated_sync", "save_weights=false")
+    config, plan = planned(*settings, "training.lora_rank=16")
+    size, adapters = parameters(config.model), adapter_parameters(config.model, config.training)
+    assert adapters == 28 * 16 * (2 * (3584 + 3584) + 2 * (512 + 3584) + 3 * (18944 + 3584))
+    assert bytes_of(plan, "actor", "master weights") == (2 * size + 4 * adapters) / 4
+    assert bytes_of(plan, "actor", "gradients") == 4 * adapters / 4
+    assert bytes_of(plan, "actor", "optimizer state") == 8 * adapters / 4
+    assert bytes_of(plan, "actor", "reference") == 0
+    assert bytes_of(plan, "rollout", "engine's weights") == 2 * (size + adapters * (engine == "torch"))
 
 
 def test_a_critic_is_another_model_in_training_beside_the_actor_or_apart() -> None:

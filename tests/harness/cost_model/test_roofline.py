@@ -11,13 +11,24 @@ from hypothesis import given
 from hypothesis import strategies as st
 from omegaconf import OmegaConf
 
-from harness.config import ConfigError, CostConfig, DeviceConfig, ModelConfig, RooflineConfig, SystemConfig
+from harness.config import (
+    ConfigError,
+    CostConfig,
+    DeviceConfig,
+    ModelConfig,
+    RooflineConfig,
+    SystemConfig,
+    TrainingConfig,
+)
 from harness.config.compose import EXPERIMENTS, choices, compose_job
-from harness.cost_model.cost import DecodeCost
+from harness.config.placement import resolve_split
+from harness.cost_model.cost import DecodeCost, offload_s, reload_s
+from harness.cost_model.job_cost import simulated_cost
 from harness.cost_model.memory import JobLayout, kv_tokens
 from harness.cost_model.roofline import all_reduce_s, all_to_all_s, gather_s, ring_bytes_per_s, roofline
 from harness.cost_model.shape import (
     active_parameters,
+    adapter_parameters,
     decode_flops_per_cached_token,
     expert_parameters,
     forward_flops_per_pair,
@@ -57,6 +68,38 @@ def test_one_device_costs_what_arithmetic_by_hand_says() -> None:
     assert (cost.call_s, cost.sync_s, cost.offload_s, cost.reload_s) == (0.25, 0.125, 3.0, 4.0)
     assert cost.kv_tokens == (90_000 - 2 * ALL) // 32
     assert (cost.prompt_tokens, cost.lengths) == (FACTORS.prompt_tokens, FACTORS.lengths)
+
+
+def test_of_adapters_gradients_and_moments_are_theirs_and_weights_have_no_backward_pass() -> None:
+    adapters = adapter_parameters(MODEL, TrainingConfig(lora_rank=2, lora_targets=["q_proj", "down_proj"]))
+    assert adapters == 2 * 2 * (8 + 8 + 16 + 8)  # layers, rank, sides
+    cost = roofline(MODEL, DEVICE, FACTORS, JobLayout(train_ranks=4, adapters=adapters))
+    assert cost.train_s_per_token == pytest.approx((4 * ACTIVE + 6 * adapters) / 250.0)
+    assert cost.train_s_per_pair == pytest.approx(3 * 32 / 250.0), "attention has one"
+    assert cost.train_step_s == pytest.approx(28 * adapters / 4 / 50.0)
+    assert cost.train_call_s == pytest.approx(0.75 * (2 * 2 * ALL + 4 * adapters) / 25.0)
+    again = roofline(MODEL, DEVICE, FACTORS, JobLayout(recompute=True, adapters=adapters))
+    assert again.train_s_per_token == pytest.approx((6 * ACTIVE + 8 * adapters) / 250.0)
+    shared = roofline(MODEL, DEVICE, FACTORS, JobLayout(colocated=True, adapters=adapters))
+    assert shared.offload_s == pytest.approx(FACTORS.offload_s + (16 * adapters + 2 * ALL) / 10.0)
+    less = sample_flops(MODEL, 10, 1, scorings=1) - sample_flops(MODEL, 10, 1, scorings=1, adapters=adapters)
+    assert less == pytest.approx(11 * (2 * ACTIVE - 6 * adapters))
+
+
+@pytest.mark.parametrize("engine", ["torch", "vllm"])
+def test_of_adapters_no_more_than_they_are_is_sent_and_an_engine_of_whole_weights_reads_these_besides(
+    engine: str,
+) -> None:
+    settings = ["model=qwen7b", "model.checkpoint=null", "backend=virtual", "cluster.devices=8", f"engine={engine}"]
+    whole, lora = (compose_job([*settings, f"training.lora_rank={rank}"]) for rank in (0, 16))
+    placement = resolve_split(whole.schedule.split, 8, ("rollout", "actor"))
+    of_whole, of_lora = (simulated_cost(job, placement) for job in (whole, lora))
+    adapters = 2 * adapter_parameters(lora.model, lora.training)
+    assert of_lora.weight_bytes == pytest.approx(adapters) and adapters < 0.01 * of_whole.weight_bytes
+    for moves in (offload_s, reload_s):
+        assert moves(of_lora) == pytest.approx(moves(of_whole))
+    read_s = (of_whole.weight_bytes - adapters) / of_whole.host_bytes_per_s
+    assert of_lora.sync_s - of_whole.sync_s == pytest.approx(read_s if engine == "vllm" else 0.0)
 
 
 def test_ranks_gather_shards_twice_and_reduce_gradients_in_each_call() -> None:
