@@ -123,9 +123,9 @@ def _of_all_ranks(
     counts = counts.view(place.ranks, place.shares, own)[:, place.share].contiguous()
     if place.shares > 1:
         order = order[flat[order] // own % place.shares == place.share]
-    rows = hidden[order // chosen.shape[1]]
-    said = _computed(module, rows, up, down, counts) if place.group is None else _sent(module, rows, up, down, counts)
-    each = said.new_zeros(len(flat), hidden.shape[1]).index_copy(0, order, said).view(*chosen.shape, -1)
+    ask = _computed if place.group is None else _sent
+    said = ask(module, hidden[order // chosen.shape[1]], up, down, counts)
+    each = _put(said, order, len(flat)).view(*chosen.shape, -1)
     return (each * weights[..., None]).sum(1).to(hidden.dtype)
 
 
@@ -144,12 +144,11 @@ def _sent(module: Any, rows: torch.Tensor, up: torch.Tensor, down: torch.Tensor,
     come = torch.empty_like(counts)
     dist.all_to_all_single(come, counts, group=group)
     there, here = torch.stack([counts.sum(1), come.sum(1)]).tolist()
-    arrived = _Exchange.apply(rows, there, here, group)
     expert = torch.arange(own, device=rows.device).repeat(len(come)).repeat_interleave(come.flatten())
     order = expert.argsort(stable=True)
-    said = _computed(module, arrived[order], up, down, come)
-    back = torch.zeros_like(said).index_copy(0, order, said)
-    sent_back: torch.Tensor = _Exchange.apply(back, here, there, group)
+    rows = _Exchange.apply(rows, there, here, group)[order]
+    said = _computed(module, rows, up, down, come)
+    sent_back: torch.Tensor = _Exchange.apply(_put(said, order, len(order)), here, there, group)
     return sent_back
 
 
@@ -160,6 +159,13 @@ def _computed(
     ends = counts.sum(0).cumsum(0, dtype=torch.int32)
     inner = module._apply_gate(F.grouped_mm(rows, up.transpose(1, 2), offs=ends))
     return F.grouped_mm(inner, down.transpose(1, 2), offs=ends)
+
+
+def _put(rows: torch.Tensor, places: torch.Tensor, count: int) -> torch.Tensor:
+    """Rows [M, H] at these places, int64 [M], of `count`; the others are 0."""
+    put = rows.new_zeros(count, rows.shape[1])
+    put[places] = rows  # for its gradient only the places are kept
+    return put
 
 
 class _Exchange(torch.autograd.Function):

@@ -148,7 +148,8 @@ class RankMemory:
         kept = query if self.work.repeated_heads else key_value
         attention = number * (2 * query + 2 * kept) + 4 * model.heads
         networks = model.active_experts if model.experts else 1
-        return norms + (heads + attention + 4 * number * model.ff * networks) / tensor
+        routed = 2 * number * model.hidden * model.active_experts  # what goes to experts, and what comes back
+        return norms + routed + (heads + attention + 4 * number * model.ff * networks) / tensor
 
     @property
     def layer_work(self) -> float:
@@ -158,7 +159,8 @@ class RankMemory:
         networks = model.active_experts if model.experts else 1
         inside = 2 * model.ff * networks / self.work.tensor
         first = self.work.tokens * self._number * (inside + model.hidden / self._between)
-        down = self._number * model.hidden * model.ff * max(1, model.experts) / self.work.tensor
+        experts = max(1, model.experts // self.work.expert_ranks)
+        down = self._number * model.hidden * model.ff * experts / self.work.tensor
         return max(first + (0 if self.work.adapters else down), self._number * self._block_gradients)
 
     @property
@@ -167,7 +169,8 @@ class RankMemory:
         model = self.model
         networks = model.active_experts if model.experts else 1
         inside = 3 * model.ff * networks / self.work.tensor
-        return self.work.tokens * self._number * (inside + 3 * model.hidden / self._between)
+        hidden = 3 * model.hidden / self._between + 3 * model.hidden * model.active_experts
+        return self.work.tokens * self._number * (inside + hidden)
 
     # -- the output layer
 
@@ -230,7 +233,8 @@ class RankMemory:
             return 0.0
         if self.work.gpu:
             return self.copy
-        return 0.0 if self.work.adapters else 8 * head_parameters(self.model) / self.shards
+        experts = 2 * self.model.experts * self.model.ff * self.model.hidden
+        return 0.0 if self.work.adapters else 8 * max(head_parameters(self.model), experts) / self.shards
 
     @property
     def _widened(self) -> float:

@@ -266,6 +266,7 @@ def test_a_model_with_experts_changes_nothing_of_that(results: Path, drivers: Dr
     sizes = {"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 32}
     settings = f"{SMALL} iterations=4 model={random_folder(tmp_path / 'experts', 'qwen3_moe', **sizes)}"
     equal_runs(drivers, results / "experts", settings, ONE_RANK)
+    equal_runs(drivers, results / "spread", f"{settings} training.expert_parallel=2", BOTH_WORLDS[2:])
 
 
 @pytest.mark.parametrize("other", [name for name in RUNS if not name.startswith("colocated")])

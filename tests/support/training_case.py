@@ -35,16 +35,20 @@ class TrainingCase:
     response: int = 200
     gpu: bool = False
     lora_rank: int = 0
+    experts: int = 0
+    spread: int = 1
 
     @property
     def model(self) -> ModelConfig:
-        bare = self.architecture == "qwen3"
+        bare = self.architecture.startswith("qwen3")
         return ModelConfig(
             *("measured", self.hidden, self.layers, 8, 2, self.hidden // 8, self.ff, self.vocabulary, False, 4096),
             dtype=self.dtype,  # type: ignore[arg-type]
             architecture=self.architecture,
             attention_bias="none" if bare else "qkv",
             qk_norm=bare,
+            experts=self.experts,
+            active_experts=2 if self.experts else 0,
             fp32_head=False,  # on a CPU it widens a whole matrix, which no GPU does
         )
 
@@ -55,6 +59,7 @@ class TrainingCase:
             recompute_activations=self.recompute,
             logit_bytes=LOGITS,
             lora_rank=self.lora_rank,
+            expert_parallel=self.spread,
         )
 
     @property
@@ -89,5 +94,6 @@ class TrainingCase:
             gpu=self.gpu,
             logit_bytes=LOGITS,
             adapters=adapter_parameters(self.model, self.training),
+            expert_ranks=self.spread,
         )
         return training_peaks(RankMemory(self.model, work))
