@@ -13,8 +13,6 @@ fault that was found once is found again. Its examples are kept in no database, 
 find nothing in code that has not changed.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import time

@@ -1,7 +1,5 @@
 """Who may import whom (docs/architecture.md), held against every file; and that registries and YAML files agree."""
 
-from __future__ import annotations
-
 import ast
 import re
 import sys
@@ -112,8 +110,14 @@ def test_the_files_were_found() -> None:
     )
 
 
-def test_a_schedule_imports_the_standard_library_and_schedules_only() -> None:
+def test_schedules_engines_statistics_and_losses_import_what_they_may() -> None:
     assert foreign("schedules/", "schedules") == {}
+    assert foreign("harness/comparison/statistics.py", "numpy", "scipy") == {}
+    others = [file for file in FILES if not PurePosixPath(file).name.startswith("ray_")]
+    assert offenders(others, lambda file: of_package(imports(file), "ray")) == {}
+    beyond = ("ray", "hydra", "omegaconf", "mlflow", "pyarrow", "pandas")
+    files = in_package("harness/rl/", "harness/weight_sync/")
+    assert offenders(files, lambda file: of_package(imports(file), *beyond)) == {}
 
 
 def test_an_engine_knows_protocols_config_and_pure_functions_only() -> None:
@@ -203,20 +207,14 @@ MAY_NAME_ONE = (
 )
 
 
-def test_what_schedules_share_names_no_schedule() -> None:
+def test_names_stand_in_tables_and_nowhere_else() -> None:
     may = tuple(f"harness/{name}/" for name in MAY_NAME_ONE)
     shared = [file for file in in_package("harness/") if not file.startswith(may) and file != REGISTRY]
     assert offenders(shared, lambda file: {text for text in texts(file) for name in SCHEDULES if name in text}) == {}
-
-
-def test_only_the_table_of_names_and_schedules_name_a_transport_of_weights() -> None:
-    """All else asks what it says of itself, so that one more is its file and a line."""
+    # All else asks what it says of itself, so that one more is its file and a line.
     others = [file for file in FILES if not file.startswith("schedules/") and file != REGISTRY]
     assert offenders(others, lambda file: set(texts(file)) & set(TRANSPORTS)) == {}
-
-
-def test_the_harness_names_no_engine() -> None:
-    """But in imports of the embedded engine, whose model and training world it has; its name is a package's, too."""
+    # But in imports of the embedded engine, whose model and training world it has; its name is a package's, too.
     named = [name for name in ENGINES if name != EMBEDDED]
     others, inside = [f"engines.{name}" for name in named], [f"engines.{name}" for name in ENGINES]
     chosen = {f"engine={EMBEDDED}", f"engine.name={EMBEDDED}"}
@@ -227,21 +225,6 @@ def test_the_harness_names_no_engine() -> None:
     assert offenders([file for file in in_package("harness/") if file != REGISTRY], names) == {}
     assert offenders(in_package("harness/config/"), lambda file: of_package(imports(file), *inside)) == {}
     assert offenders(in_package("harness/"), lambda file: of_package(imports(file), *others)) == {}
-
-
-def test_statistics_are_functions_of_arrays() -> None:
-    assert foreign("harness/comparison/statistics.py", "numpy", "scipy") == {}
-
-
-def test_only_files_that_say_so_import_ray() -> None:
-    others = [file for file in FILES if not PurePosixPath(file).name.startswith("ray_")]
-    assert offenders(others, lambda file: of_package(imports(file), "ray")) == {}
-
-
-def test_rl_and_weight_sync_run_where_only_torch_is() -> None:
-    beyond = ("ray", "hydra", "omegaconf", "mlflow", "pyarrow", "pandas")
-    files = in_package("harness/rl/", "harness/weight_sync/")
-    assert offenders(files, lambda file: of_package(imports(file), *beyond)) == {}
 
 
 PRESETS = {"periodic_publication": "fully_async", "pipeline_k": "fully_async", "colocate_async": "partial_rollout_sync"}
@@ -348,12 +331,9 @@ def without_subject(file: str) -> set[str]:
     return {f"line {line}: {start[1]}" for line, start in starts if start and start[1].lower() in NO_SUBJECT}
 
 
-def test_what_is_public_has_a_docstring() -> None:
+def test_what_is_public_has_a_docstring_that_begins_with_subject_or_verb() -> None:
     """Methods that a base or a protocol documents need none of their own."""
     assert offenders(FILES, undocumented) == {}
-
-
-def test_a_docstring_begins_with_its_subject_or_a_verb() -> None:
     assert offenders(FILES, without_subject) == {}
 
 

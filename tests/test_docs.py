@@ -1,7 +1,5 @@
 """Pages: every link leads somewhere, and every page can be found."""
 
-from __future__ import annotations
-
 import re
 from importlib.metadata import version
 from pathlib import Path

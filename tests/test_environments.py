@@ -1,7 +1,5 @@
 """What `make setup`, `setup-vllm` and `setup-sglang` install: exact versions, for the machine that they run on."""
 
-from __future__ import annotations
-
 import os
 import re
 import subprocess

@@ -1,7 +1,5 @@
 """The repository installs as a wheel, without `-e`: settings come along, and commands run from where it is."""
 
-from __future__ import annotations
-
 import os
 import shutil
 import subprocess

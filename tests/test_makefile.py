@@ -1,7 +1,5 @@
 """The front of the commands: what make passes on, in which environment, and that what is misspelt is refused."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -8,8 +8,6 @@ schedule could reach if the harness cost nothing. Prints one JSON object: second
 rewards, and the final weights' SHA-256.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import json

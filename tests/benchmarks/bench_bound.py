@@ -7,8 +7,6 @@ busiest pool, after warm-up: the share of time and the milliseconds of an iterat
 `fraction_of_bound`, and of the gaps between two pieces of work by what ended and what began; a mean over its devices.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

@@ -7,8 +7,6 @@ queue saved; the disk is written beside both. Prints medians in milliseconds; a 
 two last longer than iterations of the same runs in which nothing of one falls.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from pathlib import Path

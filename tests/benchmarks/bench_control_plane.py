@@ -7,8 +7,6 @@ its own, which reads and writes. Prints for each size seconds of CPU of the driv
 seconds until all is written. 8,192 x 8,192 tokens take about 6 GiB of memory.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import math

@@ -12,8 +12,6 @@ from when both sides are ready until the receiver has been handed all. Codec: CP
 a version and to put it in place. Pays below: bytes a second of a network, below which what it saves is more than that.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import multiprocessing

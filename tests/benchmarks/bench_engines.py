@@ -10,8 +10,6 @@ A seed decides prompts, warm start and order on every engine alike, but each eng
 of one seed are equal in distribution only, and a difference is to be compared with the spread between seeds.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections import defaultdict
@@ -55,7 +53,7 @@ class Run:
     job: Mapping[str, Any]
 
     @classmethod
-    def read(cls, path: Path) -> Run:
+    def read(cls, path: Path) -> "Run":
         last = [metrics["reward/exact_match"] for metrics in load_metrics(path)[-LAST:]]
         settings = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
         job = {name: value for name, value in settings.items() if name not in ("engine", "seeds")}

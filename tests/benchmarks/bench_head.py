@@ -5,8 +5,6 @@
 The output layer of a model. `before`: chunks of the default, and gradients added up as soon as four of them wait.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import time

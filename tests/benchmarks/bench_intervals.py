@@ -5,8 +5,6 @@
 Bootstraps are repeated a tenth as often.
 """
 
-from __future__ import annotations
-
 import argparse
 import math
 from collections.abc import Callable

@@ -8,8 +8,6 @@ ratio, and where the time of a harness iteration goes: seconds of each phase bes
 in which the device does nothing (calls between processes, the queue, the driver). Target: 0.85.
 """
 
-from __future__ import annotations
-
 import argparse
 import hashlib
 import json

@@ -7,8 +7,6 @@ same cost model says. Prints the mean time of an iteration after warm-up on both
 off. Target: 5 %. Takes about a minute for a schedule on two cores, most of it to start processes.
 """
 
-from __future__ import annotations
-
 import argparse
 from collections.abc import Sequence
 from contextlib import ExitStack

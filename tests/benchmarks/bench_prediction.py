@@ -7,8 +7,6 @@ that fixed and growing parts come apart), prints them, then runs every schedule 
 these costs. Prints the median time of an iteration of both. Target: 20 %.
 """
 
-from __future__ import annotations
-
 import argparse
 import statistics
 import tempfile

@@ -10,8 +10,6 @@ Both sample at temperature 1 and count response tokens only. The engine also ret
 not. Rounds alternate between the two, after one round to warm up; the medians are printed.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import statistics

@@ -12,8 +12,6 @@ Clients of the queue: connections of a few processes, each of which takes prompt
 each.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import multiprocessing

@@ -7,8 +7,6 @@ an engine, sends responses of log-normal length (730 tokens in the mean; tokens 
 trainer. Prints samples/s of both, their ratio within a round, and bytes/s of weights sent and read back over HTTP.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import secrets

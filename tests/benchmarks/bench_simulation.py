@@ -6,8 +6,6 @@ Prints the processor's and the wall's seconds, microseconds a sample, and how mu
 is. Target: 30 s.
 """
 
-from __future__ import annotations
-
 import argparse
 import time
 

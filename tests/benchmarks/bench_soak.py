@@ -11,8 +11,6 @@ three quarters. With backend=virtual, engines and queue are in that process as w
 itself, and ends as one to which nothing happened, which is made for it: bit for bit.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import subprocess

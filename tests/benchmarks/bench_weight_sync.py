@@ -14,8 +14,6 @@ Exposed: seconds in which the trainer hands its weights to host_staged, and in w
 against a copy of all tensors, one by one. Target: 1.2.
 """
 
-from __future__ import annotations
-
 import argparse
 import asyncio
 import multiprocessing

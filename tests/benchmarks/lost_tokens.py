@@ -6,8 +6,6 @@ Eight engines of a 7B model, always full; one update in the middle of a window t
 back. Costs are those of experiments/cost/roofline.yaml on an H100: assumptions.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from functools import cache

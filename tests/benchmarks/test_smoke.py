@@ -3,8 +3,6 @@
 The stress of the queue is a test by itself (tests/integration/test_transfer_queue_processes.py).
 """
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

@@ -8,8 +8,6 @@ and the server's memory, descriptors and shared memory are what they were. Then 
 in it and with readers that wait. Exit code 1, and what is wrong, where something is.
 """
 
-from __future__ import annotations
-
 import argparse
 import os
 import random

@@ -1,7 +1,5 @@
 """What a process holds, and what is left where nothing should be."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """What the processes of `transfer_queue_stress` do, and the ledger on what they said to have done."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import multiprocessing

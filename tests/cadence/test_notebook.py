@@ -1,7 +1,5 @@
 """The notebook in examples/, whose cells are run in their order as Jupyter would."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 from typing import Any
@@ -13,9 +11,7 @@ from matplotlib.pyplot import close
 from tests.support.project import ROOT
 
 
-def test_the_notebook_runs_from_top_to_bottom_and_draws_what_it_compared(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_notebook_runs_and_draws_what_it_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CADENCE_RESULTS", raising=False)
     matplotlib.use("agg")

@@ -1,7 +1,5 @@
 """Options of engines: what a job may set, how it is refused, and what becomes of it."""
 
-from __future__ import annotations
-
 import dataclasses
 from dataclasses import replace
 from pathlib import Path
@@ -67,9 +65,7 @@ def test_an_unknown_option_or_a_wrong_value_is_one_line(setting: str, refusal: s
     assert str(caught.value).startswith(refusal) and "\n" not in str(caught.value)
 
 
-def test_an_engine_without_its_packages_is_refused_with_the_fix(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_an_engine_without_its_packages_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr(vllm, "find_spec", lambda name: None)
     with pytest.raises(ConfigError, match=r"^engine\.name=vllm: it needs vllm, .*`make setup-vllm` installs it"):
         check_environment(compose_job(["engine=vllm"]))
@@ -105,7 +101,7 @@ def test_options_of_vllm_become_its_arguments(monkeypatch: pytest.MonkeyPatch) -
     assert narrow["kv_cache_memory_bytes"] == 5 * 64 * 2 * 2 * 32 * 2
 
 
-def test_weights_of_8_bits_are_vllms_and_counted() -> None:
+def test_weights_of_8_bits_are_vllms_and_counted_or_refused() -> None:
     config = replace(MODEL, dtype="bfloat16", vocabulary=64)
     model, fp8 = build_model(config), vllm.Options(quantization="fp8")
     assert _arguments(model, 4, CPU, fp8)["quantization"] == "fp8_per_channel"
@@ -116,9 +112,6 @@ def test_weights_of_8_bits_are_vllms_and_counted() -> None:
     jobs = [compose_job(["model=qwen7b", "engine=vllm", f"engine.quantization={way}"]) for way in ("fp8", "null")]
     narrow, wide = (EngineMemory(job.model, job.engine, 1024).weights for job in jobs)
     assert 0.5 < narrow / wide < 0.6, "embeddings and the output layer keep 16 bits"
-
-
-def test_weights_of_8_bits_are_refused_where_they_would_not_follow() -> None:
     with pytest.raises(ConfigError, match="engine.quantization=fp8: SGLang quantises the weights that it starts with"):
         sglang.within(sglang.Options(quantization="fp8"), SHARE)
     with pytest.raises(ConfigError, match=r"engine.quantization=fp8 is made of weights of 16 bits"):

@@ -1,7 +1,5 @@
 """An engine's own processes receive the trainer's weights: what that moves and copies, against the least there is."""
 
-from __future__ import annotations
-
 import asyncio
 from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace

@@ -1,7 +1,5 @@
 """Training with packed micro-batches and recomputed activations on a GPU. Skipped where there is none."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
@@ -107,9 +105,7 @@ def scores(scorer: Scorer, batch: TrainBatch) -> np.ndarray:
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 @pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_the_trainer_scores_as_an_engine_that_was_sent_its_weights(
-    mesh: DeviceMesh, dtype: str, layout: Layout
-) -> None:
+def test_the_trainer_scores_as_an_engine_with_its_weights(mesh: DeviceMesh, dtype: str, layout: Layout) -> None:
     config, training = replace(SMALL, dtype=dtype), TrainingConfig(layout=layout)
     batch = batch_of(config, 12, 90)
     engine = FSDPEngine(outline_model(config), ALGORITHM, mesh=mesh, device=GPU, training=training)

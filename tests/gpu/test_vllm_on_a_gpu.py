@@ -1,7 +1,5 @@
 """vLLM on a GPU: weights by CUDA IPC and vLLM's layerwise reload, and memory given back in sleep."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator

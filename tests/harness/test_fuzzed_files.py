@@ -1,8 +1,6 @@
 """Settings, command lines, results folders and tables spoilt at random: each is read, or refused in one line; none
 hangs, and none fills the memory."""
 
-from __future__ import annotations
-
 import io
 import json
 import random

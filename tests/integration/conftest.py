@@ -1,7 +1,5 @@
 """Where real runs are written, and what makes them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from pathlib import Path
 

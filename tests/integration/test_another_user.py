@@ -1,7 +1,5 @@
 """A second user of the machine finds the doors of a queue closed, and is sent away where one was left open."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -23,9 +21,7 @@ def folder() -> Iterator[Path]:
         yield path
 
 
-def test_another_user_reaches_neither_socket_nor_saved_rows_and_is_refused_where_the_folder_was_opened(
-    folder: Path,
-) -> None:
+def test_another_user_reaches_neither_socket_nor_saved_rows(folder: Path) -> None:
     saved = folder / "saved"
     with QueueProcess.start(SPEC, saves=str(folder)) as process, process.sync() as queue:
         queue.save(str(saved))

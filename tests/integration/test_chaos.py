@@ -1,8 +1,6 @@
 """Faults on real runs: one is of a connection, one is followed by a damaged checkpoint. The same command goes on, and
 what is promised holds. `make chaos REAL=` has those of every kind; what a run overcomes by itself: test_restarts."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

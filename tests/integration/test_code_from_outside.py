@@ -1,7 +1,5 @@
 """Code that is in none of this repository's files, named by import path: a job runs on it."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Iterator
@@ -227,9 +225,7 @@ def test_weights_travel_by_a_transport_from_outside(outside: Path, seeing: Drive
     assert mismatch[0] == mismatch[1]
 
 
-def test_a_transport_from_outside_is_simulated_by_what_it_says_of_itself(
-    outside: Path, seeing: Drivers, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transport_from_outside_is_simulated(outside: Path, seeing: Drivers, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = seeing.bench(
         outside / "results", "simulated", *SENT, "backend=virtual", "cost=tiny_cpu", "cluster.devices=2"
     )
@@ -243,9 +239,7 @@ def test_a_transport_from_outside_is_simulated_by_what_it_says_of_itself(
     assert sender.bytes >= config.cluster.bucket_bytes and sender.phases == ("publish",)
 
 
-def test_a_transport_within_a_host_is_refused_by_name_where_the_job_spans_two(
-    outside: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_transport_within_a_host_is_refused_across_two(outside: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.syspath_prepend(outside)
     config = compose_job([*SENT, "cluster.devices=16", "backend=real"])
     with pytest.raises(ConfigError, match="transport=outside_transport:Folder shares memory inside of one host"):

@@ -1,7 +1,5 @@
 """Real comparisons: killed half-way, finished by the same command, and runs as they would be by themselves."""
 
-from __future__ import annotations
-
 import json
 import os
 import re

@@ -1,7 +1,5 @@
 """The engine that docs/adding_an_engine.md shows passes the contract, by the command that it names."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys

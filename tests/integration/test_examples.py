@@ -1,7 +1,5 @@
 """Code of one's own in examples/my_lab: a schedule, a reward and an agent loop, in runs as their pages have them."""
 
-from __future__ import annotations
-
 import subprocess
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Real runs with and without held-out evaluation: the same weights to the bit, accuracies that fit their versions."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pyarrow.parquet as pq
@@ -19,7 +17,6 @@ RUNS = {
     "async_0": "schedule=fully_async schedule.max_staleness=0",
     "delayed": "schedule=delayed_update",
     "half": "schedule=half_step cluster.devices=4",
-    "async_2": "schedule=fully_async",
 }
 EVALUATED = "eval.every=2 eval.samples=6 eval.k=2"
 ITERATIONS = 5
@@ -52,9 +49,7 @@ def test_the_first_the_last_and_every_second_version_are_evaluated(runs: dict[st
 
 
 @pytest.mark.parametrize("schedule", RUNS)
-def test_what_is_said_of_a_version_follows_from_the_responses_that_are_kept(
-    runs: dict[str, Path], schedule: str
-) -> None:
+def test_what_is_said_of_a_version_follows_from_its_responses(runs: dict[str, Path], schedule: str) -> None:
     kept = pq.read_table(runs[schedule] / "eval_responses.parquet").to_pandas()
     for line in load_evaluations(runs[schedule]):
         of_version = kept[kept.version == line["version"]]

@@ -1,8 +1,6 @@
 """Runs across hosts of a cluster: three namespaces of this machine, each with an address and shared memory of its own,
 and Ray, with its token, between them."""
 
-from __future__ import annotations
-
 import shlex
 import subprocess
 import sys

@@ -1,7 +1,5 @@
 """A run that ends early ends whole: no process, no half-written file, an error with a name, and a rerun that works."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess
@@ -153,9 +151,7 @@ def test_a_process_that_stops_without_dying_is_noticed_and_named(results: Path, 
 
 
 @pytest.mark.parametrize("victim", VICTIMS)
-def test_a_process_that_dies_ends_the_run_and_all_that_died_with_it_is_named(
-    results: Path, victim: str, drivers: Drivers
-) -> None:
+def test_a_process_that_dies_ends_the_run_and_is_named(results: Path, victim: str, drivers: Drivers) -> None:
     settings = ["restarts.limit=0"] + (["algorithm.recompute_log_probs=true"] if victim == "device[1]" else [])
     experiment = f"victim_{list(VICTIMS).index(victim)}"
     code, output = drivers.run_killed(results, experiment, (*SETTINGS, *settings), [(victim, 3)])

@@ -1,7 +1,5 @@
 """Every socket that a run listens on: where it is, and what it tells those without the token (docs/security.md)."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

@@ -1,7 +1,5 @@
 """Whole runs in whose middle rollout engines are killed, leave and come back: real processes, real weights."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import sys
@@ -142,12 +140,9 @@ def test_an_engine_leaves_over_http_and_comes_back_with_the_weights_of_that_mome
     assert not list(folder.glob("membership.json")), "the token is of no use any more"
 
 
-def test_a_run_that_is_to_end_with_its_engine_says_which_and_over_what(made: Made) -> None:
+def test_a_run_that_cannot_go_on_says_which_engine_died_over_what(made: Made) -> None:
     assert made.codes["end"] == 1 and not is_done(made.folders["end"])
     assert made.errors["end"].startswith("rollout[1] died during stream: ")
-
-
-def test_the_death_of_the_last_engine_ends_any_run(made: Made) -> None:
     assert made.codes["the_last"] == 1 and not is_done(made.folders["the_last"])
     assert "rollout[0] died during generate: " in made.errors["the_last"]
     assert "no engine is left to generate" in made.errors["the_last"]

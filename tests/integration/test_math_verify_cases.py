@@ -1,7 +1,5 @@
 """The reward `math` against the cases that math-verify's own tests hold true or false, read from its source archive."""
 
-from __future__ import annotations
-
 import ast
 import subprocess
 import sys

@@ -1,8 +1,6 @@
 """The plan of memory held against what training allocates: FSDP2 over Gloo in worlds of 1, 2 and 4 processes, counted
 tensor by tensor; and against the models that transformers makes of published sizes."""
 
-from __future__ import annotations
-
 import multiprocessing
 from typing import Any
 

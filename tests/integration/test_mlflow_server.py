@@ -1,7 +1,5 @@
 """The MLflow mirror, against a tracking server that is killed in the middle of a run and comes back."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -85,7 +83,7 @@ def server(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Server]:
     server.close()
 
 
-def test_a_server_that_is_killed_during_a_run_loses_nothing(
+def test_a_server_that_is_killed_loses_nothing(
     server: Server, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     from harness.cli.look import mlflow_sync

@@ -1,8 +1,6 @@
 """A folder of a model through a run, out as the final folder, and into vLLM or SGLang: everyone finds the same
 log-probabilities."""
 
-from __future__ import annotations
-
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -54,7 +52,7 @@ async def log_probs(folder: Path, prompt: list[int], response: list[int]) -> lis
 @pytest.mark.slow
 @pytest.mark.timeout(FIRST_TIMEOUT_S)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-async def test_transformers_loads_the_final_folder_and_a_run_goes_on_from_it(
+async def test_transformers_and_a_run_load_the_final_folder(
     architecture: str, tmp_path: Path, drivers: Drivers
 ) -> None:
     from transformers import AutoModelForCausalLM

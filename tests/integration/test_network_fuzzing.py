@@ -1,8 +1,6 @@
 """What anybody may say to a queue and to the membership service: nothing of it hangs them, ends in a traceback or takes
 memory that stays, and who behaves is served meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import logging
@@ -125,7 +123,7 @@ def hello(random: Random, server: ServerThread) -> bytes:
     [(False, None), (True, None), (False, "tcp:127.0.0.1:0")],
     ids=["without the token", "a writer", "without TLS"],
 )
-def test_two_thousand_things_that_are_said_to_a_queue(
+def test_two_thousand_things_said_to_a_queue(
     admitted: bool, address: str | None, caplog: pytest.LogCaptureFixture
 ) -> None:
     random = Random(int(admitted))

@@ -1,7 +1,5 @@
 """A paced run: real processes, queue and weight transfers around engines that last as long as the cost model says."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest

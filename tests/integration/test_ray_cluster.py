@@ -1,7 +1,5 @@
 """Workers in Ray actors answer as those of one machine do, and Ray says how they died."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -92,9 +90,7 @@ async def test_payloads_of_a_run_travel_in_the_channel_of_its_queue(address: str
         assert isinstance(queue, RemoteQueue) and queue.endpoint.backend == InlineBackend()
 
 
-def test_a_run_whose_workers_and_rows_are_on_a_cluster(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_with_all_on_a_cluster(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of `fully_async`; others in test_hosts."""
     monkeypatch.setenv("RAY_ADDRESS", address)
 
@@ -103,9 +99,7 @@ def test_a_run_whose_workers_and_rows_are_on_a_cluster(
     assert (folder / "DONE").is_file()
 
 
-def test_a_run_that_names_no_cluster_works_beside_somebody_elses_and_does_not_join_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_names_no_cluster_does_not_join_another(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     # Its sockets' names must be short, and its workers may still end when it is gone.
     with TemporaryDirectory(prefix="ray", dir="/tmp", ignore_cleanup_errors=True) as folder:
@@ -121,7 +115,7 @@ def test_a_run_that_names_no_cluster_works_beside_somebody_elses_and_does_not_jo
             theirs.shutdown()
 
 
-def test_sigterm_leaves_a_run_on_a_cluster_with_a_checkpoint(
+def test_sigterm_on_a_cluster_leaves_a_checkpoint(
     address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)

@@ -1,7 +1,5 @@
 """Asynchronous runs that are made again: by what was recorded of their order of arrival, equal to the last bit."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -19,7 +17,6 @@ TWO_ENGINES = "cluster.devices=3 schedule.split.rollout=2"
 COMPLETION = f"{TWO_ENGINES} schedule=fully_async schedule.order=completion schedule.max_staleness=2"
 RUNS = (
     "cluster.devices=2 schedule=fully_async schedule.max_staleness=2 schedule.pause=wait",
-    f"{TWO_ENGINES} schedule=fully_async schedule.max_staleness=2",
     f"{COMPLETION} schedule.on_stale=wait",
     f"{COMPLETION} schedule.on_stale=drop schedule.pause=abort algorithm.micro_batch_groups=1 algorithm.mini_batches=2",
     "cluster.devices=4 schedule=fully_async schedule.order=completion schedule.split.rollout=2",

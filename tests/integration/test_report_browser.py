@@ -1,7 +1,5 @@
 """The report in a real browser, without its window: what is drawn, how it reacts to input, and what a printer gets."""
 
-from __future__ import annotations
-
 import json
 import re
 import shutil
@@ -76,7 +74,7 @@ def report(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def browser() -> Iterator[Browser]:
+def browser() -> Iterator["Browser"]:
     with sync_api.sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=CHROMIUM, args=["--no-sandbox"], timeout=TIMEOUT_MS)
         yield browser
@@ -84,7 +82,7 @@ def browser() -> Iterator[Browser]:
 
 
 @pytest.fixture
-def page(browser: Browser, report: Path) -> Iterator[Page]:
+def page(browser: "Browser", report: Path) -> Iterator["Page"]:
     """The report at 1280 pixels. At the end: nothing complained, and nothing but the file was asked for."""
     page = browser.new_page(viewport={"width": 1280, "height": 900})
     page.set_default_timeout(TIMEOUT_MS)
@@ -99,7 +97,7 @@ def page(browser: Browser, report: Path) -> Iterator[Page]:
     assert [complaint for complaint in complaints if not complaint.startswith("data:")] == []
 
 
-def test_no_script_runs_but_the_page_s_own(browser: Browser, report: Path, tmp_path: Path) -> None:
+def test_no_script_runs_but_the_page_s_own(browser: "Browser", report: Path, tmp_path: Path) -> None:
     other = (
         '<img src="x" onerror="document.title = 1"><script>document.title = 1</script><script src="evil.js"></script>'
     )
@@ -113,7 +111,7 @@ def test_no_script_runs_but_the_page_s_own(browser: Browser, report: Path, tmp_p
     page.close()
 
 
-def wait_until(page: Page, holds: str) -> None:
+def wait_until(page: "Page", holds: str) -> None:
     """As wait_for_function, whose polling the page's content security policy forbids."""
     end = time.monotonic() + TIMEOUT_MS / 1000
     while not page.evaluate(holds):
@@ -121,13 +119,13 @@ def wait_until(page: Page, holds: str) -> None:
         page.wait_for_timeout(20)
 
 
-def window(page: Page) -> tuple[float, float]:
+def window(page: "Page") -> tuple[float, float]:
     """Seconds that the timeline shows."""
     data = page.evaluate("({...document.querySelector('#timeline').dataset})")
     return float(data["from"]) / 1e6, float(data["to"]) / 1e6
 
 
-def place(page: Page, row: int, seconds: float) -> tuple[float, float]:
+def place(page: "Page", row: int, seconds: float) -> tuple[float, float]:
     """Where on the screen a moment of a row is drawn."""
     page.locator(".spans").scroll_into_view_if_needed()
     x, y = page.evaluate(
@@ -141,7 +139,7 @@ def place(page: Page, row: int, seconds: float) -> tuple[float, float]:
     return x, y
 
 
-def colour(page: Page, row: int, seconds: float) -> list[int]:
+def colour(page: "Page", row: int, seconds: float) -> list[int]:
     """Red, green and blue of what is drawn there, near the lane's upper edge."""
     page.evaluate("() => new Promise((done) => requestAnimationFrame(() => requestAnimationFrame(done)))")
     return page.evaluate(
@@ -155,13 +153,13 @@ def colour(page: Page, row: int, seconds: float) -> list[int]:
     )
 
 
-def tooltip(page: Page) -> dict[str, str]:
+def tooltip(page: "Page") -> dict[str, str]:
     names, values = (page.locator(f".tooltip {tag}").all_inner_texts() for tag in ("dt", "dd"))
     return dict(zip(names, values, strict=True))
 
 
 @pytest.mark.parametrize("width", [390, 800, 1280, 1440])
-def test_nothing_is_wider_than_the_window(page: Page, width: int) -> None:
+def test_nothing_is_wider_than_the_window(page: "Page", width: int) -> None:
     page.set_viewport_size({"width": width, "height": 900})
     wait_until(page, f"document.querySelector('.spans').clientWidth < {width}")
     assert page.evaluate("document.documentElement.scrollWidth") == width
@@ -197,7 +195,7 @@ FAINT = """() => {
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_every_word_can_be_read_on_its_ground(page: Page, scheme: Literal["light", "dark"]) -> None:
+def test_every_word_can_be_read_on_its_ground(page: "Page", scheme: Literal["light", "dark"]) -> None:
     """4.5 is what the Web Content Accessibility Guidelines ask of text."""
     page.emulate_media(color_scheme=scheme)
     ground = page.evaluate("getComputedStyle(document.body).backgroundColor")
@@ -207,7 +205,7 @@ def test_every_word_can_be_read_on_its_ground(page: Page, scheme: Literal["light
     assert page.evaluate(FAINT) == []
 
 
-def test_the_timeline_follows_the_colour_scheme(page: Page) -> None:
+def test_the_timeline_follows_the_colour_scheme(page: "Page") -> None:
     """Left of the first span the canvas has its ground, behind the names."""
     page.get_by_role("button", name="whole run").click()
     before, drawn = colour(page, 0, -0.02), colour(page, 0, 3.4)
@@ -217,7 +215,7 @@ def test_the_timeline_follows_the_colour_scheme(page: Page) -> None:
     assert colour(page, 0, 3.4) != drawn
 
 
-def test_what_is_under_the_pointer_is_told(page: Page) -> None:
+def test_what_is_under_the_pointer_is_told(page: "Page") -> None:
     page.mouse.move(*place(page, 1, 3.4))
     assert tooltip(page) == {
         "role": "rollout",
@@ -234,7 +232,7 @@ def test_what_is_under_the_pointer_is_told(page: Page) -> None:
     assert page.locator(".tooltip").is_hidden()
 
 
-def test_spans_have_the_colour_of_their_version_or_of_their_kind(page: Page) -> None:
+def test_spans_have_the_colour_of_their_version_or_of_their_kind(page: "Page") -> None:
     by_version = [colour(page, 0, second) for second in (3.4, 4.4)]
     assert by_version[0] != by_version[1] == colour(page, 2, 4.6)
     page.mouse.move(*place(page, 2, 4.6))
@@ -252,7 +250,7 @@ def test_spans_have_the_colour_of_their_version_or_of_their_kind(page: Page) -> 
     assert "update actor" in page.locator("#timeline .legend").inner_text()
 
 
-def test_weights_are_drawn_as_arrows_between_rows(page: Page) -> None:
+def test_weights_are_drawn_as_arrows_between_rows(page: "Page") -> None:
     """Between two rows there is nothing else that is dark."""
     count = """() => {
         const { live } = document.querySelector("#timeline");
@@ -266,7 +264,7 @@ def test_weights_are_drawn_as_arrows_between_rows(page: Page) -> None:
     assert page.evaluate(count) > 0
 
 
-def test_the_wheel_zooms_once_the_chart_was_clicked_and_scrolls_the_page_before(page: Page) -> None:
+def test_the_wheel_zooms_once_the_chart_was_clicked_and_scrolls_the_page_before(page: "Page") -> None:
     before = window(page)
     page.mouse.move(*place(page, 0, 4.5))
     page.mouse.wheel(0, -200)
@@ -281,7 +279,7 @@ def test_the_wheel_zooms_once_the_chart_was_clicked_and_scrolls_the_page_before(
     assert (4.5 - after[0]) / (after[1] - after[0]) == pytest.approx(share, abs=0.01)  # it stays under the pointer
 
 
-def test_dragging_zooms_into_what_was_dragged_over_and_shift_moves(page: Page) -> None:
+def test_dragging_zooms_into_what_was_dragged_over_and_shift_moves(page: "Page") -> None:
     y = place(page, 0, 4.0)[1]
     page.mouse.move(place(page, 0, 4.0)[0], y)
     page.mouse.down()
@@ -299,7 +297,7 @@ def test_dragging_zooms_into_what_was_dragged_over_and_shift_moves(page: Page) -
     assert window(page) == (0, ITERATIONS)
 
 
-def test_keys_zoom_move_and_read_spans_aloud(page: Page) -> None:
+def test_keys_zoom_move_and_read_spans_aloud(page: "Page") -> None:
     page.locator(".spans").focus()
     from_, to = window(page)
     page.keyboard.press("+")
@@ -320,7 +318,7 @@ def test_keys_zoom_move_and_read_spans_aloud(page: Page) -> None:
     assert page.locator(".tooltip").is_hidden()
 
 
-def test_buttons_and_the_strip_below_move_the_window(page: Page) -> None:
+def test_buttons_and_the_strip_below_move_the_window(page: "Page") -> None:
     page.get_by_role("button", name="whole run").click()
     assert window(page) == (0, ITERATIONS)
     for _ in range(2):
@@ -335,7 +333,7 @@ def test_buttons_and_the_strip_below_move_the_window(page: Page) -> None:
     assert page.locator(".run-title").inner_text().startswith("fully_async")
 
 
-def test_switches_change_the_curves_and_the_pointer_reads_them(page: Page) -> None:
+def test_switches_change_the_curves_and_the_pointer_reads_them(page: "Page") -> None:
     lines = page.locator(".curves .mean-line")
     before = lines.first.get_attribute("points")
     page.get_by_label("samples trained").check()
@@ -356,7 +354,7 @@ def test_switches_change_the_curves_and_the_pointer_reads_them(page: Page) -> No
     assert f"synchronous, algorithm.correction={LOSS} 0." in page.locator(".readout").inner_text()
 
 
-def test_samples_are_listed_by_run_and_kind_and_unfolded_to_be_read(page: Page) -> None:
+def test_samples_are_listed_by_run_and_kind_and_unfolded_to_be_read(page: "Page") -> None:
     shown = page.locator("#samples details:visible")
     assert shown.count() == 4 and "sample 5" in shown.first.inner_text()
     shown.first.locator("summary").click()
@@ -371,7 +369,7 @@ def test_samples_are_listed_by_run_and_kind_and_unfolded_to_be_read(page: Page) 
     assert shown.count() == 3 and page.locator("#samples details[data-run='1']:visible").count() == 3
 
 
-def test_a_printer_gets_tables_and_charts_and_no_switches(page: Page) -> None:
+def test_a_printer_gets_tables_and_charts_and_no_switches(page: "Page") -> None:
     page.emulate_media(color_scheme="dark")
     page.evaluate(
         """() => {

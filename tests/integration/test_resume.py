@@ -1,7 +1,5 @@
 """A run whose driver is killed, or asked to leave, and the same command again."""
 
-from __future__ import annotations
-
 import signal
 from pathlib import Path
 from random import Random
@@ -26,16 +24,13 @@ REPEATABLE = (
     "schedule=colocate_sync cluster.devices=1 algorithm=ppo",
     "schedule=k_step_off cluster.devices=2",
     "schedule=delayed_update cluster.devices=3",
-    "schedule=fully_async cluster.devices=2 schedule.max_staleness=0",
-    "schedule=one_step_off cluster.devices=2 algorithm.filter=tests.support.filters:even",
     "schedule=separated_sync cluster.devices=2 algorithm.kl_in=reward algorithm.kl_coef=0.05 algorithm.kl_target=0.01",
     "schedule=one_step_off cluster.devices=2 algorithm.filter=tests.support.filters:even algorithm.over_sampling=1.5",
 )
-KILLED_AFTER = (1, 8, 7, 5, 8, 2, 4, 6)
+KILLED_AFTER = (1, 8, 7, 5, 4, 6)
 """Iterations; of each of `REPEATABLE`."""
 OTHERS = (
     "schedule=fully_async cluster.devices=2",
-    "schedule=windowed cluster.devices=2",
     "schedule=lending cluster.devices=2 schedule.patience_s=0.001",
     "schedule=half_step cluster.devices=4",
     "schedule=tail_rounds schedule.over=0.5 cluster.devices=2",
@@ -50,9 +45,7 @@ def check_went_on(folder: Path, after: int) -> None:
 
 
 @pytest.mark.parametrize(("settings", "after"), list(zip(REPEATABLE, KILLED_AFTER, strict=True)))
-def test_what_was_killed_ends_bit_for_bit_as_what_was_not(
-    settings: str, after: int, results: Path, drivers: Drivers
-) -> None:
+def test_what_was_killed_ends_bit_for_bit_as_ever(settings: str, after: int, results: Path, drivers: Drivers) -> None:
     """Wherever it was killed, also before its first checkpoint."""
     random, experiment = Random(settings), f"killed_{REPEATABLE.index(settings)}"
     told = (*SETTINGS, *settings.split())
@@ -71,9 +64,7 @@ def test_where_order_of_arrival_decides_bounds_and_ledger_hold(settings: str, re
     check_run(read_finished(folder))
 
 
-def test_a_run_that_sigterm_asks_to_leave_has_a_checkpoint_and_ends_bit_for_bit_as_one_that_was_not(
-    results: Path, drivers: Drivers
-) -> None:
+def test_a_run_that_sigterm_asks_to_leave_ends_bit_for_bit_as_ever(results: Path, drivers: Drivers) -> None:
     settings = (*SETTINGS, "checkpoint.every=100", "schedule=one_step_off", "cluster.devices=2")
     settings += ("eval.every=4", "eval.samples=4")
     code, said = drivers.killed(results, "left", settings, 3, signal.SIGTERM)
@@ -87,9 +78,7 @@ def test_a_run_that_sigterm_asks_to_leave_has_a_checkpoint_and_ends_bit_for_bit_
     assert evaluated == [[0, 4, 8, ITERATIONS]] * 2
 
 
-@pytest.mark.parametrize(
-    ("schedule", "devices", "others"), [("colocate_sync", 1, 2), ("colocate_sync", 2, 1), ("separated_sync", 2, 3)]
-)
+@pytest.mark.parametrize(("schedule", "devices", "others"), [("colocate_sync", 2, 1), ("separated_sync", 2, 3)])
 def test_a_run_on_other_devices_begins_with_a_checkpoint_and_ends_within_rounding_of_one_that_did_not_move(
     schedule: str, devices: int, others: int, results: Path, drivers: Drivers
 ) -> None:

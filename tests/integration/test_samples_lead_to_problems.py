@@ -1,8 +1,6 @@
 """Every sample of a run leads to its problem, whatever the task, and every problem to its samples; the versions of a
 response are those of its tokens."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -101,9 +99,7 @@ def test_versions_of_a_response_are_those_of_its_sample(runs: dict[str, Path], n
 @pytest.mark.parametrize(
     ("name", "fates"), [("filtered", {"dropped_filtered", "dropped_spare"}), ("baseline", {"dropped_baseline"})]
 )
-def test_what_was_scored_and_not_trained_is_kept_with_its_reward(
-    runs: dict[str, Path], name: str, fates: set[str]
-) -> None:
+def test_what_was_not_trained_is_kept_with_its_reward(runs: dict[str, Path], name: str, fates: set[str]) -> None:
     table = load_samples(runs[name]).to_pandas()
     dropped = table[table.fate.isin(fates)]
     of = dropped[dropped.reward.notna()].set_index("sample_id")

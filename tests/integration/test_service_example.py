@@ -1,7 +1,5 @@
 """The service with a trainer and two engines that know nothing of Cadence: examples/service, as its page says."""
 
-from __future__ import annotations
-
 import json
 import os
 import subprocess

@@ -1,8 +1,6 @@
 """A real SGLang server on the CPU, beyond the contract of rollout engines (tests/contract): how it is found, how it
 ends, and whole runs. `make setup-sglang` installs it, `make test-sglang` runs this."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

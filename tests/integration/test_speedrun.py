@@ -1,7 +1,5 @@
 """A record that is made by its command, from real runs of a small track, and checked by its command."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

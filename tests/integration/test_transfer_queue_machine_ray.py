@@ -1,7 +1,5 @@
 """The queue with its payloads in Ray's object store, against the model in plain Python."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 
 import pytest

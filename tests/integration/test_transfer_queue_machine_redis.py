@@ -1,7 +1,5 @@
 """The queue with its payloads in real redis servers, against the model in plain Python."""
 
-from __future__ import annotations
-
 import shutil
 
 import pytest

@@ -3,8 +3,6 @@
 Its master is started here; the queue's process lends the memory.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import subprocess

@@ -1,7 +1,5 @@
 """Many processes on one queue, some of which are killed: see `tests/benchmarks/transfer_queue_stress.py`."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 

@@ -1,8 +1,6 @@
 """The queue in a Ray actor with its storage units in others, written and read by yet others: what Ray can make go
 wrong. What a queue behind a socket does is held in tests/harness/transfer_queue."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import sys
@@ -13,8 +11,7 @@ import numpy as np
 import pytest
 import ray
 
-from harness.transfer_queue import ColumnSpec, GetRequest, QueueSpec, Ragged, TaskSpec
-from harness.transfer_queue.loader import StreamingDataLoader
+from harness.transfer_queue import ColumnSpec, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.ray_host import QueueActor
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.storage.protocol import QueueSession
@@ -62,52 +59,6 @@ def queue(host: QueueActor) -> RemoteQueue:
 
 def tokens(rows: Any) -> Ragged:
     return Ragged.from_rows([np.full(int(row) % 5 + 1, row, np.int64) for row in rows])
-
-
-class Writer:
-    async def write(self, queue: RemoteQueue, partition: str, rows: list[int], size: int) -> None:
-        for start in range(0, len(rows), size):
-            some = rows[start : start + size]
-            await queue.put(partition, some, {"tokens": tokens(some)})
-
-
-class Scorer:
-    async def score(self, queue: RemoteQueue, partition: str) -> int:
-        seen = 0
-        while (batch := await queue.get("score", 8, minimum=1, partition=partition)) is not None:
-            sums = [float(row.sum()) for row in batch.ragged("tokens").rows()]
-            await queue.put(partition, batch.rows, {"reward": np.array(sums, np.float32)})
-            seen += len(batch)
-        return seen
-
-
-async def test_two_actors_stream_through_units_to_a_third_reader(queue: RemoteQueue) -> None:
-    await stream(queue)
-
-
-async def test_two_actors_stream_through_messages_to_a_third_reader() -> None:
-    with QueueActor.start(SPEC) as host:
-        await stream(host.queue)
-
-
-async def stream(queue: RemoteQueue) -> None:
-    rows = list(range(64))
-    await queue.create_partition("train_0", rows, group_size=4)
-    scorer, writer = ray.remote(num_cpus=0)(Scorer).remote(), ray.remote(num_cpus=0)(Writer).remote()
-    scored = scorer.score.remote(queue, "train_0")
-    written = writer.write.remote(queue, "train_0", rows[::-1], 6)
-    got: list[int] = []
-    async for batch in StreamingDataLoader(queue, GetRequest("train", 16, partition="train_0", timeout_s=60)):
-        got += batch.rows.tolist()
-        expected = tokens(batch.rows)
-        assert np.array_equal(batch.ragged("tokens").values, expected.values)
-        assert batch.dense("reward").tolist() == [float(row.sum()) for row in expected.rows()]
-        batch.torch("tokens")[:] = 0  # the reader's own memory
-    assert got == rows
-    assert await scored == 64
-    await written
-    await queue.clear("train_0")
-    assert (await queue.describe())["bytes"] == 0
 
 
 async def until(queue: RemoteQueue, seen: Callable[[Mapping[str, Any]], bool]) -> None:

@@ -1,7 +1,5 @@
 """docs/tutorial.md: its commands, in its order, with the schedule that it writes down."""
 
-from __future__ import annotations
-
 import os
 import re
 import shlex

@@ -1,7 +1,5 @@
 """What only vLLM does, against vLLM itself. What every engine has to do is in tests/contract."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -94,9 +94,7 @@ def running(
 
 
 @pytest.mark.parametrize(("transport", "delta"), [*((name, False) for name in TRANSPORTS), *DELTA])
-async def test_a_receiver_that_dies_in_mid_transfer_is_named_and_the_run_goes_on_without_it(
-    transport: str, delta: bool
-) -> None:
+async def test_a_receiver_that_dies_in_mid_transfer_is_named_and_left_out(transport: str, delta: bool) -> None:
     retry = RetryPolicy(delta=delta)
     with running(transport, on_lost="go_on", engine_dies=Fault(version=2), retry=retry) as run:
         await run.coordinator.connect()

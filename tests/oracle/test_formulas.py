@@ -4,8 +4,6 @@ Sources whose packages cannot be installed beside ours are named with the file t
 prime-rl. Gradients are by hand. What is compared runs in float64, too: formulas, not rounding. No package is needed.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

@@ -4,8 +4,6 @@ TRL's losses are a method of its trainer, so it is called on a stand-in that has
 log-probs of a batch in place of a forward pass. In float64: the formulas are compared, not their rounding.
 """
 
-from __future__ import annotations
-
 from collections import defaultdict
 from types import SimpleNamespace
 from typing import Any

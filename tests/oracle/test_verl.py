@@ -4,8 +4,6 @@ On 200 random batches and 50 extreme ones (ratios of e^-30 to e^30, equal reward
 two differ by what they are, the case says how and why.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from typing import Any
 

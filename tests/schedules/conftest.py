@@ -1,7 +1,5 @@
 """Which schedules the tests of every schedule look at."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.config import ConfigError

@@ -1,7 +1,5 @@
 """The two rules that bound staleness, as properties of group numbers."""
 
-from __future__ import annotations
-
 import math
 from fractions import Fraction
 
@@ -30,7 +28,7 @@ def test_the_limit_is_the_first_group_beyond_the_formula(batch: int, eta: float,
 
 
 @given(batches, etas, versions, st.data())
-def test_a_group_that_dispatch_allows_lags_by_no_more_than_the_bound(
+def test_a_group_that_is_let_in_lags_within_the_bound(
     batch: int, eta: float, version: int, data: st.DataObject
 ) -> None:
     """N < (u + 1 + eta) B  =>  N // B - u <= ceil(eta): group N, started by version u, is trained at version N // B."""

@@ -4,8 +4,6 @@ Whole runs on the virtual clock over random jobs: the schedule's own file, the q
 that a real run has, around simulated engines; some of which die, leave, and come back.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
@@ -38,7 +36,7 @@ from tests.support.invariants import (
 from tests.support.random_jobs import jobs, options_of, play
 
 checked = settings(suppress_health_check=list(HealthCheck))
-few = settings(max_examples=examples(80), suppress_health_check=list(HealthCheck))
+few = settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 
 
 def made(schedule: str) -> Schedule:
@@ -163,7 +161,7 @@ def test_what_is_promised_of_the_schedule_holds_over_random_jobs_and_where_engin
             died += len(recorder.engines)
 
     holds()
-    assert died > 3, "the test shows little"
+    assert died > 2, "the test shows little"
 
 
 @pytest.mark.slow

@@ -1,7 +1,5 @@
 """What each schedule asks of a job, in which order: what runs beside what, and what waits for what."""
 
-from __future__ import annotations
-
 from typing import get_args
 
 import pytest
@@ -81,16 +79,13 @@ async def test_what_is_put_off_begins_again_once_a_batch_of_it_has_come_together
 # -- separated_sync
 
 
-async def test_without_streaming_separated_roles_wait_for_whole_batches() -> None:
+async def test_separated_roles_begin_a_batch_together_where_they_stream_and_else_wait() -> None:
     log = await FakeJob().play(SeparatedSync(streaming=False))
     for i in range(4):
         for name in (*HOST, *DEVICE):
             assert log.at(f"generate {i} done") < log.at(f"{name} {i}")
             assert log.at(f"{name} {i} done") < log.at(f"train {i}")
         assert log.at(f"actor_fwd {i}") < log.at(f"reference {i} done"), "they have devices of their own"
-
-
-async def test_with_streaming_separated_roles_begin_a_batch_together() -> None:
     log = await FakeJob().play(SeparatedSync())
     for i in range(4):
         begun = [log.at(f"{what} {i}") for what in ("generate", *HOST, *DEVICE, "train")]
@@ -138,12 +133,7 @@ async def test_one_step_off_generates_the_next_batch_while_it_trains_and_meets_f
     assert log.of("generate") == [f"generate {i}" for i in range(4)]
 
 
-async def test_k_step_off_with_k_1_is_one_step_off_call_by_call() -> None:
-    one, k = await FakeJob().play(OneStepOff()), await FakeJob().play(KStepOff(k=1))
-    assert one.lines == k.lines
-
-
-async def test_k_step_off_makes_k_versions_on_a_rollout_batch_and_gives_engines_the_last() -> None:
+async def test_k_step_off_makes_k_versions_on_a_rollout_batch_the_last_of_which_is_what_is_left() -> None:
     log = await FakeJob(iterations=6).play(KStepOff(k=2))
     assert log.of("generate") == ["generate 0-1", "generate 2-3", "generate 4-5"]
     assert log.of("publish", "mark") == ["mark 1", "publish 2", "mark 3", "publish 4", "mark 5", "publish 6"]
@@ -151,12 +141,11 @@ async def test_k_step_off_makes_k_versions_on_a_rollout_batch_and_gives_engines_
     assert log.at("generate 2-3") < log.at("train 0") < log.at("generate 2-3 done") < log.at("publish 2")
     assert log.at("train 1 done") < log.at("publish 2") < log.at("generate 4-5")
     assert log.at("train 0 done") < log.at("mark 1 done") < log.at("train 1")
-
-
-async def test_the_last_rollout_batch_of_k_step_off_is_what_is_left() -> None:
     log = await FakeJob(iterations=5).play(KStepOff(k=3))
     assert log.of("generate") == ["generate 0-2", "generate 3-4"]
     assert log.of("publish", "mark") == ["mark 1", "mark 2", "publish 3", "mark 4", "publish 5"]
+    one, k = await FakeJob().play(OneStepOff()), await FakeJob().play(KStepOff(k=1))
+    assert one.lines == k.lines
 
 
 @pytest.mark.parametrize("k", [0, -2])
@@ -199,7 +188,7 @@ async def test_training_goes_on_while_staged_weights_travel(schedule: Schedule) 
         assert log.of(f"{name} ") == [f"{name} streams"]
 
 
-async def test_cohorts_take_a_version_one_after_the_other() -> None:
+async def test_cohorts_take_a_version_one_after_the_other_and_drain_where_they_must() -> None:
     log = await FakeJob(engines=5).play(HalfStep(cohorts=3))
     assert log.of("limit") == ["limit 12"]
     expected = []
@@ -208,9 +197,6 @@ async def test_cohorts_take_a_version_one_after_the_other() -> None:
             for verb in ("pause keep", f"swap {version}", f"resume {8 * version + 12}"):
                 expected += [f"{k}: {verb}", f"{k}: {verb} done"]
     assert [line for line in log.lines if line[1:3] == ": "] == expected, "at most one is paused at any time"
-
-
-async def test_cohorts_drain_where_samples_may_not_go_on_under_new_weights() -> None:
     log = await FakeJob().play(HalfStep(pause="wait"))
     assert set(log.of("0: pause", "1: pause")) == {"0: pause wait", "1: pause wait"}
 

@@ -1,7 +1,5 @@
 """Completion order played through over many cases: no lag beyond the bound, by waiting in time or by dropping."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import random
@@ -212,9 +210,7 @@ async def test_bounds_hold_where_engines_get_every_second_or_third_version(eta: 
 
 
 @pytest.mark.parametrize(("over", "worst"), [(0, 0), (0.3, 1), (1, 1), (1, 2), (0.5, 4), (2.5, 3)])
-async def test_what_is_carried_on_is_waited_for_in_time_and_trained_while_engines_stand_still(
-    over: float, worst: int
-) -> None:
+async def test_what_is_carried_on_is_waited_for_while_engines_stand_still(over: float, worst: int) -> None:
     overtaken = False
     for seed in SEEDS:
         job = CompletionJob(seed)
@@ -231,7 +227,7 @@ async def test_what_is_carried_on_is_waited_for_in_time_and_trained_while_engine
 @pytest.mark.parametrize("mode", get_args(PauseMode))
 async def test_nothing_is_overtaken_from_beyond_a_window(eta: float, window: float, mode: PauseMode) -> None:
     ahead = 0.0
-    for seed in SEEDS:
+    for seed in SEEDS[:4]:
         job, schedule = CompletionJob(seed), Windowed(max_staleness=eta, window=window, pause=mode)
         lags = await job.play(schedule)
         assert 0 <= min(lags), seed

@@ -1,7 +1,5 @@
 """What each schedule does to lag, played through on a real queue: engines and a trainer that take turns, not time."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Sequence
@@ -90,7 +88,7 @@ class PlayedEngine:
 class PlayedRollout:
     engines: Sequence[PlayedEngine]
 
-    def split(self, cohorts: int | None = None) -> Sequence[PlayedRollout]:
+    def split(self, cohorts: int | None = None) -> Sequence["PlayedRollout"]:
         count = cohorts or len(self.engines)
         return [PlayedRollout(self.engines[k::count]) for k in range(count)]
 
@@ -238,9 +236,7 @@ async def test_synchronous_training_never_sees_a_lag(schedule: Schedule, speed: 
 
 @SPEEDS
 @pytest.mark.parametrize("schedule", [OneStepOff(), DelayedUpdate(), KStepOff(k=1)])
-async def test_one_step_behind_is_exactly_one_step_from_the_second_iteration_on(
-    schedule: Schedule, speed: tuple[int, int, int]
-) -> None:
+async def test_one_step_behind_is_exactly_one_step(schedule: Schedule, speed: tuple[int, int, int]) -> None:
     _, (iteration, first, last) = await played(schedule, speed)
     assert (first == np.maximum(iteration - 1, 0)).all() and (first == last).all()
 
@@ -257,9 +253,7 @@ async def test_k_steps_off_a_batch_lags_by_its_place_in_its_rollout_batch(k: int
 @SPEEDS
 @pytest.mark.parametrize("mode", get_args(PauseMode))
 @pytest.mark.parametrize("cohorts", [2, 3])
-async def test_half_a_step_off_lags_in_the_first_half_of_a_batch_only(
-    cohorts: int, mode: PauseMode, speed: tuple[int, int, int]
-) -> None:
+async def test_half_a_step_off_lags_in_first_halves(cohorts: int, mode: PauseMode, speed: tuple[int, int, int]) -> None:
     schedule = HalfStep(cohorts=cohorts, pause=mode)
     engines = max(speed[0], cohorts)
     job, (iteration, first, last) = await played(schedule, (engines, *speed[1:]))

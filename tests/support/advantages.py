@@ -1,7 +1,5 @@
 """Advantages for tests of runs: in a module that workers can import."""
 
-from __future__ import annotations
-
 import torch
 
 

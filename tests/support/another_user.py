@@ -1,7 +1,5 @@
 """A second user of this machine, who tries what is not theirs. Only root can be one."""
 
-from __future__ import annotations
-
 import json
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """Attempts at a run on the virtual clock, in its folder, as `harness.driver.run` makes them."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections.abc import Collection

@@ -1,7 +1,5 @@
 """A machine that has torch and transformers with what these require, and nothing else."""
 
-from __future__ import annotations
-
 import os
 from importlib import metadata
 from pathlib import Path

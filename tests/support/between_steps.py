@@ -1,8 +1,6 @@
 """An engine that dies once, between two optimizer steps of a batch whose last group it has, and the loss by which it
 hears of steps."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

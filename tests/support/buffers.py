@@ -1,7 +1,5 @@
 """A data buffer that writes down what it is asked and told."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any

@@ -1,7 +1,5 @@
 """A certificate of this machine."""
 
-from __future__ import annotations
-
 import shutil
 import subprocess
 from pathlib import Path

@@ -1,7 +1,5 @@
 """A schedule in which roles that share one pool all stream: their devices decide who works."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from schedules.colocate_sync import ColocateSync

@@ -1,7 +1,5 @@
 """Workers that write down what a coordinator of weights asks of them, and fail when they are told to."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from pathlib import Path

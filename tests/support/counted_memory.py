@@ -1,7 +1,5 @@
 """Bytes of tensors that are alive in this process, counted operation by operation."""
 
-from __future__ import annotations
-
 import weakref
 from typing import Any
 
@@ -33,7 +31,7 @@ class CountedMemory(TorchDispatchMode):
                 self._see(local.untyped_storage())
         return made
 
-    def __enter__(self) -> CountedMemory:
+    def __enter__(self) -> "CountedMemory":
         plain = self._plain = torch.UntypedStorage.resize_
 
         def resize(storage: torch.UntypedStorage, size: int) -> Any:

@@ -5,8 +5,6 @@
 Says "ready", then at the end the words that one frame had, each in a line. Root only (a packet socket).
 """
 
-from __future__ import annotations
-
 import select
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Engines of a simulated run that die, leave and come back when a test says so."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """How many examples a property is tried on, by the profile of Hypothesis in use (tests/conftest.py)."""
 
-from __future__ import annotations
-
 from hypothesis import settings
 
 

@@ -1,7 +1,5 @@
 """Cells of made-up runs, written with the product's own writers: how fast they are and what they learn is given."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from functools import cache

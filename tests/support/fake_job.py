@@ -1,7 +1,5 @@
 """A job that only writes down what a schedule asks of it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import defaultdict
 from collections.abc import Iterator, Sequence
@@ -74,7 +72,7 @@ class FakeRollout:
     name: str = ""
     fills_s: float = 0.0
 
-    def split(self, cohorts: int | None = None) -> Sequence[FakeRollout]:
+    def split(self, cohorts: int | None = None) -> Sequence["FakeRollout"]:
         if cohorts is not None and cohorts > self.engines:
             raise ValueError(f"{self.engines} engines cannot be dealt out into {cohorts} cohorts")
         return [FakeRollout(self.log, self.closed, 1, f"{k}: ") for k in range(cohorts or self.engines)]
@@ -112,7 +110,7 @@ class FakeRollout:
         with self.log.call(f"{self.name}resume {f'{above} to ' if above else ''}{below}"):
             await turns()
 
-    async def hand_over(self, to: FakeRollout) -> None:
+    async def hand_over(self, to: "FakeRollout") -> None:
         with self.log.call(f"{self.name}hand over"):
             self.closed.set()
             await turns()

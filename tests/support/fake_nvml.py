@@ -1,7 +1,5 @@
 """NVIDIA's management library as a module that is made up: GPUs of any number, of which some are divided."""
 
-from __future__ import annotations
-
 import sys
 from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
@@ -26,7 +24,7 @@ class FakeGpu:
     milliwatts: int = 0
     celsius: int = 0
     mute: bool = False
-    parts: list[FakeGpu] = field(init=False)
+    parts: list["FakeGpu"] = field(init=False)
 
     def __post_init__(self) -> None:
         self.parts = [

@@ -1,7 +1,5 @@
 """A filter for tests: in a module that runs can import."""
 
-from __future__ import annotations
-
 import torch
 
 

@@ -4,8 +4,6 @@ A short run by a command is imports above all; that both are the same run, to th
 tests/integration/test_comparison. A third of what is left would be pictures, which are left out.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import time
@@ -29,7 +27,7 @@ _GONE_S = 60.0
 
 
 @contextmanager
-def forked_drivers() -> Iterator[Drivers]:
+def forked_drivers() -> Iterator["Drivers"]:
     """Imports once for all runs, with the first of them, which sees the environment of that moment."""
     preload = (*forked_runs.DRIVER_PRELOAD, f"{undrawn.__name__}:leave_out")
     with patch.object(forked_runs, "DRIVER_PRELOAD", preload), ForkedRuns() as runs:

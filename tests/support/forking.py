@@ -1,7 +1,5 @@
 """Where processes of tests come from: a server that has imported once what all of them need."""
 
-from __future__ import annotations
-
 import multiprocessing
 import os
 from multiprocessing import forkserver

@@ -1,7 +1,5 @@
 """A small training batch, and the reference that FSDP is held against: samples one by one, plain torch, no padding."""
 
-from __future__ import annotations
-
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -97,7 +95,7 @@ class World:
         self._threads = torch.get_num_threads()
         self.mesh = init_world(store or HashStore(), rank, world, CPU, 60, tensor_parallel, pipeline_parallel)
 
-    def __enter__(self) -> World:
+    def __enter__(self) -> "World":
         torch.set_num_threads(1)
         return self
 

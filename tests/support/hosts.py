@@ -5,8 +5,6 @@ All processes of a host end with its first one, which ends with this process, an
 nothing is left behind, however a test ends.
 """
 
-from __future__ import annotations
-
 import functools
 import os
 import secrets
@@ -155,7 +153,7 @@ class Hosts:
     def bring_back(self, number: int) -> None:
         self._bridge.run(f"ip link set port{number} up")
 
-    def slow(self, number: int, *, delay_s: float, jitter_s: float, loss: float) -> SlowLink:
+    def slow(self, number: int, *, delay_s: float, jitter_s: float, loss: float) -> "SlowLink":
         """Between this host and the bridge, as long as it is entered."""
         return SlowLink(self._bridge, number, [str(figure) for figure in (delay_s, jitter_s, loss)])
 

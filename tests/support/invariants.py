@@ -1,7 +1,5 @@
 """What must hold of a finished run (harness/comparison/promises.py), and of its turns and devices."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Simulated runs whose workers are killed, and may be started again, at times that a test says."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

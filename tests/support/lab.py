@@ -1,7 +1,5 @@
 """A folder of a user's own code: examples/my_lab, whose schedule docs/tutorial.md writes down."""
 
-from __future__ import annotations
-
 import re
 import shutil
 import sys

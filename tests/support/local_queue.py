@@ -1,7 +1,5 @@
 """A queue in the test's event loop, on virtual time, with rows that are quickly made and read."""
 
-from __future__ import annotations
-
 import asyncio
 import functools
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Sequence

@@ -1,7 +1,5 @@
 """Losses by what they need: those of whole batches are others where a batch is cut."""
 
-from __future__ import annotations
-
 from harness.config.registries import CORRECTIONS, find
 
 WHOLE_BATCH = [name for name in CORRECTIONS if hasattr(find("algorithm.correction", name), "whole_batch")]

@@ -1,7 +1,5 @@
 """A small finished run, as files and in MLflow, and what of it is in MLflow."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Files and settings spoilt at random, again the same for the same seed, and how long reading one may take."""
 
-from __future__ import annotations
-
 import random
 import re
 import signal

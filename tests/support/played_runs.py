@@ -1,7 +1,5 @@
 """Runs of a campaign, played: what becomes of one is told it, and imports nothing that takes time."""
 
-from __future__ import annotations
-
 import json
 import os
 import signal

@@ -1,7 +1,5 @@
 """Batches of responses with log-probs of the policies that a loss compares: random ones, and extreme ones."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Runs a function in several new processes at once, for tests of what only real processes show."""
 
-from __future__ import annotations
-
 import os
 import pickle
 import sys

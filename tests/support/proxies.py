@@ -1,7 +1,5 @@
 """Handles of tests: a role whose calls pass through a function of the test."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable
 from typing import Any
 

@@ -1,7 +1,5 @@
 """A queue that is saved to a folder and loaded, for tests: its service, its writer, and a time that is told."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

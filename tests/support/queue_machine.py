@@ -4,8 +4,6 @@ Where the queue is in this event loop, gets stay pending over many steps and tim
 there or says that there is nothing.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter

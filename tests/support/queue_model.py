@@ -4,8 +4,6 @@ The one model that every implementation is held against (`queue_machine`). It ha
 nothing waits in it: a request is answered at once, with WAIT if need be. Times are the caller's.
 """
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """Every implementation of the queue behind one interface, `Side`: what `queue_machine` drives."""
 
-from __future__ import annotations
-
 import asyncio
 import tempfile
 import threading
@@ -133,7 +131,7 @@ class ServerThread:
         self._loop.call_soon_threadsafe(self._over.set)
         self._thread.join()
 
-    def __enter__(self) -> ServerThread:
+    def __enter__(self) -> "ServerThread":
         return self
 
     def __exit__(self, *exception: Any) -> None:

@@ -1,7 +1,5 @@
 """Random jobs of every schedule on the virtual clock, played to their end."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any

@@ -1,7 +1,5 @@
 """Small random models of any architecture, as folders that transformers wrote."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Ray leaves files, sockets and its log handles to the garbage collector, and warns of itself."""
 
-from __future__ import annotations
-
 import pytest
 
 IGNORED = [

@@ -1,7 +1,5 @@
 """Real runs through the command line: the settings of short ones, and how they are made."""
 
-from __future__ import annotations
-
 import os
 import signal
 import subprocess

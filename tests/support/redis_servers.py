@@ -1,7 +1,5 @@
 """Redis servers on unix sockets, with a password, that keep nothing on disk."""
 
-from __future__ import annotations
-
 import secrets
 import subprocess
 import tempfile

@@ -1,7 +1,5 @@
 """A queue server in the test's own event loop, its clients, and a stranger who says what he likes."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import socket
@@ -74,7 +72,7 @@ class Stranger:
 
     @classmethod
     @asynccontextmanager
-    async def at(cls, server: QueueServer, known: bool = True) -> AsyncIterator[Stranger]:
+    async def at(cls, server: QueueServer, known: bool = True) -> AsyncIterator["Stranger"]:
         """known: admitted already."""
         family, place = socket_address(server.address)
         with socket.socket(family) as sock:

@@ -1,7 +1,5 @@
 """Rewards for tests of the processes that score: in a module that those can import."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

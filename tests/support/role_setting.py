@@ -1,7 +1,5 @@
 """A job's roles over one queue in one process: what a real job is, without its workers."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
@@ -183,7 +181,7 @@ class FixedWeights:
     def __init__(self) -> None:
         self.there: list[int] = []
 
-    def receiver(self, number: int, device: torch.device, previous: object = None) -> FixedWeights:
+    def receiver(self, number: int, device: torch.device, previous: object = None) -> "FixedWeights":
         return self
 
     def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:

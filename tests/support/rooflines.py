@@ -1,7 +1,5 @@
 """A small model, a device and factors in round numbers."""
 
-from __future__ import annotations
-
 from harness.config import DeviceConfig, LengthsConfig, ModelConfig, RooflineConfig
 
 MODEL = ModelConfig(

@@ -5,8 +5,6 @@
 Prints a line of JSON for each run, and for each look at one.
 """
 
-from __future__ import annotations
-
 import asyncio
 import json
 import os

@@ -1,7 +1,5 @@
 """Records of single samples, made and written by the product's own functions for many."""
 
-from __future__ import annotations
-
 import math
 import shutil
 from collections.abc import Mapping, Sequence

@@ -1,8 +1,6 @@
 """An SGLang server without SGLang: its protocol over real HTTP, in both dialects, and tokens that follow from nothing
 but seed and position. Runs in a thread of its own, so that a test may block as an engine's start does."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

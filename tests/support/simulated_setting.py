@@ -1,7 +1,5 @@
 """Costs in whole seconds, and a simulated rollout engine whose samples have given lengths."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

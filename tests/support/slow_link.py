@@ -6,8 +6,6 @@ of the other, in order. The kernel need know nothing of it, and every connection
 says `ready` once both devices are there. It ends with its standard input, and says how many frames it dropped.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import random

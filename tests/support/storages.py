@@ -1,7 +1,5 @@
 """Frames at hand for tests of a storage alone: what is written, and assignments made up of it."""
 
-from __future__ import annotations
-
 import numpy as np
 
 from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged

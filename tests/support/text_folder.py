@@ -1,7 +1,5 @@
 """A tokenizer as models have one: byte pairs, special tokens, several ends of text, a chat template with an option."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 

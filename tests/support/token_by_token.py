@@ -1,7 +1,5 @@
 """What `engines.simulated.decoding` jumps over, token by token: slow, and simple enough to believe."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import dataclass, field

@@ -1,7 +1,5 @@
 """A training rank that computes nothing, what it reads, and which groups it was given."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping, Sequence
 

@@ -1,7 +1,5 @@
 """A trainer's end, in the process of a test, of transfers to an engine whose own processes receive them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from typing import Any
@@ -28,7 +26,7 @@ class TrainerEnd:
     @classmethod
     async def connected(
         cls, transport: str, engine: Any, weights: Mapping[str, torch.Tensor], bucket_bytes: int = 20_000
-    ) -> TrainerEnd:
+    ) -> "TrainerEnd":
         rendezvous, store = open_rendezvous(LOOPBACK, engine.ends, LONG_S)
         offer = offer_of(transport, plan_transfer(weights.items(), bucket_bytes, checked=True), rendezvous)
         joining = asyncio.create_task(engine.join(SentOffer.of(transport, offer).for_engine(), 0))

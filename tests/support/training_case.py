@@ -1,7 +1,5 @@
 """A job of training with its batch, and the memory that is planned for it."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 import numpy as np

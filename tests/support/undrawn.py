@@ -1,8 +1,6 @@
 """Leaves out of short runs what takes a third of their time, and has tests of its own: pictures, and waiting for a
 disk."""
 
-from __future__ import annotations
-
 import os
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Errors of tasks that nobody waited for."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections.abc import Iterator

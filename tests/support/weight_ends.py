@@ -1,7 +1,5 @@
 """Both ends of a transport in one process, and weights to send: what most tests of weight sync begin with."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 from concurrent.futures import ThreadPoolExecutor

@@ -1,7 +1,5 @@
 """A trainer and engines in processes of their own, with faults on request: for fault tests of weight sync."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pickle

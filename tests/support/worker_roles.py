@@ -1,7 +1,5 @@
 """Roles for tests of workers: small ones, in a module that workers can import."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import os

@@ -7,8 +7,6 @@ alone. Each round starts every contestant anew, one after the other, so that not
 Figures also go to results/perf/transfer_queue.json.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 import os

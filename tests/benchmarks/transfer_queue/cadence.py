@@ -1,8 +1,6 @@
 """Cadence, by backend: a queue process for each flow, and the synchronous client in the processes that write and
 read."""
 
-from __future__ import annotations
-
 import subprocess
 import tempfile
 import time
@@ -45,7 +43,7 @@ class CadenceSide:
             found[flow] = process.queue.endpoint
         return found
 
-    def connect(self, address: Mapping[str, Endpoint], flow: str) -> CadenceClient:
+    def connect(self, address: Mapping[str, Endpoint], flow: str) -> "CadenceClient":
         return CadenceClient(SyncQueue(address[flow]))
 
     def services(self) -> list[int]:

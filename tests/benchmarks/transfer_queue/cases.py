@@ -1,7 +1,5 @@
 """The cases: which jobs run side by side, and the figures that come of them."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable, Mapping

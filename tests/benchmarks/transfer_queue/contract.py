@@ -1,7 +1,5 @@
 """What a contestant has to offer. Times include turning a writer's arrays into what the queue takes, and back."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol

@@ -3,8 +3,6 @@
 OMP_NUM_THREADS=1 python -m tests.benchmarks.transfer_queue.control_cost
 """
 
-from __future__ import annotations
-
 import asyncio
 import statistics
 import time

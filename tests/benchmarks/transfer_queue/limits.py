@@ -1,7 +1,5 @@
 """What this machine can do at most, with nothing in between: copies, round trips, hand-overs in shared memory."""
 
-from __future__ import annotations
-
 import multiprocessing
 import socket
 import statistics

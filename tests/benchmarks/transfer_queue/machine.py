@@ -1,7 +1,5 @@
 """Processor time of processes, and how busy the machine is with other work."""
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Iterable

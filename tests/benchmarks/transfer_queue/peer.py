@@ -3,8 +3,6 @@
 Its readers cannot wait: a reader that finds too few rows asks again after 2 ms, as its own loader and examples poll.
 """
 
-from __future__ import annotations
-
 import os
 import time
 from collections.abc import Mapping, Sequence
@@ -38,7 +36,7 @@ class Peer:
         transfer_queue.init(OmegaConf.create(settings, flags={"allow_objects": True}))
         return ray.get(transfer_queue.interface._TQ_CONTROLLER.get_config.remote())
 
-    def connect(self, address: Any, flow: str) -> PeerClient:
+    def connect(self, address: Any, flow: str) -> "PeerClient":
         return PeerClient(address, f"{flow}_{os.getpid()}")
 
     def services(self) -> list[int]:

@@ -1,7 +1,5 @@
 """Cadence across a Ray cluster: queue and storage are actors, and writers and readers connect to its Ray."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import ray

@@ -1,7 +1,5 @@
 """From the figures of all rounds to a table: cadence, the peer's, their ratio, the aim, and whether it was reached."""
 
-from __future__ import annotations
-
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@
 The interpreter is the contestant's own; `__main__` starts this once for each round.
 """
 
-from __future__ import annotations
-
 import argparse
 import json
 

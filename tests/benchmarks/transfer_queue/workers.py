@@ -1,7 +1,5 @@
 """The processes that write and read. They live as long as the queue, so that connecting is in no figure."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 import traceback

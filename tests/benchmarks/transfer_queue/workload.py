@@ -3,8 +3,6 @@
 Runs in the peer's environment too: NumPy and the standard library only, like `contract`, `workers`, `cases` and `side`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 

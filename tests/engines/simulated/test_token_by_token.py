@@ -1,7 +1,5 @@
 """Decoding that jumps from event to event against a simulation of every single token, for any calls in any order."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import dataclass, field, replace
 from random import Random

@@ -1,7 +1,5 @@
 """Random faults over simulated runs, and afterwards what is promised of them."""
 
-from __future__ import annotations
-
 import asyncio
 import io
 from collections import Counter
@@ -43,9 +41,7 @@ def test_a_seed_that_failed_is_named_with_the_command_that_repeats_it() -> None:
     assert "cadence chaos first=7 seeds=1" in text and "- iteration 2 trained 3 samples of 8" in text
 
 
-def test_a_machine_too_busy_to_end_what_was_begun_is_said_beside_what_did_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_machine_too_busy_to_end_what_it_began_is_said(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def half(campaign: ChaosCampaign, limit_s: float, told: object) -> None:
         campaign.done.append(Chaos(7, "half_step"))
         raise TimeoutError("waited 5520 s for simulated chaos")

@@ -1,7 +1,5 @@
 """A cost model is found again from the times that it makes."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -73,30 +71,33 @@ def what_it_makes(cost: CostConfig, noise: float = 0.0) -> WorkTimes:
     )
 
 
-def test_costs_are_found_again_from_exact_times() -> None:
+def test_costs_are_found_again_from_exact_and_noisy_times() -> None:
     found = calibrate(what_it_makes(TRUTH), BASE).cost
 
     for name in (*COSTS, *FIXED):
         assert getattr(found, name) == pytest.approx(getattr(TRUTH, name), rel=1e-6), name
-
-
-def test_costs_are_found_again_from_noisy_times() -> None:
     found = calibrate(what_it_makes(TRUTH, noise=0.05), BASE).cost
 
     for name in (*COSTS, *FIXED):
         assert getattr(found, name) == pytest.approx(getattr(TRUTH, name), rel=0.25), name
 
 
-def test_lengths_and_prompts_are_those_that_were_seen_and_the_rest_is_kept() -> None:
+def test_lengths_are_those_seen_and_a_long_trace_becomes_quantiles() -> None:
     found = calibrate(what_it_makes(TRUTH), BASE).cost
 
     assert (found.lengths.kind, found.lengths.values, found.lengths.cap) == ("trace", (3, 5, 5, 9), 9)
     assert found.prompt_tokens == 6
     assert (found.name, found.weight_bytes) == (BASE.name, BASE.weight_bytes)
     assert (found.network_bytes_per_s, found.host_bytes_per_s) == (BASE.network_bytes_per_s, BASE.host_bytes_per_s)
+    lengths = np.random.default_rng(0).integers(1, 5000, 20_000)
+
+    kept = trace(lengths)
+
+    assert kept.cap == lengths.max() and len(kept.values) < 1000
+    assert np.mean(kept.values) == pytest.approx(lengths.mean(), rel=1e-3)
 
 
-def test_one_disturbed_piece_of_work_changes_nothing() -> None:
+def test_disturbed_work_changes_nothing_and_a_small_unit_is_found_exactly() -> None:
     measured = what_it_makes(TRUTH)
     disturbed = measured.log_prob_s.copy()
     disturbed[7] *= 20
@@ -105,23 +106,6 @@ def test_one_disturbed_piece_of_work_changes_nothing() -> None:
 
     assert found.call_s == pytest.approx(TRUTH.call_s, rel=1e-6)
     assert found.log_prob_s_per_token == pytest.approx(TRUTH.log_prob_s_per_token, rel=1e-6)
-
-
-def test_a_cost_that_would_be_negative_is_none_and_the_others_are_fitted_without_it() -> None:
-    amounts = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
-
-    costs = fit(np.array([3.0, 2.0, 1.0]), amounts).costs
-
-    np.testing.assert_allclose(costs, [2.0, 0.0])
-
-
-def test_transfers_faster_than_the_hosts_memory_cost_nothing_beyond_it() -> None:
-    measured = replace(what_it_makes(TRUTH), host_copy_s=np.full(4, 1e-9))
-
-    assert calibrate(measured, BASE).cost.sync_s == 0.0
-
-
-def test_what_is_not_zero_is_found_exactly_whatever_the_size_of_its_unit() -> None:
     random = np.random.default_rng(0)
     amounts = np.stack([np.ones(30), random.uniform(1e3, 1e5, 30), random.uniform(1e6, 1e10, 30)], axis=1)
     truth = np.array([0.0, 3e-6, 2e-10])
@@ -130,18 +114,6 @@ def test_what_is_not_zero_is_found_exactly_whatever_the_size_of_its_unit() -> No
 
     np.testing.assert_allclose(found.costs, truth, rtol=1e-9, atol=1e-12)
     assert found.error < 1e-9 and (found.timings, found.left_out) == (30, 0)
-
-
-def test_units_that_always_come_together_are_told_apart_from_none() -> None:
-    random = np.random.default_rng(0)
-    tokens = random.uniform(980, 1020, 40)
-    seconds = (0.01 + 1e-5 * tokens) * np.exp(0.1 * random.standard_normal(40))
-
-    assert fit(seconds, np.stack([np.ones(40), tokens], axis=1)).doubtful.all()
-    assert not fit(seconds, np.stack([np.ones(40)], axis=1)).doubtful.any()
-
-
-def test_only_a_fit_to_a_disturbed_machine_leaves_anything_out() -> None:
     seconds, amounts = np.array([1.0, 1.0, 1.0, 1.0, 9.0]), np.ones((5, 1))
 
     assert (fit(seconds, amounts).left_out, fit_undisturbed(seconds, amounts).left_out) == (0, 1)
@@ -149,10 +121,18 @@ def test_only_a_fit_to_a_disturbed_machine_leaves_anything_out() -> None:
         fit(np.array([]), np.ones((0, 1)))
 
 
-def test_a_long_trace_becomes_quantiles_of_the_same_mean() -> None:
-    lengths = np.random.default_rng(0).integers(1, 5000, 20_000)
+def test_a_cost_below_nothing_is_none_and_units_that_come_together_are_told_apart_from_none() -> None:
+    amounts = np.array([[1.0, 1.0], [1.0, 2.0], [1.0, 3.0]])
 
-    kept = trace(lengths)
+    costs = fit(np.array([3.0, 2.0, 1.0]), amounts).costs
 
-    assert kept.cap == lengths.max() and len(kept.values) < 1000
-    assert np.mean(kept.values) == pytest.approx(lengths.mean(), rel=1e-3)
+    np.testing.assert_allclose(costs, [2.0, 0.0])
+    measured = replace(what_it_makes(TRUTH), host_copy_s=np.full(4, 1e-9))
+
+    assert calibrate(measured, BASE).cost.sync_s == 0.0
+    random = np.random.default_rng(0)
+    tokens = random.uniform(980, 1020, 40)
+    seconds = (0.01 + 1e-5 * tokens) * np.exp(0.1 * random.standard_normal(40))
+
+    assert fit(seconds, np.stack([np.ones(40), tokens], axis=1)).doubtful.all()
+    assert not fit(seconds, np.stack([np.ones(40)], axis=1)).doubtful.any()

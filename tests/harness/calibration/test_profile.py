@@ -1,7 +1,5 @@
 """Profiles: what is timed, how a device's costs follow from it, and one that is recorded here."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -89,7 +87,7 @@ def profile_of(cost: CostConfig, noise: float = 0.0) -> DeviceProfile:
     return DeviceProfile(MODEL, "NVIDIA H100 80GB HBM3", "cuda", 80 << 30, 1, {"torch": "2"}, tuple(rows))
 
 
-def test_costs_are_found_again_from_exact_times() -> None:
+def test_costs_are_found_again_from_exact_times_with_and_without_a_floor() -> None:
     found = fit_profile(profile_of(TRUTH), BASE, "mine")
 
     for name in FITTED:
@@ -98,6 +96,10 @@ def test_costs_are_found_again_from_exact_times() -> None:
     for name in found.unseen:
         assert getattr(found.cost, name) == getattr(BASE, name), name
     assert all(phase.error is None or phase.error < 1e-4 for phase in found.phases)
+    found = fit_profile(profile_of(replace(TRUTH, decode_weights_s=0.0)), BASE, "mine").cost
+
+    assert found.decode_weights_s == 0.0
+    assert found.decode_step_s == pytest.approx(TRUTH.decode_step_s, rel=1e-4)
 
 
 def test_noise_of_five_per_cent_moves_times_by_less_than_fifteen() -> None:
@@ -113,14 +115,7 @@ def test_noise_of_five_per_cent_moves_times_by_less_than_fifteen() -> None:
         assert times[0] == pytest.approx(times[1], rel=0.15)
 
 
-def test_steps_that_grow_from_the_first_sample_have_no_floor() -> None:
-    found = fit_profile(profile_of(replace(TRUTH, decode_weights_s=0.0)), BASE, "mine").cost
-
-    assert found.decode_weights_s == 0.0
-    assert found.decode_step_s == pytest.approx(TRUTH.decode_step_s, rel=1e-4)
-
-
-def test_fewer_layers_are_made_all_of_them_by_a_line() -> None:
+def test_a_model_that_does_not_fit_is_timed_by_fewer_layers_or_refused() -> None:
     rows = [TimingRow("train", layers, 4, 128, layers * 10, 0.5 + 0.1 * layers, 0.0) for layers in (2, 4)]
     rows.append(TimingRow("copy_to_host", 0, 0, 0, 64, 1.0, 0.0))
 
@@ -128,6 +123,12 @@ def test_fewer_layers_are_made_all_of_them_by_a_line() -> None:
 
     assert (full.layers, full.bytes, copies) == (30, 300, rows[-1])
     assert full.seconds == pytest.approx(3.5)
+    seven = compose_job(["model=qwen7b"]).model
+
+    assert inference_depths(seven, 80 << 30) == (28,)
+    assert training_depths(seven, 80 << 30) == (2, 4)
+    with pytest.raises(ConfigError, match="model=qwen7b does not fit: training needs .* GiB for 4 of its layers"):
+        training_depths(seven, 16 << 30)
 
 
 @pytest.mark.parametrize("kind", ["cpu", "cuda"])
@@ -139,24 +140,6 @@ def test_every_phase_has_sizes_that_the_model_takes(model: str, kind: str) -> No
     for sizes in (grid.decode, grid.prefill, grid.log_prob, grid.train):
         assert len({n for n, _ in sizes}) > 1 and len({length for _, length in sizes}) > 1
         assert max(length for _, length in sizes) < config.max_length
-
-
-def test_a_model_that_does_not_fit_is_timed_with_fewer_layers_or_refused() -> None:
-    seven = compose_job(["model=qwen7b"]).model
-
-    assert inference_depths(seven, 80 << 30) == (28,)
-    assert training_depths(seven, 80 << 30) == (2, 4)
-    with pytest.raises(ConfigError, match="model=qwen7b does not fit: training needs .* GiB for 4 of its layers"):
-        training_depths(seven, 16 << 30)
-
-
-def test_a_device_is_known_by_the_word_that_is_its_name() -> None:
-    known = choices("device")
-
-    assert known_device("NVIDIA H100 80GB HBM3", known) == "h100"
-    assert known_device("NVIDIA H200", known) == "h200"
-    assert known_device("NVIDIA A100-SXM4-80GB", known) == "a100"
-    assert known_device("AMD EPYC", known) is None
 
 
 def test_implied_shares_are_those_that_a_roofline_was_made_with() -> None:
@@ -217,20 +200,23 @@ def test_transfers_are_priced_as_they_were_timed_and_others_by_the_speeds(tmp_pa
     assert transfer_times(cost, "ipc") == transfer_times(replace(cost, transfers=()), "ipc")
 
 
-def test_what_does_not_grow_with_its_bytes_has_a_speed_all_the_same() -> None:
+def test_a_speed_is_found_of_what_grows_with_bytes_and_of_what_does_not() -> None:
     rows = tuple(TransferRow("ipc", 1, size, 0.01, 0.0, 0.01, 0.0) for size in (1_000, 2_000, 4_000))
     (found,) = fit_profile(replace(profile_of(TRUTH), transfers=rows), BASE, "mine").cost.transfers
 
     assert found.send == BytesCost(0.0, 400_000.0)
-
-
-def test_parts_of_the_weights_grow_up_to_what_is_moved_at_most() -> None:
     few, more, most = parts_of(MODEL, 1 << 28)
 
     sizes = [sum(2 * int(np.prod(shape)) for shape in part.values()) for part in (few, more, most)]
     assert sizes[0] < sizes[1] < sizes[2] <= 1 << 28 and few.items() < more.items() < most.items()
     (whole,) = {frozenset(part) for part in parts_of(TINY, 1 << 28)[-1:]}
     assert len(whole) == 4 * 11 + 2
+    known = choices("device")
+
+    assert known_device("NVIDIA H100 80GB HBM3", known) == "h100"
+    assert known_device("NVIDIA H200", known) == "h200"
+    assert known_device("NVIDIA A100-SXM4-80GB", known) == "a100"
+    assert known_device("AMD EPYC", known) is None
 
 
 @pytest.mark.slow
@@ -262,16 +248,13 @@ def profile() -> DeviceProfile:
     return record(TINY, TrainingConfig(), device=cpu, watch=watch, grid=GRID, depths=((4,), (2, 3)), ranks=())
 
 
-def test_everything_is_timed(profile: DeviceProfile) -> None:
+def test_everything_is_timed_and_the_profile_reads_back_the_same(profile: DeviceProfile, tmp_path: Path) -> None:
     assert {row.phase for row in profile.rows} == set(PHASES)
     assert all(row.seconds > 0 for row in profile.rows)
     assert (profile.depths("decode"), profile.depths("train"), profile.depths("optimizer")) == ([4], [2, 3], [2, 3])
     assert [row.layers for row in profile.of("train")] == [4, 4, 4]
     (load,) = profile.of("load")
     assert load.bytes == shape.weight_bytes(TINY)
-
-
-def test_a_profile_is_the_same_when_it_is_read_again(profile: DeviceProfile, tmp_path: Path) -> None:
     path = tmp_path / "profiles" / "tiny.json"
     profile = replace(profile, transfers=transfer_rows())
     write_profile(path, profile)

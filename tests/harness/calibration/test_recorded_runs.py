@@ -1,7 +1,5 @@
 """Costs are found again from runs that were simulated with them, by what the timeline and the samples say."""
 
-from __future__ import annotations
-
 from dataclasses import asdict, replace
 from functools import cache
 
@@ -112,14 +110,11 @@ def test_pools_of_their_own_show_all_but_what_sharing_costs() -> None:
     assert {"reload_s", "offload_s", "network_bytes_per_s", "host_bytes_per_s"} <= set(found.unseen)
 
 
-def test_attention_is_told_apart_where_sequences_are_long() -> None:
+def test_attention_and_slots_are_told_apart_in_longer_runs() -> None:
     found = calibrate(runs(LONG, *ALONE), TRUTH)
 
     for name in (*COSTS, *PAIRS, "call_s"):
         assert getattr(found.cost, name) == pytest.approx(getattr(LONG, name), rel=1e-6), name
-
-
-def test_fewer_slots_than_samples_are_more_steps() -> None:
     found = calibrate(runs(TRUTH, *ALONE, slots=16), TRUTH)
 
     assert found.cost.decode_step_s == pytest.approx(TRUTH.decode_step_s, rel=0.05)  # groups start whole
@@ -139,12 +134,9 @@ def test_calls_of_one_size_make_scoring_a_third_of_training() -> None:
         assert found.call_s + tokens * per_token == pytest.approx(truth, rel=0.01), name
 
 
-def test_a_run_whose_samples_lagged_is_refused() -> None:
+def test_runs_that_lagged_or_ended_at_once_are_refused() -> None:
     with pytest.raises(ValueError, match="some samples lagged.*use a run of a synchronous schedule"):
         simulated(TRUTH, 128, "schedule=one_step_off", "cluster.devices=2")
-
-
-def test_a_run_with_nothing_after_its_first_iterations_is_refused() -> None:
     timeline = Timeline({("rollout", "0"): Place("all", ("device 0",))})
     timeline.end_iteration(0, 1.0)
 

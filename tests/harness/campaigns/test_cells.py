@@ -1,7 +1,5 @@
 """Cells from settings: lists with commas, schedules by name, one device budget, folders that do not mix."""
 
-from __future__ import annotations
-
 import io
 from collections.abc import Sequence
 from pathlib import Path
@@ -12,6 +10,7 @@ from rich.console import Console
 from harness.campaigns import pipeline
 from harness.campaigns.cells import CellRequest, resolve_cell, resolve_cells, schedule_cells, swept_cells
 from harness.campaigns.execution import RunOutcomes, Runs
+from harness.campaigns.gate import gate_job
 from harness.campaigns.pipeline import ComparisonRequest
 from harness.cli import compare
 from harness.cli.compare import compare_request, sweep, sweep_request
@@ -104,20 +103,13 @@ def test_two_cores_are_enough_for_all_but_one_which_is_named_with_what_it_needs(
 @pytest.mark.parametrize(
     ("arguments", "machine"), [([], Machine(cores=4, gpus=0, gpu_bytes=0)), (["cluster.oversubscribe=true"], LAPTOP)]
 )
-def test_where_there_are_four_devices_all_schedules_share_one_device_budget(
-    arguments: list[str], machine: Machine
-) -> None:
+def test_on_four_devices_all_schedules_share_one_device_budget(arguments: list[str], machine: Machine) -> None:
     request = compare_request(arguments, machine)
     assert request.shared[-2:] == ("cluster.devices=4", "algorithm.micro_batch_groups=4")
     assert resolved(request, machine) == (list(SCHEDULES), {})
 
 
-def test_devices_that_the_user_chose_are_left() -> None:
-    request = compare_request(["cluster.devices=3", "cluster.oversubscribe=true"], LAPTOP)
-    assert [setting for setting in request.shared if "devices" in setting] == ["cluster.devices=3"]
-
-
-def test_a_resolved_cell_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_resolved_cell_is_complete_and_what_is_wrong_in_all_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     """Its runs plan nothing and choose nothing: the same folder, on any machine."""
     monkeypatch.setattr("harness.planner.automatic.SAMPLES", 1)
     monkeypatch.setattr("harness.planner.automatic.TRIALS", 1)
@@ -128,13 +120,12 @@ def test_a_resolved_cell_is_complete(monkeypatch: pytest.MonkeyPatch) -> None:
         again = resolve_cell(CellRequest("a cell", cell.settings), Machine(cores=64, gpus=8, gpu_bytes=80 << 30))
         assert cell.name == again.name == cell_name(compose_job(cell.settings))
         assert again.settings == cell.settings and not again.planned
-
-
-def test_a_setting_that_is_wrong_in_every_cell_is_an_error_of_its_own() -> None:
     with pytest.raises(ConfigError, match="^iterations=0 is too small"):
         resolve_cells(schedule_cells("all", ["iterations=0"]), {}, LAPTOP)
     with pytest.raises(ConfigError, match="one and other are the same job"):
         resolve_cells([CellRequest(label, ("schedule=one_step_off",)) for label in ("one", "other")], {}, LAPTOP)
+    request = compare_request(["cluster.devices=3", "cluster.oversubscribe=true"], LAPTOP)
+    assert [setting for setting in request.shared if "devices" in setting] == ["cluster.devices=3"]
 
 
 def experiment(arguments: Sequence[str]) -> str:
@@ -211,3 +202,23 @@ def test_what_is_free_in_a_cell_stands_in_its_layout() -> None:
     split = ("schedule=separated_sync", "schedule.split.rollout=2")
     cell = resolve_cell(CellRequest("a", (*settings, *split)), LAPTOP)
     assert cell.pools == "rollout 2, training 2 (TP2 recompute)"
+
+
+CORES = Machine(cores=8, gpus=0, gpu_bytes=0)
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        ("algorithm.mini_batches=4", "algorithm.micro_batch_groups=4", "algorithm.epochs=2"),
+        ("algorithm.mini_batches=3", "algorithm.batch_groups=24", "algorithm.micro_batch_groups=8"),
+        ("algorithm.correction=m2po", "algorithm.micro_batch_groups=16"),
+        ("algorithm.correction=decoupled",),
+        ("algorithm.advantage=optimal_token_baseline",),
+        ("algorithm.advantage=remax",),
+    ],
+)
+def test_the_gate_of_any_algorithm_can_run(settings: tuple[str, ...]) -> None:
+    cell = resolve_cell(CellRequest("one", ("backend=real", "cluster.kind=cpu", *settings)), CORES)
+    for request in gate_job(cell, settings).cells:
+        assert resolve_cell(request, CORES).config.algorithm.correction == cell.config.algorithm.correction

@@ -1,7 +1,5 @@
 """Runs of a campaign, played by a tiny function: their order, what fails, what is interrupted, what is done already."""
 
-from __future__ import annotations
-
 import io
 import os
 import shutil
@@ -89,7 +87,7 @@ ALL = [("one_step_off", 0), ("fully_async", 0), ("one_step_off", 1), ("fully_asy
 ORDER = [f"{label} {seed}" for label, seed in ALL]
 
 
-def test_the_first_seed_of_all_cells_comes_before_the_second(
+def test_first_seeds_come_before_second_ones(
     tmp_path: Path, cells: tuple[ResolvedCell, ...], server: ForkServer
 ) -> None:
     played = Played(tmp_path, cells, server)
@@ -100,9 +98,7 @@ def test_the_first_seed_of_all_cells_comes_before_the_second(
     assert lines[3].startswith("[4/4] fully_async seed 1: done in ") and "left" not in lines[3]
 
 
-def test_what_is_done_is_not_run_again_unless_forced(
-    tmp_path: Path, cells: tuple[ResolvedCell, ...], server: ForkServer
-) -> None:
+def test_what_is_done_runs_again_if_forced(tmp_path: Path, cells: tuple[ResolvedCell, ...], server: ForkServer) -> None:
     played = Played(tmp_path, cells, server)
     played.run()
     shutil.rmtree(cells[1].folder(0, played.results))
@@ -111,7 +107,7 @@ def test_what_is_done_is_not_run_again_unless_forced(
     assert Runs(cells, (0,), played.results, force=True).to_do() == [(cell, 0) for cell in cells]
 
 
-def test_a_run_that_fails_is_named_with_its_last_words_and_stops_no_other(
+def test_a_run_that_fails_is_named_and_stops_no_other(
     tmp_path: Path, cells: tuple[ResolvedCell, ...], server: ForkServer
 ) -> None:
     played = Played(tmp_path, cells, server, one_step_off_0="fail", fully_async_1="nothing")
@@ -185,9 +181,7 @@ def test_a_run_that_lasts_longer_than_the_limit_is_ended_and_among_the_failed(
 
 
 @pytest.mark.parametrize("spawned", [False, True], ids=["forked", "spawned"])
-def test_a_run_does_not_outlive_the_campaign_that_is_killed(
-    spawned: bool, tmp_path: Path, cells: tuple[ResolvedCell, ...]
-) -> None:
+def test_no_run_outlives_the_campaign_killed(spawned: bool, tmp_path: Path, cells: tuple[ResolvedCell, ...]) -> None:
     """Here the run itself kills the campaign."""
     played = Played(tmp_path, cells[:1], None, one_step_off_0="SIGKILL")
     pid = os.fork()

@@ -1,7 +1,5 @@
 """What is asked of the run that a job begins with, before anything starts."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import asdict
 from pathlib import Path

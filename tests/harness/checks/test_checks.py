@@ -1,7 +1,5 @@
 """What can be known before a job starts to be impossible, on machines that are made up here."""
 
-from __future__ import annotations
-
 from dataclasses import fields
 from pathlib import Path
 
@@ -47,9 +45,18 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
 
 
-def test_the_main_job_runs_on_two_cores() -> None:
+def test_a_task_without_held_out_problems_and_an_engine_without_packages_have_a_way(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     found = plan(machine=Machine(2, 0, 0))
     assert not found.gpu and dict(found.placement.devices) == {"rollout": (0,), "actor": (1,), "actor_fwd": (1,)}
+    rows = "".join(f'{{"prompt": "a{n}", "answer": "b"}}\n' for n in range(32))
+    (tmp_path / "rows.jsonl").write_text(rows)
+    config = compose_job(["backend=real", "task=data", f"task.data={tmp_path}/rows.jsonl", "task.held_out_share=0"])
+    assert settled_evaluation(config, make_task(config)).every == 0
+    monkeypatch.setattr("engines.vllm.options.find_spec", lambda package: None)
+    assert refused("engine=vllm").startswith("engine.name=vllm: it needs vllm, which this Python lacks; ")
+    assert plan("engine=vllm", "backend=virtual").backend == "virtual"
 
 
 @pytest.mark.parametrize(
@@ -70,26 +77,21 @@ def test_what_is_a_result_is_evaluated_six_times_unless_the_user_says_otherwise(
     assert settled_evaluation(config, task).period == every
 
 
-def test_a_task_that_holds_nothing_out_is_not_evaluated_and_runs(tmp_path: Path) -> None:
-    rows = "".join(f'{{"prompt": "a{n}", "answer": "b"}}\n' for n in range(32))
-    (tmp_path / "rows.jsonl").write_text(rows)
-    config = compose_job(["backend=real", "task=data", f"task.data={tmp_path}/rows.jsonl", "task.held_out_share=0"])
-    assert settled_evaluation(config, make_task(config)).every == 0
-
-
-def test_an_engine_whose_packages_are_missing_can_be_simulated(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("engines.vllm.options.find_spec", lambda package: None)
-    assert refused("engine=vllm").startswith("engine.name=vllm: it needs vllm, which this Python lacks; ")
-    assert plan("engine=vllm", "backend=virtual").backend == "virtual"
-
-
-def test_roles_that_the_algorithm_does_not_want_have_no_place() -> None:
+def test_roles_are_there_that_the_algorithm_wants() -> None:
     config = compose_job(["algorithm.recompute_log_probs=false"])
     assert device_roles(config) == ("rollout", "actor")
     assert set(plan_job(config, make_schedule(config), CORES).placement.devices) == {"rollout", "actor"}
+    for settings, there in (
+        ((), False),
+        (("algorithm.kl_coef=0.1",), True),
+        (("algorithm.kl_coef=0.1", "algorithm.reference=false"), True),
+        (("algorithm.reference=true",), True),
+    ):
+        assert ("reference" in device_roles(compose_job(settings))) == there
+        assert ("reference" in plan(*settings).placement.devices) == there
 
 
-def test_a_batch_that_does_not_divide_says_what_does() -> None:
+def test_a_batch_that_ranks_and_micro_batches_do_not_divide_says_what_does() -> None:
     told = refused("algorithm.micro_batch_groups=7")
     assert told == (
         "algorithm.batch_groups=16 does not divide into micro-batches of 7 groups on 1 training rank; "
@@ -104,6 +106,15 @@ def test_a_batch_that_does_not_divide_says_what_does() -> None:
         "training rank; set algorithm.micro_batch_groups to one of 1, 2, 4"
     )
     plan("algorithm.mini_batches=4", "algorithm.micro_batch_groups=4", "algorithm.epochs=2")
+    pool = ("schedule=colocate_sync", "algorithm.batch_groups=12")
+    assert refused(*pool, "cluster.devices=4").endswith(
+        "on 4 training ranks; set algorithm.micro_batch_groups to one of 1, 3"
+    )
+    assert refused(*pool, "cluster.devices=5").endswith("; make algorithm.batch_groups a multiple of 5")
+    plan(*pool, "cluster.devices=4", "algorithm.micro_batch_groups=3")
+    settings = ("schedule.order=completion", "cluster.devices=4", "algorithm.micro_batch_groups=4")
+    plan(*settings)
+    assert "does not divide into micro-batches" in refused(*settings, "algorithm.batch_groups=6")
 
 
 def test_a_loss_of_whole_batches_gets_whole_mini_batches_or_is_refused() -> None:
@@ -131,42 +142,18 @@ def test_no_loss_of_whole_batches_is_cut_by_ranks_or_by_tokens(loss: str) -> Non
     assert refused(*whole, "training.tokens_per_micro_batch=64").endswith("may cut; set it to null")
 
 
-def test_a_batch_is_divided_over_training_ranks_too() -> None:
-    pool = ("schedule=colocate_sync", "algorithm.batch_groups=12")
-    assert refused(*pool, "cluster.devices=4").endswith(
-        "on 4 training ranks; set algorithm.micro_batch_groups to one of 1, 3"
-    )
-    assert refused(*pool, "cluster.devices=5").endswith("; make algorithm.batch_groups a multiple of 5")
-    plan(*pool, "cluster.devices=4", "algorithm.micro_batch_groups=3")
-
-
-def test_advantages_of_a_whole_batch_need_batches_that_are_known() -> None:
+def test_advantages_of_a_whole_batch_a_kl_target_and_spares_need_batches_in_order() -> None:
     settings = ("schedule=fully_async", "algorithm.advantage=reinforce_plus_plus")
     plan(*settings)
     told = refused(*settings, "schedule.order=completion")
     assert told.startswith("algorithm.advantage=reinforce_plus_plus compares all rewards of a batch, and with ")
     assert told.endswith("set schedule.order=fifo")
-
-
-def test_a_kl_that_follows_a_target_is_in_the_reward_and_sees_batches_in_order() -> None:
     followed = ("algorithm.kl_target=0.1", "algorithm.kl_coef=0.05")
     assert "set algorithm.kl_in=reward and algorithm.kl_coef above 0" in refused(*followed)
     settings = ("schedule=fully_async", "algorithm.kl_in=reward", *followed)
     assert "reference" in plan(*settings).placement.devices
     told = refused(*settings, "schedule.order=completion")
     assert told.startswith("algorithm.kl_target=0.1 is followed from batch to batch, and with ")
-
-
-def test_what_has_no_greedy_response_to_compare_with_is_refused() -> None:
-    remax = ("algorithm.advantage=remax", "schedule=fully_async")
-    for order in ("fifo", "completion"):
-        plan(*remax, f"schedule.order={order}")
-    for backend in ("auto", "virtual"):
-        kl = (f"backend={backend}", "algorithm.kl_in=reward", "algorithm.kl_coef=0.1")
-        assert refused(*remax, *kl).endswith("as algorithm.kl_in=reward needs; set algorithm.kl_in=loss")
-
-
-def test_spares_are_for_groups_that_are_refused_of_batches_that_wait_for_them() -> None:
     filtered = ("schedule=fully_async", "algorithm.filter=zero_variance")
     plan(*filtered, "algorithm.over_sampling=1.5")
     assert refused("algorithm.over_sampling=1.5").endswith(
@@ -175,9 +162,15 @@ def test_spares_are_for_groups_that_are_refused_of_batches_that_wait_for_them() 
     assert refused("algorithm.over_sampling=0.5").startswith("algorithm.over_sampling=0.5 is too small; use at least 1")
     completion = refused(*filtered, "algorithm.over_sampling=1.5", "schedule.order=completion")
     assert completion.endswith("set algorithm.over_sampling=1, or schedule.order=fifo")
+    remax = ("algorithm.advantage=remax", "schedule=fully_async")
+    for order in ("fifo", "completion"):
+        plan(*remax, f"schedule.order={order}")
+    for backend in ("auto", "virtual"):
+        kl = (f"backend={backend}", "algorithm.kl_in=reward", "algorithm.kl_coef=0.1")
+        assert refused(*remax, *kl).endswith("as algorithm.kl_in=reward needs; set algorithm.kl_in=loss")
 
 
-def test_a_token_baseline_needs_the_role_that_computes_probabilities() -> None:
+def test_what_reads_probabilities_needs_the_role_that_computes_them() -> None:
     settings = ("algorithm.advantage=optimal_token_baseline", "algorithm.recompute_log_probs=false")
     for told in (refused(*settings), refused("backend=virtual", *settings)):
         assert told == (
@@ -187,6 +180,11 @@ def test_a_token_baseline_needs_the_role_that_computes_probabilities() -> None:
     for order in ("fifo", "completion"):
         plan("schedule=fully_async", settings[0], f"schedule.order={order}", "algorithm.options.zero_tail=false")
     assert "algorithm.options.zero_tail" in refused(settings[0], "algorithm.options.zero_tail=3")
+    settings = ("algorithm.correction=decoupled", "algorithm.recompute_log_probs=false")
+    for told in (refused(*settings), refused("backend=virtual", *settings)):
+        assert told.startswith("algorithm.correction=decoupled needs the actor_fwd role")
+        assert told.endswith("set algorithm.recompute_log_probs=true, or algorithm.proximal=trainer or log_linear")
+    plan(*settings, "algorithm.proximal=trainer")
 
 
 def test_a_critic_learns_what_the_actor_does_in_order_on_ranks_that_share_the_batch() -> None:
@@ -201,16 +199,29 @@ def test_a_critic_learns_what_the_actor_does_in_order_on_ranks_that_share_the_ba
     assert "algorithm.options.lam" in refused(*critic, "algorithm.options.lam=2")
 
 
-def test_more_devices_than_cores_are_refused_unless_shared() -> None:
+def test_more_devices_than_cores_or_gpus_are_refused_with_a_number_that_works() -> None:
     told = refused("schedule=colocate_sync", "cluster.devices=9")
     assert told == (
         "the job needs 9 devices, this machine has 8 cores; set cluster.devices=8, "
         "or cluster.oversubscribe=true to share cores"
     )
     plan("schedule=colocate_sync", "cluster.devices=16", "cluster.oversubscribe=true", "algorithm.micro_batch_groups=1")
+    told = refused("schedule=colocate_sync", "cluster.devices=8", "cluster.threads_per_device=2")
+    assert told.startswith("the job needs 8 devices of 2 threads, this machine has 8 cores; set cluster.devices=4, or")
+    # The default split needs two: on one core, DEVICES=1 would only lead to the next refusal.
+    told = refused(machine=Machine(1, 0, 0))
+    assert told == ("the job needs 2 devices, this machine has 1 core; cluster.oversubscribe=true to share cores")
+    told = refused("cluster.devices=4", machine=Machine(64, 2, 80 * GIB))
+    assert told.startswith("the job needs 4 devices, this machine has 2 GPUs; set cluster.devices=2, or ")
+    assert refused(machine=Machine(64, 1, 80 * GIB)) == (
+        "the job needs 2 devices, this machine has 1 GPU; schedule=colocate_sync, whose roles take turns on one, or "
+        "cluster.kind=cpu to use cores"
+    )
+    assert not plan("cluster.kind=cpu", machine=Machine(64, 1, 80 * GIB)).gpu
+    assert refused("cluster.kind=gpu") == "cluster.kind=gpu: this machine has no GPU; set cluster.kind=cpu"
 
 
-def test_processes_that_share_a_gpu_are_a_trial_and_no_result() -> None:
+def test_gpus_that_are_shared_or_divided_are_trials_and_join_no_group() -> None:
     one = Machine(16, 1, 80 * GIB)
     job = ("schedule=fully_async", "cluster.kind=gpu", "cluster.devices=2", "cluster.oversubscribe=true")
     assert plan(*job, "smoke=true", machine=one).trial and not plan("cluster.devices=2").trial
@@ -220,30 +231,6 @@ def test_processes_that_share_a_gpu_are_a_trial_and_no_result() -> None:
     assert ranks.startswith("cluster.oversubscribe=true: training world has 2 ranks on one GPU, which NCCL joins to no")
     large = refused(*job, "smoke=true", "model=qwen7b", "model.checkpoint=null", machine=one)
     assert "processes that share the GPU need" in large and "may use 72.0 GiB" in large
-
-
-def test_threads_count_as_cores() -> None:
-    told = refused("schedule=colocate_sync", "cluster.devices=8", "cluster.threads_per_device=2")
-    assert told.startswith("the job needs 8 devices of 2 threads, this machine has 8 cores; set cluster.devices=4, or")
-
-
-def test_no_number_of_devices_is_advised_that_the_split_would_refuse() -> None:
-    """The default split needs two: on one core, DEVICES=1 would only lead to the next refusal."""
-    told = refused(machine=Machine(1, 0, 0))
-    assert told == ("the job needs 2 devices, this machine has 1 core; cluster.oversubscribe=true to share cores")
-
-
-def test_gpus_that_are_too_few_are_counted() -> None:
-    told = refused("cluster.devices=4", machine=Machine(64, 2, 80 * GIB))
-    assert told.startswith("the job needs 4 devices, this machine has 2 GPUs; set cluster.devices=2, or ")
-    assert refused(machine=Machine(64, 1, 80 * GIB)) == (
-        "the job needs 2 devices, this machine has 1 GPU; schedule=colocate_sync, whose roles take turns on one, or "
-        "cluster.kind=cpu to use cores"
-    )
-    assert not plan("cluster.kind=cpu", machine=Machine(64, 1, 80 * GIB)).gpu
-
-
-def test_instances_of_a_divided_gpu_are_joined_to_no_group() -> None:
     divided = Machine(cores=64, gpus=2, gpu_bytes=40 * GIB, divided=True)
     said = refused(machine=divided)
     assert "(MIG)" in said and "'weights of actor[0]'" in said and "schedule=colocate_sync cluster.devices=1" in said
@@ -251,51 +238,32 @@ def test_instances_of_a_divided_gpu_are_joined_to_no_group() -> None:
     assert not plan("cluster.kind=cpu", machine=divided).gpu
 
 
-def test_gpus_that_are_not_there_cannot_be_asked_for() -> None:
-    assert refused("cluster.kind=gpu") == "cluster.kind=gpu: this machine has no GPU; set cluster.kind=cpu"
-
-
-def test_a_large_model_without_gpus_says_what_it_needs(small_memory: None) -> None:
+def test_what_a_large_model_needs_is_said_of_cores_gpus_and_hosts(small_memory: None) -> None:
     """7.6e9 parameters: 16 bytes each for training, 2 each for the reference, the engine and its next weights."""
     assert refused("model=qwen7b", WITH_REFERENCE) == (
         "model=qwen7b needs 156.5 GiB for its training state, its activations and the copies of its weights, and "
         "there is no GPU and 24.0 GiB of memory here; use more or larger GPUs, backend=virtual to simulate it, or "
         "model=tiny"
     )
-
-
-def test_gpus_that_are_too_small_say_what_each_must_hold() -> None:
-    """One training rank holds it all, beside two copies, however much memory the other GPUs have."""
+    # One training rank holds it all, beside two copies, however much memory the other GPUs have.
     told = refused("model=qwen7b", WITH_REFERENCE, machine=Machine(64, 8, 80 * GIB))
     assert told.startswith(
         "model=qwen7b needs 158.1 GiB on each device of actor+actor_fwd+reference (step, 56.7 of them "
         "for optimizer state), and may use 72.0 GiB of the 80.0 GiB of a GPU here; use cluster.devices="
     )
-
-
-def test_a_host_that_is_too_small_says_what_it_must_hold_and_what_would_take_less() -> None:
     config = ("model=qwen7b", "model.checkpoint=null", "cluster.devices=8", "training.optimizer_offload=always")
     small = Machine(64, 8, 80 * GIB, host_bytes=64 * GIB)
     assert refused(*config, "algorithm.micro_batch_groups=4", machine=small) == (
         "model=qwen7b needs 88.7 GiB of a host's memory (62.4 of them for optimizer state), and may use 57.6 GiB; set "
         "training.optimizer_offload=none, use hosts with more memory, or backend=virtual to simulate it"
     )
-
-
-def test_cores_hold_processes_and_the_queue_beside_the_devices(small_memory: None) -> None:
-    """Two devices of .6 GiB, and as much again for processes."""
+    # Two devices of .6 GiB, and as much again for processes.
     job = ("schedule=delayed_update", "model=qwen0.5b", "model.checkpoint=null", "checkpoint.every=1")
     assert "GiB of a host's memory beside" in refused(*job, "cluster.memory_gib=7")
     plan(*job, "cluster.memory_gib=500")
-
-
-def test_enough_gpus_for_a_large_model_are_taken() -> None:
     config = ("model=qwen7b", "model.checkpoint=null", "cluster.devices=8", "algorithm.micro_batch_groups=4")
     found = plan(*config, machine=Machine(64, 8, 80 * GIB))
     assert found.gpu and len(found.placement.devices["actor"]) == 4
-
-
-def test_memory_can_be_said_instead_of_asked() -> None:
     assert "8.0 GiB of memory here" in refused("model=qwen7b", "cluster.memory_gib=4")
     assert not plan("model=qwen7b", "model.checkpoint=null", "cluster.memory_gib=400").gpu
 
@@ -308,20 +276,17 @@ def test_what_the_machine_cannot_hold_is_simulated_and_says_why(small_memory: No
     assert plan().backend == "real" and not plan().why
 
 
-def test_what_is_wrong_with_the_job_itself_is_refused_on_every_backend() -> None:
+def test_what_is_wrong_with_a_job_is_refused_on_every_backend_and_a_simulation_asks_nothing_of_the_machine() -> None:
     for backend in ("auto", "real", "virtual", "paced"):
         with pytest.raises(ConfigError, match="does not divide into micro-batches of 7"):
             plan(f"backend={backend}", "algorithm.micro_batch_groups=7")
-
-
-def test_a_simulation_asks_nothing_of_the_machine() -> None:
     for backend in ("virtual", "paced"):
         settings = ("model=qwen32b", "cluster.devices=512", "algorithm.batch_groups=2048")
         found = plan(f"backend={backend}", *settings, "training.recompute_activations=true")
         assert (found.backend, found.placement.total, found.why) == (backend, 512, "")
 
 
-def test_weights_are_not_sent_between_two_roles_of_a_device() -> None:
+def test_a_device_that_an_engine_keeps_takes_no_weights_and_is_not_simulated() -> None:
     """On whatever backend, and whether over NCCL or not."""
     for backend in ("real", "virtual"):
         for settings, told in (
@@ -334,57 +299,23 @@ def test_weights_are_not_sent_between_two_roles_of_a_device() -> None:
             plan(f"backend={backend}", "schedule=colocate_sync", "schedule.split.rollout=1", "schedule.split.actor=1")
     plan("backend=virtual", "schedule=colocate_sync")
     plan("schedule.split.reference=rollout", WITH_REFERENCE)
-
-
-def test_a_device_that_an_engine_keeps_and_shares_is_not_simulated() -> None:
     with pytest.raises(ConfigError, match="rollout the devices of reference, whose weights take room"):
         plan("backend=virtual", "schedule.split.reference=rollout", WITH_REFERENCE)
 
 
-def test_staggered_engines_must_be_several() -> None:
+def test_what_engine_model_and_task_cannot_hold_of_each_other_is_refused(tmp_path: Path) -> None:
+    assert refused("engine.slots=7").endswith("set engine.slots=8 or more")
+    assert refused("max_tokens=200").endswith("exceeds model.max_length=128; set max_tokens=120 or less")
+    assert refused("model.max_length=8").endswith("exceeds model.max_length=8; set model.max_length=20")
+    assert refused("model.vocabulary=10").endswith("32 tokens of task reverse; set model.vocabulary=32")
+    assert refused("algorithm.top_p=0.9").startswith("algorithm.top_p=0.9 samples from part of the distribution")
+    assert refused("model.heads=3").startswith("model.heads=3 cannot share model.kv_heads=2")
+    told = refused(f"model.checkpoint={tmp_path}")
+    assert told.startswith(f"model.checkpoint={tmp_path} holds no model; name a local directory")
     needs = "schedule=half_step needs 2 rollout engines, its split gives 1 of 2 devices; set "
     assert refused("schedule=half_step") == f"{needs}cluster.devices=4"
     assert refused("schedule=half_step", "schedule.split.rollout=1") == f"{needs}schedule.split.rollout=2"
     plan("schedule=half_step", "cluster.devices=4")
-
-
-def test_completion_order_trains_on_as_many_ranks_as_divide_a_batch() -> None:
-    settings = ("schedule.order=completion", "cluster.devices=4", "algorithm.micro_batch_groups=4")
-    plan(*settings)
-    assert "does not divide into micro-batches" in refused(*settings, "algorithm.batch_groups=6")
-
-
-def test_the_reference_is_there_where_something_reads_it() -> None:
-    for settings, there in (
-        ((), False),
-        (("algorithm.kl_coef=0.1",), True),
-        (("algorithm.kl_coef=0.1", "algorithm.reference=false"), True),
-        (("algorithm.reference=true",), True),
-    ):
-        assert ("reference" in device_roles(compose_job(settings))) == there
-        assert ("reference" in plan(*settings).placement.devices) == there
-
-
-def test_a_proximal_policy_needs_the_role_that_scores_under_it() -> None:
-    settings = ("algorithm.correction=decoupled", "algorithm.recompute_log_probs=false")
-    for told in (refused(*settings), refused("backend=virtual", *settings)):
-        assert told.startswith("algorithm.correction=decoupled needs the actor_fwd role")
-        assert told.endswith("set algorithm.recompute_log_probs=true, or algorithm.proximal=trainer or log_linear")
-    plan(*settings, "algorithm.proximal=trainer")
-
-
-def test_an_engine_holds_at_least_one_group() -> None:
-    assert refused("engine.slots=7").endswith("set engine.slots=8 or more")
-
-
-def test_prompts_and_responses_fit_the_model() -> None:
-    assert refused("max_tokens=200").endswith("exceeds model.max_length=128; set max_tokens=120 or less")
-    assert refused("model.max_length=8").endswith("exceeds model.max_length=8; set model.max_length=20")
-    assert refused("model.vocabulary=10").endswith("32 tokens of task reverse; set model.vocabulary=32")
-
-
-def test_samples_of_a_nucleus_are_not_trained_on() -> None:
-    assert refused("algorithm.top_p=0.9").startswith("algorithm.top_p=0.9 samples from part of the distribution")
 
 
 def test_a_model_of_the_hub_that_is_not_here_says_what_to_do(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -397,15 +328,6 @@ def test_a_model_of_the_hub_that_is_not_here_says_what_to_do(monkeypatch: pytest
     told = refused("model=qwen0.5b", "cluster.memory_gib=500")
     assert told.startswith("model.checkpoint=hf:Qwen/Qwen2.5-0.5B is not in the cache")
     assert "model.checkpoint=<folder>" in told and "model.checkpoint=null for random weights" in told
-
-
-def test_a_shape_that_is_no_model_is_refused() -> None:
-    assert refused("model.heads=3").startswith("model.heads=3 cannot share model.kv_heads=2")
-
-
-def test_a_checkpoint_that_is_not_there_is_named(tmp_path: Path) -> None:
-    told = refused(f"model.checkpoint={tmp_path}")
-    assert told.startswith(f"model.checkpoint={tmp_path} holds no model; name a local directory")
 
 
 BIG = ("backend=virtual", "model=qwen7b", "cluster.devices=16", "algorithm.micro_batch_groups=1")
@@ -492,9 +414,7 @@ def test_what_no_device_can_do_is_refused(settings: list[str], told: str) -> Non
         ),
     ],
 )
-def test_what_can_be_simulated_only_is_refused_on_real_devices_and_simulated_otherwise(
-    settings: list[str], told: str
-) -> None:
+def test_what_can_be_simulated_only_is_refused_on_real_devices(settings: list[str], told: str) -> None:
     job = (
         "schedule.split.rollout=8",
         "cluster.devices=16",
@@ -529,7 +449,7 @@ def test_what_can_be_simulated_only_is_refused_on_real_devices_and_simulated_oth
         ),
     ],
 )
-def test_an_engine_of_several_devices_has_them_alone_or_takes_turns(
+def test_an_engine_of_several_devices_has_them_alone(
     monkeypatch: pytest.MonkeyPatch, settings: list[str], told: str | None
 ) -> None:
     monkeypatch.setattr("harness.checks.job.check_environment", lambda config: None)  # vLLM is not needed here
@@ -549,9 +469,7 @@ def test_an_engine_of_several_devices_has_them_alone_or_takes_turns(
     ("vllm", 16, ""),
     ("torch", 8, "engine.tensor_parallel=2 can be simulated only with engine=torch"),
 ])  # fmt: skip
-def test_32b_runs_synchronously_on_described_gpus_with_engines_that_take_two(
-    name: str, devices: int, told: str
-) -> None:
+def test_32b_runs_synchronously_with_engines_that_take_two_gpus(name: str, devices: int, told: str) -> None:
     job = [f"engine={name}", "model=qwen32b", "device=h100", f"cluster.devices={devices}", "engine.tensor_parallel=2"]
     found = refusal(planned_memory(["schedule=colocate_sync", *job]))
     assert found.startswith(told) and bool(found) == bool(told)

@@ -1,7 +1,5 @@
 """Settings that nobody gave: on GPUs that are described, every schedule of a 7B model is accepted as it stands."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import pytest
@@ -121,16 +119,13 @@ def test_what_changes_last_bits_follows_from_device_and_model_alone() -> None:
     assert (config.training.layout, config.training.logit_bytes) == ("padded", 128 << 20)
 
 
-def test_weights_travel_in_buckets_as_large_as_is_any_use_and_as_the_devices_hold() -> None:
+def test_buckets_of_weights_are_as_large_as_is_any_use_and_as_the_devices_hold() -> None:
     def bucket(machine: Machine, *settings: str) -> int:
         return fit(machine, "schedule=one_step_off", *settings)[0].cluster.bucket_bytes
 
     assert bucket(MACHINES["8 x H100"], "model=qwen7b") == 512 << 20, "several for each of four senders"
     assert bucket(MACHINES["8 x H100"], "model=qwen0.5b") == 64 << 20, "the model is small"
     assert bucket(MACHINES["8 x H100"], "model=qwen7b", "cluster.bucket_bytes=1000") == 1000
-
-
-def test_buckets_of_weights_are_no_larger_than_the_devices_hold() -> None:
     rest = [
         f"{name}={value}"
         for name, value in zip(FITTED[:-1], (8, 4, 1, 9000, "true", "none", 16, "padded", 1 << 27), strict=True)
@@ -179,14 +174,11 @@ def test_micro_batches_are_made_to_divide_a_mini_batch_where_nobody_chose_them(s
     plan_job(job.config, make_schedule(job.config), machine)
 
 
-def test_micro_batches_that_were_chosen_or_that_nothing_divides_stay() -> None:
+def test_micro_batches_and_splits_that_divide_nothing_are_changed_where_nobody_chose_them() -> None:
     for settings in (["algorithm.mini_batches=4", "algorithm.micro_batch_groups=8"], ["algorithm.mini_batches=3"]):
         asked = compose_job(settings)
         assert fit_to_gpus(asked, make_schedule(asked), names_of(settings), Machine(2, 0, 0)).config == asked
-
-
-def test_a_number_of_gpus_that_divides_no_batch_gets_another_split() -> None:
-    """Six: three ranks do not divide 16 groups; two and four do."""
+    # Six: three ranks do not divide 16 groups; two and four do.
     config, plan = fit(Machine(64, 6, 81559 * MIB), "model=qwen0.5b")
     assert plan.backend == "real" and len(plan.placement.devices["actor"]) in (2, 4)
     assert set(plan.placement.devices) == set(device_roles(config))

@@ -1,7 +1,5 @@
 """Hooks of a user's own that docs/plugins.md shows: what plays samples, filters, deals problems and evaluates."""
 
-from __future__ import annotations
-
 import json
 import os
 import sys
@@ -28,7 +26,7 @@ BUFFER = ("task.buffer=my_lab.buffers:Again", "task.buffer_options.kept=2")
 EVALUATED = ("eval.every=2", "eval.function=my_lab.evaluation:agreement")
 
 
-async def test_a_generate_function_plays_a_sample_with_the_policy_turn_by_turn(lab: Path) -> None:
+async def test_a_generate_function_plays_a_sample_turn_by_turn_to_its_end(lab: Path) -> None:
     environment = environment_of(make_task(compose_job(PLAYED)))
     assert environment is not None and environment.max_turns == 8
     problem = make_task(compose_job([])).problem(0, 0)
@@ -41,6 +39,16 @@ async def test_a_generate_function_plays_a_sample_with_the_policy_turn_by_turn(l
         rewards.append(steps[-1].reward)
         await environment.close(state)
     assert rewards == [1.0, 0.25, 0.0]
+    (lab / "my_lab/held.py").write_text(
+        "ended = []\n\n\nasync def held(problem, sample):\n    try:\n        await sample.say()\n"
+        "        sample.hear('a')\n        await sample.say()\n    finally:\n        ended.append(sample.seed)\n"
+    )
+    environment = environment_of(make_task(compose_job(["task.generate=my_lab.held:held"])))
+    assert environment is not None
+    state = await environment.reset(make_task(compose_job([])).problem(0, 0), 7)
+    assert (await environment.step(state, "x")).observation == "a"
+    await environment.close(state)
+    assert sys.modules["my_lab.held"].ended == [7]
 
 
 async def test_a_generate_function_that_breaks_the_order_of_speaking_fails_its_sample_only(lab: Path) -> None:
@@ -54,19 +62,6 @@ async def test_a_generate_function_that_breaks_the_order_of_speaking_fails_its_s
         state = await environment.reset(make_task(compose_job([])).problem(0, 0), 0)
         with pytest.raises(ValueError, match=told):
             await environment.step(state, "x")
-
-
-async def test_a_generate_function_ends_where_its_sample_does(lab: Path) -> None:
-    (lab / "my_lab/held.py").write_text(
-        "ended = []\n\n\nasync def held(problem, sample):\n    try:\n        await sample.say()\n"
-        "        sample.hear('a')\n        await sample.say()\n    finally:\n        ended.append(sample.seed)\n"
-    )
-    environment = environment_of(make_task(compose_job(["task.generate=my_lab.held:held"])))
-    assert environment is not None
-    state = await environment.reset(make_task(compose_job([])).problem(0, 0), 7)
-    assert (await environment.step(state, "x")).observation == "a"
-    await environment.close(state)
-    assert sys.modules["my_lab.held"].ended == [7]
 
 
 def test_a_buffer_hears_what_became_of_its_problems_and_goes_on_from_a_file(lab: Path) -> None:
@@ -124,9 +119,7 @@ def test_a_cell_changes_with_the_code_of_every_hook(lab: Path) -> None:
 
 
 @pytest.mark.slow
-def test_all_hooks_together_run_for_real_and_the_run_keeps_what_is_promised(
-    lab: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_all_hooks_together_run_for_real_and_promises_are_kept(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(lab), str(ROOT)]))
     settings = " ".join((SMALL, "iterations=4", *PLAYED, *BUFFER, *EVALUATED, "algorithm.filter=my_lab.any:even"))
     (lab / "my_lab/any.py").write_text("def even(rewards, *, lengths):\n    return lengths.sum(dim=1) % 2 == 0\n")

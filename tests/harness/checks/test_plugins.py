@@ -1,7 +1,5 @@
 """Code of a user's own, by import path: what docs/plugins.md shows runs, and what cannot is one line before it does."""
 
-from __future__ import annotations
-
 import hashlib
 import os
 import subprocess
@@ -57,16 +55,13 @@ def door(*arguments: str) -> None:
 # -- what is there
 
 
-def test_a_schedule_of_ones_own_needs_no_file_of_settings(lab: Path) -> None:
+def test_a_schedule_of_ones_own_needs_no_file_and_decides_its_split(lab: Path) -> None:
     config = compose_job([SCHEDULE, "schedule.k=3"])
     assert config.schedule.options == {"k": 3}
     assert config.schedule.split == {"rollout": "50%", "actor": "rest", "actor_fwd": "actor", "reference": "actor"}
     schedule = make_schedule(config)
     assert (type(schedule).__name__, schedule.eta, schedule.order, schedule.colocated) == ("KSteps", 5, "fifo", False)
     assert job_config(plain(config)) == config
-
-
-def test_colocated_decides_the_split_by_default(lab: Path) -> None:
     code = (lab / "my_lab/k_steps.py").read_text()
     (lab / "my_lab/shared.py").write_text(
         code.replace('transport = "collective"', 'transport = "local"; colocated = True')
@@ -76,28 +71,22 @@ def test_colocated_decides_the_split_by_default(lab: Path) -> None:
     plan_job(config, make_schedule(config), MACHINE)
 
 
-async def test_a_reward_of_ones_own_scores_instead_of_the_task(lab: Path) -> None:
+async def test_a_reward_of_ones_own_scores_instead_of_the_task_may_be_waited_for_and_is_finite(lab: Path) -> None:
     own, task = make_task(compose_job(REWARD)), make_task(compose_job([]))
     right, short = (Sample("abc=", said, "cba", True, 1 + len(said)) for said in ("cba", "c"))
     assert await score_of(own, right) == Score(1.0 - 0.02 * 4, True)
     assert await score_of(own, short) == Score(-0.02 * 2, False)
     assert (own.name, own.max_prompt_tokens) == (task.name, task.max_prompt_tokens)
-
-
-async def test_a_reward_may_have_to_be_waited_for(lab: Path) -> None:
     (lab / "my_lab/slow.py").write_text("async def reward(sample):\n    return 0.25\n")
     task = make_task(compose_job(["task.reward=my_lab.slow:reward"]))
     assert await score_of(task, Sample("abc=", "cba", "cba", True, 4)) == Score(0.25, True)
-
-
-async def test_a_reward_has_to_be_finite(lab: Path) -> None:
     (lab / "my_lab/bad.py").write_text("def reward(sample):\n    return float('nan')\n")
     task = make_task(compose_job(["task.reward=my_lab.bad:reward"]))
     with pytest.raises(ValueError, match=r"the reward is nan; return a number that is finite in float32$"):
         await score_of(task, Sample("abc=", "cba", "cba", True, 4))
 
 
-def test_a_loss_and_advantages_of_ones_own_get_the_options_that_they_name(lab: Path) -> None:
+def test_a_loss_and_advantages_of_ones_own_get_their_options_and_whole_batches(lab: Path) -> None:
     algorithm = compose_job(LOSS).algorithm
     log_probs, behaviour = torch.tensor([[-0.1, -0.5, -9.0]]), torch.tensor([[-2.1, -0.5, torch.nan]])
     mask = torch.tensor([[True, True, False]])
@@ -105,17 +94,11 @@ def test_a_loss_and_advantages_of_ones_own_get_the_options_that_they_name(lab: P
     assert torch.allclose(loss, torch.tensor([[3 * 0.1, 0.5, 0.0]])), "high=3, and nothing off the mask"
     rewards = torch.tensor([[1.0, 0.0, 0.0]])
     assert torch.allclose(advantages_of(algorithm)(rewards), torch.tensor([[1.0, -0.5, -0.5]]))
-
-
-def test_rloo_from_outside_is_the_built_in_one(lab: Path) -> None:
     rewards = torch.rand(5, 8, generator=torch.Generator().manual_seed(0))
     own, built_in = (
         advantages_of(compose_job([f"algorithm.advantage={name}"]).algorithm) for name in ("my_lab.rloo:rloo", "rloo")
     )
     torch.testing.assert_close(own(rewards), built_in(rewards))
-
-
-def test_advantages_of_ones_own_can_ask_for_whole_batches(lab: Path) -> None:
     path = "my_lab.rloo:over_the_batch"
     settings = (f"algorithm.advantage={path}", "algorithm.options.weight=2.0")
     algorithm = compose_job(settings).algorithm
@@ -156,16 +139,13 @@ def test_a_task_of_ones_own_takes_its_fields_as_settings(lab: Path) -> None:
 # -- what is written down
 
 
-def test_a_cell_is_named_after_the_code_and_changes_with_it(lab: Path) -> None:
+def test_a_cell_is_named_after_the_code_and_changes_with_it_and_so_does_what_may_be_compared(lab: Path) -> None:
     before = cell_name(compose_job([SCHEDULE]))
     assert before.startswith("my_lab.k_steps.KSteps-tiny-reverse-")
     assert before == cell_name(compose_job([SCHEDULE]))
     with (lab / "my_lab/k_steps.py").open("a") as file:
         file.write("# another file\n")
     assert cell_name(compose_job([SCHEDULE])) != before
-
-
-def test_the_path_is_in_the_fairness_key(lab: Path) -> None:
     with_own, without = (fairness_key(plain(compose_job(given)), (0,)) for given in (REWARD, ()))
     assert with_own["task.reward"] == "my_lab.rewards:brief" and without["task.reward"] is None
 
@@ -272,7 +252,7 @@ def test_it_runs_for_real_and_workers_find_it(lab: Path) -> None:
 # -- docs/tutorial.md: its schedule
 
 
-async def test_the_schedule_on_the_page_makes_the_calls_of_the_one_that_is_built_in(
+async def test_the_schedule_on_the_page_calls_as_the_built_in_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(str(make_lab(tmp_path)))

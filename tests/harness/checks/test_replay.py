@@ -1,7 +1,5 @@
 """What is asked of a run that is to be replayed, and of the job, before anything starts."""
 
-from __future__ import annotations
-
 import json
 from pathlib import Path
 
@@ -69,23 +67,19 @@ def test_what_cannot_be_replayed_is_named(tmp_path: Path, setting: str, said: st
     assert said in refused(tmp_path, setting)
 
 
-def test_a_kl_in_order_of_completion_and_gpus_are_named(tmp_path: Path) -> None:
+def test_what_is_no_record_of_this_job_is_named_with_the_fix(tmp_path: Path) -> None:
     made(tmp_path)
     assert "in which micro-batches the reference scored" in refused(
         tmp_path, "schedule.order=completion", "algorithm.kl_coef=0.1"
     )
     assert "on GPUs" in refused(tmp_path, gpu=True)
-
-
-def test_a_run_that_is_not_there_or_not_over_is_named_with_the_fix(tmp_path: Path) -> None:
-    assert "has no finished run of seed 3; name the folder of a cell" in refused(tmp_path)
-    folder = made(tmp_path)
-    assert f"it is the folder of one seed: name {tmp_path}" in refused(folder)
+    other = tmp_path / "other"
+    other.mkdir()
+    assert "has no finished run of seed 3; name the folder of a cell" in refused(other)
+    folder = made(other)
+    assert f"it is the folder of one seed: name {other}" in refused(folder)
     (folder / "DONE").unlink()
-    assert "has no finished run of seed 3" in refused(tmp_path)
-
-
-def test_a_simulation_and_a_run_that_began_on_other_devices_are_no_record_of_this_one(tmp_path: Path) -> None:
+    assert "has no finished run of seed 3" in refused(other)
     made(tmp_path / "a", backend="virtual")
     assert "is of a run with backend=virtual" in refused(tmp_path / "a")
     made(tmp_path / "b", begun_with="there")

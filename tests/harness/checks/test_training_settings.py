@@ -60,23 +60,18 @@ def test_adapters_are_refused_beside_what_is_not_built_for_them(monkeypatch: pyt
         plan(*lora, "engine=sglang")
 
 
-def test_a_machine_without_compiler_and_headers_is_refused_in_one_message(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
+def test_a_machine_without_compiler_and_headers_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
     with pytest.raises(ConfigError, match=r"C\+\+ compiler .* and Python's headers .* set training.compile=false"):
         plan("training.compile=true", "algorithm.micro_batch_groups=4")
 
 
-def test_ranks_that_share_layers_count_once_where_the_batch_is_dealt_out() -> None:
+def test_ranks_that_share_layers_count_once_and_a_batch_too_large_to_tell_of_is_refused() -> None:
     micro_batches_of_eight = "algorithm.micro_batch_groups=8"
     with pytest.raises(ConfigError, match="8 groups on 4 training ranks"):
         plan(micro_batches_of_eight)
     assert len(plan(micro_batches_of_eight, "training.tensor_parallel=2").placement.devices["actor"]) == 4
-
-
-def test_a_batch_of_which_no_message_can_tell_is_refused_before_anything_starts() -> None:
     many = "algorithm.batch_groups=131072 algorithm.group_size=16 engine.slots=16".split()
     with pytest.raises(ConfigError, match="2,097,152 samples an iteration, more than the 1,048,576 that a message"):
         plan(*many)

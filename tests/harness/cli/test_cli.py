@@ -1,7 +1,5 @@
 """The commands, as a user sees them: one line for what cannot work, exit code 2, and nothing left behind."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal
@@ -48,29 +46,14 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     ("settings", "message"),
     [
         (["schedule=nope"], "schedule=nope is unknown; choose one of adaptive_staleness, colocate_async, "),
-        (["model=nope"], "model=nope is unknown; choose one of qwen0.5b, "),
-        (["task=nope"], "task=nope is unknown; choose one of aime, copy, dapo_math, data, expand, gsm8k"),
-        (["engine=nope"], "engine=nope is unknown; choose one of sglang, torch, vllm"),
         (["schedule.nonsense=1"], "schedule.nonsense is no setting; those of --schedule fully"),
-        (["foo.bar=2"], "foo.bar is no setting; those of a job are "),
-        (["algorithm.lr=1"], "algorithm.lr is no setting; those of algorithm are "),
         (["iterations=abc"], "iterations=abc is no whole number"),
-        (["iterations=0"], "iterations=0 is too small; use at least 1"),
         (["iterations"], "iterations cannot be read; write setting=value"),
-        (["seeds=0"], "seeds=0 gives no seeds"),
-        (["seeds=[1,1]"], "seeds=[1, 1] gives no seeds"),
         (["schedule.max_staleness=-1"], "schedule.max_staleness=-1.0 is out of bounds; use 0 to 1000000"),
-        (["schedule.max_staleness=nan"], "schedule.max_staleness=nan is out of bounds"),
-        (["schedule.max_staleness=many"], "schedule.max_staleness=many is no number"),
         (["backend=real", "cluster.kind=cpu", "cluster.devices=4096"], "the job needs 4096 devices, this machine has "),
         (
             ["schedule.split.rollout=5"],
             "schedule.split needs 6 devices (rollout 5 + actor 1), the job has 2; set --devices 6",
-        ),
-        (["algorithm.micro_batch_groups=7", "cluster.oversubscribe=true"], "algorithm.batch_groups=16 does not divide"),
-        (
-            ["backend=real", "model=qwen7b", "cluster.kind=cpu", "cluster.memory_gib=8", "cluster.oversubscribe=true"],
-            "model=qwen7b needs 142.4 GiB for its training state",
         ),
         (["cluster.devices=50000000"], "cluster.devices=50000000 is too large; use at most 65536"),
         (["schedule.split.rollout=1000000000"], "schedule.split.rollout=1000000000 is more than any job has; use at "),
@@ -82,7 +65,6 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
         (["model.layers=999999000001", "training.pipeline_parallel=7"], "training.pipeline_parallel=7 does not divide"),
         (["seeds=1000000000"], "seeds=1000000000 is more than anybody waits for"),
         (["iterations=1000000000000000"], "iterations=1000000000000000 is too large; use at most 1000000000000"),
-        (["experiment=a/b"], "experiment=a/b cannot name a folder"),
         (["experiment=prüfung"], "experiment=prüfung cannot name a folder; use letters a to z"),
     ],
 )
@@ -99,9 +81,7 @@ def test_a_setting_that_cannot_work_is_one_line_and_exit_code_2(
     ("words", "message"),
     [(["sweep", "--devices", "9" * 5000], "--devices 999"), (["calibrate", f"--run={'x' * 3000}", "--name=a"], "xxx")],
 )
-def test_a_word_longer_than_any_is_one_line_of_every_command(
-    words: list[str], message: str, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_word_longer_than_any_is_one_line(words: list[str], message: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(words) == 2
     err = capsys.readouterr().err
     assert err.startswith(message) and err.count("\n") == 1 and len(err) < 200
@@ -146,9 +126,7 @@ def table_beside(file: Path) -> Path:
         ["bench", f"experiment={'x' * 300}"],
     ],
 )
-def test_a_name_that_would_leave_its_folder_is_refused(
-    arguments: list[str], results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_no_name_leaves_its_folder(arguments: list[str], results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == 2
     out, err = capsys.readouterr()
     setting = arguments[1].partition("=")[0]
@@ -157,9 +135,7 @@ def test_a_name_that_would_leave_its_folder_is_refused(
 
 
 @pytest.mark.parametrize("arguments", [[], ["benhc"]])
-def test_an_unknown_command_names_those_that_there_are(
-    arguments: list[str], capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_unknown_command_names_those_there_are(arguments: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(arguments) == 2
     lines = capsys.readouterr().err.splitlines()
     assert lines[0].startswith(f"{arguments[0]} is no command; use cadence" if arguments else "use cadence")
@@ -229,9 +205,7 @@ def test_a_dry_run_says_every_setting_and_leaves_nothing(results: Path, capsys: 
 
 
 @pytest.mark.parametrize("command", ["bench", "compare"])
-def test_a_dry_run_that_is_neither_asked_for_nor_not_is_refused(
-    command: str, results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_dry_run_is_asked_for_or_not(command: str, results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main([command, "dry=1"]) == 2
     assert capsys.readouterr().err == "dry=1 is neither true nor false\n" and not results.exists()
 
@@ -248,9 +222,7 @@ def test_a_dry_run_that_is_neither_asked_for_nor_not_is_refused(
         ("bench schedule.coh", "schedule.cohorts="),
     ],
 )
-def test_bash_completes_commands_options_choices_lists_experiments_and_settings(
-    typed: str, whole: str, tmp_path: Path
-) -> None:
+def test_bash_completes_commands_options_choices_and_settings(typed: str, whole: str, tmp_path: Path) -> None:
     (tmp_path / "results" / "monday").mkdir(parents=True)
     script = tmp_path / "completion"
     script.write_text(completion("bash"))
@@ -294,23 +266,17 @@ def test_a_command_whose_output_is_closed_ends_without_a_word(words: list[str], 
     assert (done.returncode, done.stderr or b"") == (status, b"")
 
 
-def test_metrics_names_every_metric_with_what_its_title_leaves_open(capsys: pytest.CaptureFixture[str]) -> None:
+def test_metrics_and_list_name_all_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["metrics"]) == 0
     printed = capsys.readouterr().out
     assert all(f"  {metric.name} " in printed and metric.title in printed for metric in DEFINITIONS)
     assert "largest over pools" in printed and "idle/<role>: 1 - busy / window" in printed
-
-
-def test_list_names_every_choice_of_every_group(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list"]) == 0
     out = capsys.readouterr().out
     for path in (path for group in GROUPS for path in (ROOT / "experiments" / group).glob("*.yaml")):
         assert f"{path.parent.name}=" in out and f"  {path.stem}" in out
     for name in names():
         assert f"  {name} " in out
-
-
-def test_list_of_a_setting_says_of_each_name_formula_source_and_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["list", "--of", "algorithm.correction"]) == 0
     printed = capsys.readouterr().out
     assert "  dual_clip  clip_low=0.2 clip_high=0.2 most=3.0\n" in printed and "arXiv 1912.09729" in printed
@@ -320,7 +286,7 @@ def test_list_of_a_setting_says_of_each_name_formula_source_and_options(capsys: 
     assert cli.main(["list", "--of="]) == 0 and "schedule=" in capsys.readouterr().out
 
 
-def test_what_is_done_is_shown_and_not_run_again(
+def test_what_is_done_is_shown(
     results: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     shown: list[list[Path]] = []
@@ -350,10 +316,18 @@ def failing_bench(monkeypatch: pytest.MonkeyPatch, error: BaseException) -> None
     monkeypatch.setattr("harness.cli.bench.run", fail)
 
 
-def test_an_interrupt_is_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+def test_an_interrupt_a_folder_in_use_and_a_long_message_are_one_line(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
     failing_bench(monkeypatch, KeyboardInterrupt())
     assert cli.main(["bench"]) == 130
     assert "the same command starts this seed again" in capsys.readouterr().err
+    failing_bench(monkeypatch, BlockingIOError("seed=0: this cell and seed is being run by another process"))
+    assert cli.main(["bench"]) == 1
+    assert capsys.readouterr().err == "seed=0: this cell and seed is being run by another process\n"
+    failing_bench(monkeypatch, ConfigError("[red]long[/] " * 40))
+    assert cli.main(["bench"]) == 2
+    assert capsys.readouterr().err == "[red]long[/] " * 40 + "\n"
 
 
 def test_the_first_failure_of_a_run_is_what_is_raised(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -364,17 +338,7 @@ def test_the_first_failure_of_a_run_is_what_is_raised(monkeypatch: pytest.Monkey
     assert caught.value is cause
 
 
-def test_a_folder_that_another_process_writes_is_one_line(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    failing_bench(monkeypatch, BlockingIOError("seed=0: this cell and seed is being run by another process"))
-    assert cli.main(["bench"]) == 1
-    assert capsys.readouterr().err == "seed=0: this cell and seed is being run by another process\n"
-
-
-def test_a_port_that_is_taken_is_said_before_mlflow_is_started(
-    results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_port_that_is_taken_is_said_before_mlflow_starts(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     results.mkdir()
     (results / "mlflow.db").touch()
     with socket.create_server(("127.0.0.1", 0)) as taken:
@@ -393,23 +357,14 @@ def test_a_port_that_is_none_is_refused(port: str, results: Path, capsys: pytest
     assert capsys.readouterr().err == f"{port} is no port; use a number such as port=5001\n"
 
 
-def test_ui_before_any_run_says_what_to_do(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_ui_says_where_to_look(
+    results: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     assert cli.main(["ui"]) == 2
     assert "is not there yet; run `cadence bench` first" in capsys.readouterr().err
-
-
-def test_ui_of_runs_that_go_to_a_server_says_where_it_is(
-    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:5000")
     assert cli.main(["ui"]) == 0
     assert "http://127.0.0.1:5000 (MLFLOW_TRACKING_URI)" in capsys.readouterr().out
-
-
-def test_a_long_message_is_still_one_line(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
-    failing_bench(monkeypatch, ConfigError("[red]long[/] " * 40))
-    assert cli.main(["bench"]) == 2
-    assert capsys.readouterr().err == "[red]long[/] " * 40 + "\n"
 
 
 def test_the_command_itself_ends_with_code_2_and_leaves_nothing(tmp_path: Path) -> None:

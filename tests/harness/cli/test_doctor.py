@@ -1,7 +1,5 @@
 """What `make doctor` finds on machines that are made up here, and what it says about each."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 
@@ -39,26 +37,17 @@ def test_a_machine_that_lacks_nothing_has_no_bad_finding(good: Path) -> None:
     assert list(good.iterdir()) == [], "trying to write leaves nothing"
 
 
-def test_one_core_is_noted_with_what_still_runs(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_machine_lacks_is_bad_and_one_core_is_noted(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "this_machine", lambda: Machine(cores=1, gpus=0, gpu_bytes=0))
     cores = finding(good, "cores")
     assert cores.grade == "note" and "schedule=colocate_sync cluster.devices=1" in cores.meaning
     assert finding(good, "GPUs").grade == "note"
-
-
-def test_too_little_free_memory_is_bad(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     memory = psutil.virtual_memory()._replace(total=4 * GIB, available=1 * GIB)
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
     assert finding(good, "memory").grade == "bad" and finding(good, "memory").meaning
-
-
-def test_an_old_python_is_bad(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(sys, "version_info", (3, 10, 1))
     found = finding(good, "python")
     assert (found.grade, found.found) == ("bad", "3.10.1") and "3.11" in found.meaning
-
-
-def test_a_missing_package_is_bad(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "installed", lambda package: None)
     assert finding(good, "torch").grade == "bad" and "pip install torch" in finding(good, "torch").meaning
 
@@ -67,21 +56,17 @@ def test_a_package_that_is_not_there_has_no_version() -> None:
     assert doctor.installed("torch") and doctor.installed("no-such-distribution") is None
 
 
-def test_ray_is_needed_where_an_address_names_a_cluster(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_results_a_port_or_ray_that_cannot_be_had_are_bad(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(doctor, "installed", lambda package: None)
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     assert finding(good, "ray").grade == "ok"
     monkeypatch.setenv("RAY_ADDRESS", "10.0.0.1:6379")
     assert finding(good, "ray").grade == "bad" and "10.0.0.1:6379" in finding(good, "ray").meaning
-
-
-def test_results_that_cannot_be_written_are_bad(good: Path) -> None:
+    good.rmdir()
     good.write_text("a file where the folder should be")
     found = finding(good, "results")
     assert found.grade == "bad" and "CADENCE_RESULTS" in found.meaning
 
-
-def test_a_port_that_cannot_be_had_is_bad(good: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*arguments: object) -> None:
         raise PermissionError(1, "Operation not permitted")
 
@@ -89,7 +74,7 @@ def test_a_port_that_cannot_be_had_is_bad(good: Path, monkeypatch: pytest.Monkey
     assert finding(good, "ports").grade == "bad"
 
 
-def test_the_command_fails_only_where_something_is_bad(
+def test_it_fails_where_something_is_bad(
     good: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     monkeypatch.setattr(cli, "RESULTS", good)

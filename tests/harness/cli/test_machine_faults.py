@@ -1,7 +1,5 @@
 """What a command says, and leaves, where the machine fails it: a line, an exit code, nothing torn."""
 
-from __future__ import annotations
-
 import errno
 import os
 import shutil
@@ -78,7 +76,7 @@ def is_closed(folder: RunDirectory) -> bool:
         return True
 
 
-def test_a_full_disk_ends_a_run_in_a_line_and_what_was_written_can_be_read(
+def test_a_full_disk_ends_a_run_in_a_line_and_files_can_be_read(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with full_disk(tmp_path / "small", kib=200) as results:
@@ -111,9 +109,7 @@ def test_what_a_file_system_refuses_is_a_line_also_of_another_process(number: in
     assert code == 1 and f"{os.strerror(number)}: results cannot be written" in told
 
 
-def test_a_file_that_is_missing_elsewhere_is_no_fault_of_the_results(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_missing_elsewhere_is_no_fault_of_the_results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cli, "RESULTS", tmp_path)
     missing = FileNotFoundError(errno.ENOENT, "No such file or directory", "/nowhere/else")
     with pytest.raises(FileNotFoundError):
@@ -137,15 +133,12 @@ def test_a_run_whose_file_cannot_be_closed_gives_its_folder_back(tmp_path: Path)
 # -- memory
 
 
-def test_a_role_that_finds_no_memory_is_named() -> None:
+def test_a_role_that_finds_no_memory_is_named_also_where_torch_says_so() -> None:
     error = MemoryError("Unable to allocate 3.00 GiB")
     error.add_note("in rollout[1].generate:\nTraceback ...")
     code, told = answered(raising(ExceptionGroup("the job", [error])))
     assert code == 1
     assert told.startswith("rollout[1].generate ran out of memory: Unable to allocate 3.00 GiB; lower engine.slots")
-
-
-def test_so_it_is_where_torch_says_so() -> None:
     code, told = answered(raising(RuntimeError("[enforce fail] DefaultCPUAllocator: can't allocate memory: you tried")))
     assert code == 1 and told.startswith("this process ran out of memory: ")
 
@@ -173,7 +166,7 @@ def test_no_time_of_a_run_is_of_a_clock_that_can_be_set(monkeypatch: pytest.Monk
 # -- signals
 
 
-def test_sigterm_where_no_checkpoint_is_made_is_a_line_and_its_exit_code() -> None:
+def test_sigterm_without_checkpoints_is_a_line_and_a_code_and_ctrl_c_another() -> None:
     def work() -> int:
         with leaving_when_asked(at_once=True):
             signal.raise_signal(signal.SIGTERM)
@@ -183,8 +176,6 @@ def test_sigterm_where_no_checkpoint_is_made_is_a_line_and_its_exit_code() -> No
     code, told = answered(work)
     assert code == 143 and told.startswith("ended by SIGTERM; ") and signal.getsignal(signal.SIGTERM) is before
 
-
-def test_ctrl_c_is_none() -> None:
     def work() -> int:
         with leaving_when_asked(at_once=True):
             signal.raise_signal(signal.SIGINT)

@@ -1,7 +1,5 @@
 """`cadence serve`: what it refuses before anything listens; and that it speaks TLS where it is told to."""
 
-from __future__ import annotations
-
 import os
 import signal
 import socket
@@ -79,9 +77,7 @@ ENGINES = 300  # more than anybody else may have who serves HTTP here
 
 
 @pytest.mark.parametrize(("number", "told"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")])
-def test_a_signal_ends_it_in_a_line_however_many_wait_and_whatever_runs(
-    number: signal.Signals, told: str, tmp_path: Path
-) -> None:
+def test_a_signal_ends_it_in_a_line_whoever_waits(number: signal.Signals, told: str, tmp_path: Path) -> None:
     script = SERVE_UNTIL_PROMPTS_COME.format(number=int(number))
     environment = os.environ | {"CADENCE_TOKEN": TOKEN, "TMPDIR": str(tmp_path)}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}

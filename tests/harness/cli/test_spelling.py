@@ -1,7 +1,5 @@
 """What is printed is spelt as whoever called does: options in a shell, variables by make."""
 
-from __future__ import annotations
-
 import ast
 import re
 from collections.abc import Iterator
@@ -59,7 +57,7 @@ def test_no_text_of_the_product_has_makes_words() -> None:
         ("ui", "a/port=3 task.port=3", "a/port=3 task.port=3", "a/port=3 task.port=3"),
     ],
 )
-def test_settings_are_spelt_as_they_were_typed(
+def test_settings_are_as_they_were_typed(
     typed: str, text: str, in_a_shell: str, by_make: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setenv(BY_MAKE, "")

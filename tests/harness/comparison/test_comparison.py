@@ -1,7 +1,5 @@
 """Comparisons made of made-up runs whose truth is known: what is measured, called, refused, warned of and printed."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math
@@ -62,7 +60,7 @@ def value_of(comparison: Comparison, key: str, cell: int = 0) -> float:
     return measure.cells[cell].value
 
 
-def test_a_faster_schedule_is_called_faster_by_what_it_is(compared: Comparison) -> None:
+def test_a_fast_schedule_is_called_faster_and_what_learns_worse_worse(compared: Comparison) -> None:
     measure = compared.measure("throughput/samples_per_s")
     assert measure is not None
     ratio = measure.against_baseline(1)
@@ -70,18 +68,21 @@ def test_a_faster_schedule_is_called_faster_by_what_it_is(compared: Comparison) 
     assert ratio.interval.low < 4 / 3 < ratio.interval.high
     assert measure.cells[1].better is not None and measure.cells[1].better.value == 1.0
     assert measure.cells[0].difference is None and measure.against_baseline(0) is None
+    measure = compared.measure("reward/exact_match")
+    assert measure is not None
+    same, worse = measure.against_baseline(1), measure.against_baseline(2)
+    assert same is not None and not same.distinguishable
+    assert worse is not None and worse.distinguishable and worse.interval.high < 0
+    assert measure.cells[0].iqm is not None and measure.cells[0].iqm.bounded
 
 
-def test_a_run_s_summary_is_what_a_comparison_measures_of_it(compared: Comparison) -> None:
+def test_measures_are_those_of_a_runs_summary_without_its_warm_up(compared: Comparison) -> None:
     summary = summary_of(compared.cells[1].runs[0])
     assert {"throughput/samples_per_s", "reward/exact_match", "idle/rollout", "staleness/max"} <= summary.keys()
     assert all(math.isfinite(value) for value in summary.values())
     for measure in compared.measures:
         if measure.key in summary:
             assert summary[measure.key] == measure.cells[1].per_seed[0]
-
-
-def test_rates_leave_the_warm_up_out_and_the_whole_run_does_not(compared: Comparison) -> None:
     run = compared.cells[0].runs[0]
     metrics = run.metrics
     expected = (len(metrics) - 2) * BATCH / (metrics[-1]["seconds"] - metrics[1]["seconds"])
@@ -102,15 +103,6 @@ def test_lags_are_told_in_optimizer_steps_as_well_where_a_version_takes_several(
         run.config["algorithm"] |= {"mini_batches": 4, "epochs": 2}
     compared = compare([cell])
     assert value_of(compared, "staleness/steps_max") == 8 * value_of(compared, "staleness/max") > 0
-
-
-def test_what_learns_as_well_cannot_be_told_and_what_learns_worse_can(compared: Comparison) -> None:
-    measure = compared.measure("reward/exact_match")
-    assert measure is not None
-    same, worse = measure.against_baseline(1), measure.against_baseline(2)
-    assert same is not None and not same.distinguishable
-    assert worse is not None and worse.distinguishable and worse.interval.high < 0
-    assert measure.cells[0].iqm is not None and measure.cells[0].iqm.bounded
 
 
 def test_an_interval_ends_where_the_possible_does(tmp_path: Path) -> None:
@@ -211,9 +203,7 @@ def test_the_same_schedule_with_other_noise_is_not_called_different(tmp_path: Pa
         assert "other does not differ significantly from one in samples per second" in compared.verdict
 
 
-def test_the_more_is_measured_the_more_it_takes_to_call_any_of_it(
-    cells: list[Cell], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_the_more_is_measured_the_more_it_takes_to_call_any(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
     faint = {"sync": [0.5, 1.9, 2.4, 1.2, 2.3], "fast": [1.0, 2.0, 3.0, 1.5, 2.5]}  # p = .021
 
     def of(run: Run) -> float:
@@ -277,7 +267,7 @@ def test_curves_of_a_cell_lie_on_a_grid_that_all_its_seeds_cover(compared: Compa
     assert tokens.grid[-1] == pytest.approx(20 * BATCH * 10)
 
 
-def test_staleness_and_profiles_are_there_for_every_cell(compared: Comparison) -> None:
+def test_staleness_profiles_and_idle_shares_are_there_for_every_cell(compared: Comparison) -> None:
     sync, fast, _ = compared.staleness
     assert sync.lags.tolist() == fast.lags.tolist() == [0, 1]
     assert sync.shares.tolist() == [1.0, 0.0]
@@ -285,9 +275,6 @@ def test_staleness_and_profiles_are_there_for_every_cell(compared: Comparison) -
     profile = compared.profiles[0]
     assert profile.shares[0] == 1.0 and profile.shares[-1] == 0.0
     assert np.all(np.diff(profile.shares) <= 0) and np.all(profile.low <= profile.shares)
-
-
-def test_idle_shares_are_measures_of_the_roles_on_devices(compared: Comparison) -> None:
     assert value_of(compared, "idle/rollout") == pytest.approx(0.4)
     assert value_of(compared, "idle/actor") == pytest.approx(0.2)
     assert compared.measure("idle/reward") is None
@@ -459,10 +446,6 @@ def test_what_many_cells_would_repeat_is_one_warning(tmp_path: Path) -> None:
     ]
 
 
-def test_a_clean_comparison_of_five_seeds_has_no_warning(cells: list[Cell]) -> None:
-    assert compare(cells).warnings == ()
-
-
 def test_a_seed_that_collapsed_is_warned_of_and_stands_beside_the_mean_and_in_the_verdict(tmp_path: Path) -> None:
     whole = make_cell(tmp_path, "clip", Made(settings=("algorithm.correction=clip",)), range(5))
     runs = [
@@ -484,9 +467,7 @@ def test_a_seed_that_collapsed_is_warned_of_and_stands_beside_the_mean_and_in_th
 @pytest.mark.parametrize(
     ("values", "best", "collapses"), [([0.9, 0.44], 0.9, 1), ([0.9, 0.46], 0.9, 0), ([0.2, 0.0], 0.2, 0)]
 )
-def test_a_run_collapsed_that_ends_below_half_of_the_best_and_a_quarter_below_it(
-    values: list[float], best: float, collapses: int
-) -> None:
+def test_a_run_collapsed_that_ends_below_half_of_the_best(values: list[float], best: float, collapses: int) -> None:
     assert collapsed(values, best).sum() == collapses
 
 
@@ -519,17 +500,15 @@ def test_what_is_printed_fits_and_shows_every_seed(compared: Comparison, width: 
         assert all(f" {100 * value:.1f}" in text for value in cell.per_seed.values())
 
 
-def test_one_cell_is_described_without_a_baseline(cells: list[Cell]) -> None:
+def test_one_cell_has_no_baseline_and_cells_without_runs_or_labels_are_refused(cells: list[Cell]) -> None:
     alone = compare(cells[:1])
     assert alone.verdict.startswith("sync trains 8.") and alone.verdict.endswith("there is nothing to compare it with.")
     assert "against baseline" not in printed(alone)
-
-
-def test_cells_without_runs_or_with_one_label_are_refused(cells: list[Cell]) -> None:
     with pytest.raises(ConfigError, match="needs finished runs in every cell"):
         compare([cells[0], Cell("none", "none", ())])
     with pytest.raises(ConfigError, match="same label"):
         compare([cells[0], cells[0]])
+    assert compare(cells).warnings == ()
 
 
 def test_extra_values_of_scores_are_measures_and_what_is_not_known_is_ignored(cells: list[Cell]) -> None:

@@ -1,7 +1,5 @@
 """Staleness x correction x schedule: which jobs, and what is shown of them."""
 
-from __future__ import annotations
-
 import csv
 import struct
 from dataclasses import replace
@@ -32,7 +30,7 @@ AXES = ("schedule", *correction_axes())
 TWO_CORES = Machine(cores=2, gpus=0, gpu_bytes=0)
 
 
-def test_the_matrix_has_every_schedule_at_every_staleness_under_every_correction() -> None:
+def test_the_matrix_is_of_all_or_of_what_is_asked_for() -> None:
     request = matrix_request([], TWO_CORES)
     labels = [cell.label for cell in request.cells]
     corrections = ("none", "clip", "decoupled", "tis", "mis")
@@ -44,9 +42,6 @@ def test_the_matrix_has_every_schedule_at_every_staleness_under_every_correction
     assert request.seeds == (0, 1, 2) and {job.cluster.devices for job in jobs} == {3}
     assert all(job.algorithm.recompute_log_probs for job in jobs), "decoupled needs them, so all have them"
     assert len({job.experiment for job in jobs}) == 1
-
-
-def test_what_is_asked_for_is_what_is_run() -> None:
     asked = ["schedules=fully_async", "staleness=0.5,3", "corrections=tis,clip", "seeds=2", "dry=true", "iterations=6"]
     request = matrix_request(asked, TWO_CORES)
     assert [cell.label for cell in request.cells] == [
@@ -76,10 +71,17 @@ def test_a_bundle_is_settings_of_one_name_and_may_have_a_rate_of_its_own() -> No
     assert all(key == keys[0] for key in keys), "what bundles set is what differs on purpose"
 
 
-def test_every_bundle_runs_as_it_is() -> None:
+def test_bundles_run_as_they_are_and_name_a_correction_that_nothing_else_sets(tmp_path: Path) -> None:
     asked = [f"corrections={','.join(read_bundles())}", "schedules=fully_async", "staleness=2"]
     cells, skipped = resolve_cells(matrix_request(asked, TWO_CORES).cells, {}, TWO_CORES)
     assert len(cells) == len(read_bundles()) and not skipped
+    with pytest.raises(ConfigError, match=r"mini_batches=2 is for all cells, but corrections=clip_4 sets"):
+        matrix_request(["corrections=clip,clip_4", "algorithm.mini_batches=2"], TWO_CORES)
+    matrix_request(["corrections=clip,clip_4", "algorithm.micro_batch_groups=2"], TWO_CORES)
+    path = tmp_path / "corrections.yaml"
+    path.write_text("mine: {mini_batches: 4}\n", encoding="utf-8")
+    with pytest.raises(ConfigError, match="mine names no correction; give it"):
+        read_bundles(path)
 
 
 def test_a_cell_that_cannot_be_is_left_out_by_name_before_anything_runs() -> None:
@@ -94,19 +96,6 @@ def test_a_cell_that_cannot_be_is_left_out_by_name_before_anything_runs() -> Non
     assert [(cell.label, "recompute_log_probs=true" in cell.why) for cell in skipped] == [
         ("fully_async 2, decoupled", True)
     ]
-
-
-def test_a_setting_of_all_cells_does_not_take_the_place_of_a_bundles() -> None:
-    with pytest.raises(ConfigError, match=r"mini_batches=2 is for all cells, but corrections=clip_4 sets"):
-        matrix_request(["corrections=clip,clip_4", "algorithm.mini_batches=2"], TWO_CORES)
-    matrix_request(["corrections=clip,clip_4", "algorithm.micro_batch_groups=2"], TWO_CORES)
-
-
-def test_a_bundle_without_a_loss_is_refused(tmp_path: Path) -> None:
-    path = tmp_path / "corrections.yaml"
-    path.write_text("mine: {mini_batches: 4}\n", encoding="utf-8")
-    with pytest.raises(ConfigError, match="mine names no correction; give it"):
-        read_bundles(path)
 
 
 @pytest.fixture(scope="module")
@@ -160,13 +149,10 @@ def test_one_seed_alone_has_no_interval_to_show(folder: Path) -> None:
     draw_matrix(folder, matrix)
 
 
-def test_runs_that_learn_nothing_make_no_matrix(folder: Path) -> None:
+def test_what_learns_nothing_or_has_no_place_makes_no_matrix(folder: Path) -> None:
     simulated = Made(exact_match=None, backend="virtual", settings=("schedule.max_staleness=0",))
     with pytest.raises(ConfigError, match="simulated runs learn nothing; set backend=real"):
         matrix_of(compare([make_cell(folder, "simulated", simulated, range(2))], AXES))
-
-
-def test_what_a_matrix_has_no_place_for_is_named(folder: Path) -> None:
     one = made(folder / "one", 0, "clip", 0.9)
     settings = ("schedule.max_staleness=0", "algorithm.correction=clip", "schedule.pause=wait")
     other = make_cell(folder, "drained", Made(settings=settings), range(4))
@@ -174,16 +160,13 @@ def test_what_a_matrix_has_no_place_for_is_named(folder: Path) -> None:
         matrix_of(compare([one, other], AXES))
 
 
-def test_corrections_of_a_schedule_are_compared_in_pairs(folder: Path) -> None:
+def test_corrections_are_compared_in_pairs_of_three_seeds(folder: Path) -> None:
     learnt = {"clip": 0.9, "tis": 0.9, "none": 0.4}
     matrix = matrix_of(compare([made(folder / "pairs", 2, name, reached) for name, reached in learnt.items()], AXES))
     assert significant_pairs(matrix) == [
         "- `fully_async 2`, significant differences (by seed, Holm's correction over 3 pairs): "
         "clip above none; tis above none."
     ]
-
-
-def test_two_seeds_have_no_significant_differences(folder: Path) -> None:
     two = [made(folder / "two", 2, name, reached, seeds=2) for name, reached in (("clip", 0.9), ("none", 0.4))]
     assert significant_pairs(matrix_of(compare(two, AXES))) == [
         "Fewer than 3 seeds, or one correction: no difference can be significant."

@@ -1,8 +1,6 @@
 """Folders of finished runs whose files are missing, cut off, or hold something else, by accident or on purpose: one
 line, and none is believed, looked up or run."""
 
-from __future__ import annotations
-
 import io
 import json
 import os
@@ -164,9 +162,7 @@ class Elements(HTMLParser):
             self.scripts.append(data)
 
 
-def test_every_text_of_a_folder_is_text_on_the_page_which_runs_its_own_script_alone(
-    earlier: Path, tmp_path: Path
-) -> None:
+def test_every_text_of_a_folder_is_text_on_the_page_with_one_script(earlier: Path, tmp_path: Path) -> None:
     harm = """"'></script><i class=evil onclick="x">&lt;${title}"""
     copy = tmp_path / "results"
     shutil.copytree(earlier, copy)
@@ -199,7 +195,7 @@ def test_every_text_of_a_folder_is_text_on_the_page_which_runs_its_own_script_al
     assert policy is not None and f"script-src 'sha256-{digest}';" in policy and "default-src 'none'" in policy
 
 
-def test_no_text_of_a_folder_tells_the_terminal_anything(
+def test_no_text_of_a_folder_moves_the_terminal(
     earlier: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
 ) -> None:
     harm = "\x1b]0;pwned\x07\x1b[2J\x9b31m\x08\r\u202e"
@@ -228,9 +224,7 @@ def test_no_text_of_a_folder_tells_the_terminal_anything(
 
 @pytest.mark.parametrize("name", ["campaign.json", "gate.json"])
 @pytest.mark.parametrize("text", ["", "[]", '{"cells": [1]}', "[" * 100_000, "\x80"])
-def test_a_damaged_file_of_a_comparison_is_named_in_one_line(
-    earlier: Path, tmp_path: Path, name: str, text: str
-) -> None:
+def test_a_damaged_file_of_a_comparison_is_one_line(earlier: Path, tmp_path: Path, name: str, text: str) -> None:
     copy = tmp_path / "results"
     shutil.copytree(earlier, copy)
     folder = copy / "made_up"

@@ -1,24 +1,36 @@
 """Which runs may be compared, and whether all of their samples are accounted for."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pyarrow as pa
 import pytest
+from scipy import stats
 
+from harness.acceptance.chaos.jobs import base
 from harness.comparison.conservation import check_conservation
 from harness.comparison.fairness import fairness_key, refuse_unfair
-from harness.comparison.runs import Run, read_run
+from harness.comparison.promises import FinishedRun, broken_promises
+from harness.comparison.runs import Cell, Run, read_run
+from harness.comparison.selection import (
+    discarded_tokens,
+    length_distance,
+    length_ratio,
+    sampled_tokens,
+    selection_sentence,
+    selects,
+)
 from harness.config import ConfigError
 from harness.config.compose import compose_job, plain
 from harness.driver.observer import IterationListener
 from harness.driver.session import simulate
 from harness.metrics.manifest import RunIdentity, build_manifest
 from harness.metrics.run_files import RunDirectory
+from tests.support.random_jobs import play
 
 SMALL = ("backend=virtual", "cost=tiny_cpu", "iterations=3", "algorithm.batch_groups=4", "algorithm.group_size=4")
 AGAIN = "recompute_activations"
@@ -61,9 +73,7 @@ def test_schedules_on_the_same_devices_are_fair_however_they_are_split() -> None
         (["schedule=one_step_off"], "schedule.name=fully_async in the first, one_step_off in the second"),
     ],
 )
-def test_an_unfair_pair_is_refused_with_both_names_the_setting_and_its_values(
-    settings: list[str], message: str
-) -> None:
+def test_an_unfair_pair_is_refused_with_names_setting_and_values(settings: list[str], message: str) -> None:
     cells = {"one": [run("algorithm.correction=none")], "other": [run("algorithm.correction=tis", *settings)]}
     with pytest.raises(ConfigError) as refused:
         refuse_unfair(cells, axes=("algorithm.correction",))
@@ -94,21 +104,15 @@ def test_other_seeds_and_smoke_runs_are_refused() -> None:
         refuse_unfair({"one": [run(), run("engine.slots=3", seed=1)]})
 
 
-def test_a_run_of_an_earlier_version_is_refused_with_what_it_does_not_say() -> None:
-    old = {name: value for name, value in config().items() if name != "training"}
-    with pytest.raises(ConfigError, match="a run says nothing of training: an earlier version made it; run it again"):
-        fairness_key(old, [0])
-
-
-def test_costs_count_where_time_is_simulated_only() -> None:
+def test_costs_count_where_time_is_simulated_and_an_axis_is_a_setting_or_a_group() -> None:
     assert "cost.train_step_s" in fairness_key(config(), [0])
     assert "cost.train_step_s" not in fairness_key(config("backend=real"), [0])
-
-
-def test_an_axis_is_a_setting_or_a_whole_group() -> None:
     key = fairness_key(config(), [0], ["algorithm.correction", "schedule"])
     assert "algorithm.correction" not in key and "algorithm.kl_coef" in key
     assert not [name for name in key if name.startswith("schedule")]
+    old = {name: value for name, value in config().items() if name != "training"}
+    with pytest.raises(ConfigError, match="a run says nothing of training: an earlier version made it; run it again"):
+        fairness_key(old, [0])
 
 
 @pytest.fixture(scope="module")
@@ -192,3 +196,89 @@ def test_every_contradiction_between_files_is_found(damage: Callable[[Run], Run]
     found = check_conservation([damage(finished)])
     assert not found.passed and message in " ".join(found.problems)
     assert all(problem.startswith(f"{finished.path}: ") for problem in found.problems)
+
+
+LENGTHS = [10, 20, 30, 40, 200, 300]
+
+
+def selection_run(*fates: str, judged: bool = True) -> Any:
+    """Six samples; those without a fate are in flight."""
+    told = [*fates, *["in_flight"] * (6 - len(fates))]
+    rewards = [0.5 if fate == "trained" else 0.0 if judged else None for fate in told]
+    columns = {
+        "fate": told,
+        "finished_at": [None if fate == "in_flight" else 1.0 for fate in told],
+        "response_tokens": [0 if fate == "in_flight" else n for fate, n in zip(told, LENGTHS, strict=True)],
+        "reward": pa.array(rewards, pa.float64()),
+        "reward_failed": [False] * 6,
+    }
+    return SimpleNamespace(samples=pa.table(columns))
+
+
+def cell(label: str, *runs: Any) -> Cell:
+    return Cell(label, label, runs)
+
+
+def test_trained_samples_are_held_against_all_completed_ones_but_baselines() -> None:
+    found = selection_run(*["trained"] * 4, "dropped_stale", "dropped_spare")
+    assert sampled_tokens(found.samples) == {"trained": 100, "dropped_stale": 200, "dropped_spare": 300}
+    assert discarded_tokens(found) == pytest.approx(5 / 6) and length_ratio(found) == 0.25
+    assert length_distance(found) == pytest.approx(stats.ks_2samp(LENGTHS[:4], LENGTHS).statistic)
+    assert not selects(selection_run(*["trained"] * 4)) and not selects(
+        selection_run("dropped_baseline", *["trained"] * 5)
+    )
+    assert selects(selection_run("dropped_filtered", *["trained"] * 5))
+    even = cell("even", selection_run(*["trained"] * 6))
+    drops = ("trained",) * 4 + ("dropped_stale",) * 2
+    assert selection_sentence([even, cell("short", selection_run("dropped_stale", *["trained"] * 5))]) == ""
+    (judged, unknown) = (
+        selection_sentence([even, cell("fast", selection_run(*drops, judged=one))]) for one in (True, False)
+    )
+    assert judged.startswith("fast drops long answers: trained responses are 75% shorter") and "+0.167" in judged
+    assert "difficulty: unknown" in unknown
+
+
+Changes = dict[str, Any]
+WRONG: dict[str, tuple[Changes, str]] = {
+    "trained in another iteration": ({"trained_iteration": 1}, "groups were torn"),
+    "too old": ({"version_first": -9}, "which is too old"),
+    "of a version to come": ({"version_last": 3}, "a lag outside of"),
+    "finished before it began": ({"finished_at": -1.0}, "has the times"),
+    "lost": ({"fate": "in_flight", "trained_iteration": None}, "iteration 0 trained"),
+    "counted as another": ({"sample_id": 1}, "there twice"),
+}
+
+
+@pytest.fixture(scope="module")
+def promises_finished() -> FinishedRun:
+    config = base("one_step_off")
+    algorithm = replace(config.algorithm, batch_groups=4, group_size=2, micro_batch_groups=1)
+    return play(replace(config, iterations=3, algorithm=algorithm)).finished
+
+
+def test_a_run_that_kept_its_promises_broke_none_and_an_open_ledger_is_found(promises_finished: FinishedRun) -> None:
+    assert broken_promises(promises_finished) == []
+    counts = {**promises_finished.counts, "admitted": promises_finished.counts["admitted"] + 1}
+    assert any("the ledger admitted" in line for line in broken_promises(replace(promises_finished, counts=counts)))
+
+
+@pytest.mark.parametrize("wrong", WRONG)
+def test_a_sample_that_breaks_one_is_found(promises_finished: FinishedRun, wrong: str) -> None:
+    changes, said = WRONG[wrong]
+    first, *others = promises_finished.samples
+    broken = broken_promises(replace(promises_finished, samples=[replace(first, **changes), *others]))
+    assert any(said in line for line in broken), broken
+
+
+def test_engines_started_again_and_clocks_of_two_hosts_are_allowed_for(promises_finished: FinishedRun) -> None:
+    *others, last = promises_finished.samples
+    newer = replace(promises_finished, samples=[*others, replace(last, version_first=2, version_last=2)])
+    assert ["a lag outside of 1 to 1" in line for line in broken_promises(newer)] == [True]
+    assert broken_promises(replace(newer, restarted=frozenset({f"rollout[{last.engine}]"}))) == []
+    older = replace(promises_finished, samples=[*others, replace(last, version_first=0)])
+    restarted = replace(older, restarted=frozenset({f"rollout[{last.engine}]"}))
+    assert any("a lag outside of 0 to 1" in line for line in broken_promises(restarted))
+    first, *others = promises_finished.samples
+    early = replace(promises_finished, samples=[replace(first, started_at=first.admitted_at - 0.15), *others])
+    assert ["has the times" in line for line in broken_promises(replace(early, clock_uncertainty_s=0.07))] == [True]
+    assert broken_promises(replace(early, clock_uncertainty_s=0.08)) == []

@@ -1,7 +1,5 @@
 """No communicator of any job that is accepted has two ranks on one device; what is refused names them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
 from functools import cache
@@ -48,7 +46,7 @@ def test_the_first_rank_deals_to_all_what_is_trained_as_it_completes() -> None:
     assert [(one.name, len(one.members), one.over) for one in dealt] == [("micro-batches", 4, "host")]
 
 
-def test_weights_go_from_every_training_rank_to_engines_and_to_scorers_with_devices_of_their_own() -> None:
+def test_weights_go_from_every_training_rank_that_has_a_bucket_or_the_first_alone() -> None:
     apart = Placement({"rollout": (0, 1), "actor": (2, 3), "actor_fwd": (4,), "reference": (5,)})
     found = of(apart)
     assert set(found) == {"training world", "weights of actor[0]", "weights of actor[1]"}
@@ -59,31 +57,22 @@ def test_weights_go_from_every_training_rank_to_engines_and_to_scorers_with_devi
 
     beside = Placement({"rollout": (0, 1), "actor": (2, 3), "actor_fwd": (2, 3), "reference": (2, 3)})
     assert names(of(beside)["weights of actor[1]"]) == ["actor[1]@3", "rollout[0]@0", "rollout[1]@1"]
-
-
-def test_through_one_shared_memory_the_first_rank_sends_alone() -> None:
     found = of(Placement({"rollout": (0,), "actor": (1, 2)}), "ipc")
     assert set(found) == {"training world", "weights of actor[0]"}
-
-
-def test_no_more_ranks_send_than_there_are_buckets() -> None:
     assert sending_ranks("host_staged", 8) == sending_ranks("collective", 8, 20) == 8
     assert sending_ranks("host_staged", 8, 3) == 3 and sending_ranks("host_staged", 8, 0) == 1
     assert sending_ranks("ipc", 8, 20) == 1
+    apart = Placement({"rollout": (0,), "actor": (1,)})
+    assert {of(apart, transport)["weights of actor[0]"].over for transport in ("host_staged", "ipc")} == {"host"}
+    shared = Placement({"rollout": (0, 1), "actor": (0, 1), "actor_fwd": (0, 1)})
+    assert set(of(shared, "local")) == {"training world"}
+    assert of(Placement({"rollout": (0,), "actor": (0,)}), "local") == {}, "one rank sends nothing"
 
 
 def test_a_training_rank_that_shares_a_device_with_an_engine_is_found_whichever_rank_it_is() -> None:
     placement = Placement({"rollout": (0, 2), "actor": (1, 2)})
     with pytest.raises(ConfigError, match=r"actor\[1\] and rollout\[1\] on device 2.*'weights of actor\[1\]'"):
         check_communicators(of(placement).values(), placement, "collective")
-
-
-def test_weights_through_host_memory_go_over_the_host_and_those_of_colocated_roles_over_nothing() -> None:
-    apart = Placement({"rollout": (0,), "actor": (1,)})
-    assert {of(apart, transport)["weights of actor[0]"].over for transport in ("host_staged", "ipc")} == {"host"}
-    shared = Placement({"rollout": (0, 1), "actor": (0, 1), "actor_fwd": (0, 1)})
-    assert set(of(shared, "local")) == {"training world"}
-    assert of(Placement({"rollout": (0,), "actor": (0,)}), "local") == {}, "one rank sends nothing"
 
 
 def test_ranks_that_share_layers_and_engines_of_several_devices_have_communicators_of_their_own() -> None:

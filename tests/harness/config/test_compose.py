@@ -1,7 +1,5 @@
 """From overrides to a configuration: choices, settings, options, and the name of a cell."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -18,7 +16,8 @@ from harness.config.compose import (
     plain,
     read_job,
 )
-from harness.config.files import yaml_text
+from harness.config.files import read_yaml, yaml_text
+from harness.config.registries import ENGINES, REGISTRIES, check_name, find
 from schedules.fully_async import FullyAsync
 
 
@@ -29,14 +28,11 @@ def refused(*overrides: str) -> str:
     return str(caught.value)
 
 
-def test_the_defaults_are_the_main_job() -> None:
+def test_the_defaults_are_the_main_job_which_choices_and_settings_change() -> None:
     config = compose_job([])
     assert (config.schedule.name, config.model.name, config.task.name) == ("fully_async", "tiny", "reverse")
     assert (config.iterations, config.seed_list) == (120, (0,))
     assert make_schedule(config) == FullyAsync(max_staleness=2.0, pause="keep")
-
-
-def test_choices_and_settings_change_the_job() -> None:
     config = compose_job(
         ["schedule.max_staleness=0.5", "task=expand", "iterations=3", "seeds=[3,4]", "engine.slots=32"]
     )
@@ -60,7 +56,7 @@ def test_what_is_no_choice_is_refused(override: str) -> None:
     assert refused(override).endswith(f"is unknown; choose one of {', '.join(choices('schedule'))}")
 
 
-def test_an_unknown_setting_names_those_beside_it() -> None:
+def test_an_unknown_setting_names_those_beside_it_also_where_it_is_forced() -> None:
     assert refused("schedule.nonsense=1") == (
         "schedule.nonsense is no setting; those of schedule=fully_async are max_staleness, name, on_stale, "
         "order, pause, publish_every, split"
@@ -72,24 +68,9 @@ def test_an_unknown_setting_names_those_beside_it() -> None:
         "foo.bar is no setting; those of a job are algorithm, backend, checkpoint, cluster"
     )
     assert refused("~model.colour").startswith("model.colour is no setting; those of model are checkpoint")
-
-
-def test_an_option_that_is_newer_than_results_names_no_cell_where_it_is_the_default() -> None:
-    plainly, by_hand, other = (
-        compose_job(["schedule=fully_async", *settings])
-        for settings in ([], ["schedule.publish_every=1"], ["schedule.publish_every=2"])
-    )
-    assert [plain(job)["schedule"]["publish_every"] for job in (plainly, other)] == [1, 2]
-    assert cell_name(plainly) == cell_name(by_hand) != cell_name(other)
-
-
-def test_the_settings_named_are_those_of_the_chosen_schedule() -> None:
     assert refused("schedule=colocate_sync", "schedule.max_staleness=1") == (
         "schedule.max_staleness is no setting; those of schedule=colocate_sync are name, split"
     )
-
-
-def test_a_setting_that_is_added_by_force_is_still_unknown() -> None:
     assert refused("+schedule.nonsense=1") == (
         "schedule.nonsense is no option of fully_async; it has max_staleness, pause, order, on_stale, publish_every"
     )
@@ -122,35 +103,30 @@ def test_what_is_no_override_is_refused_as_it_was_typed(override: str) -> None:
     assert refused(override) == f"{override} cannot be read; write setting=value, such as iterations=20"
 
 
-def test_other_refusals_of_hydra_are_one_line_too() -> None:
-    assert refused("+schedule=fully_async").startswith("+schedule=fully_async cannot be read; a group has one choice")
-    assert refused("iterations=${nowhere}").startswith("iterations: Interpolation key 'nowhere' not found")
-    assert "iterations=1,2" in refused("iterations=1,2")
-
-
 @pytest.mark.parametrize("cost", choices("cost"))
 def test_every_set_of_costs_composes(cost: str) -> None:
     assert compose_job([f"cost={cost}"]).cost.name == cost
 
 
-def test_a_cell_is_named_by_what_decides_its_numbers() -> None:
+def test_a_cell_is_named_by_what_decides_its_numbers_as_ever() -> None:
     name = cell_name(compose_job([]))
     assert name.startswith("fully_async-tiny-reverse-")
     for same in (["seeds=5"], ["experiment=other"], ["force=true"], ["save_weights=false"], ["schedule=fully_async"]):
         assert cell_name(compose_job(same)) == name
     others = (["schedule.max_staleness=1"], ["iterations=3"], ["algorithm.learning_rate=0.1"], ["task=copy"])
     assert len({name, *(cell_name(compose_job(other)) for other in others)}) == 5
-
-
-def test_plain_values_keep_a_schedules_options_beside_its_name() -> None:
-    schedule = plain(compose_job([]))["schedule"]
-    assert schedule["max_staleness"] == 2 and schedule["name"] == "fully_async" and "options" not in schedule
+    plainly, by_hand, other = (
+        compose_job(["schedule=fully_async", *settings])
+        for settings in ([], ["schedule.publish_every=1"], ["schedule.publish_every=2"])
+    )
+    assert [plain(job)["schedule"]["publish_every"] for job in (plainly, other)] == [1, 2]
+    assert cell_name(plainly) == cell_name(by_hand) != cell_name(other)
 
 
 # -- a group's choice by a file
 
 
-def test_a_choice_may_be_a_file_whose_settings_can_be_changed(tmp_path: Path) -> None:
+def test_a_choice_may_be_a_file_and_one_that_is_none_is_refused(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     mine.write_text((EXPERIMENTS / "cost" / "tiny_cpu.yaml").read_text().replace("name: tiny_cpu", "name: mine"))
 
@@ -160,9 +136,6 @@ def test_a_choice_may_be_a_file_whose_settings_can_be_changed(tmp_path: Path) ->
     assert (config.cost.name, config.cost.call_s, config.cost.lengths.mean) == ("mine", 0.5, 7.0)
     mine.write_text(mine.read_text().replace("\ncall_s: 0.0042", "\ncall_s: 0.25"))
     assert compose_job([f"cost={mine}"]).cost.call_s == 0.25, "the file is read anew"
-
-
-def test_a_file_that_is_no_choice_is_refused(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
     assert refused(f"cost={mine}") == f"{mine} is no file; `cadence list` shows the choices that have names"
     mine.write_text("name: [")
@@ -227,6 +200,67 @@ def test_what_a_file_of_another_version_names_and_no_setting_is_is_named_at_once
     assert refused(f"config={tmp_path / 'none.yaml'}").startswith(f"{tmp_path / 'none.yaml'} is no file")
 
 
-def test_every_committed_run_can_be_run_again() -> None:
+def test_what_is_committed_or_built_in_is_accepted() -> None:
     for path in (EXPERIMENTS.parent / "results").rglob("config.yaml"):
         assert cell_name(compose_job([f"config={path}"])) == cell_name(read_job(path))
+    for setting in ("correction", "advantage", "aggregation", "kl", "filter"):
+        for name in REGISTRIES[f"algorithm.{setting}"]:
+            assert (f"algorithm.{setting}", name) in compose_job([f"algorithm.{setting}={name}"]).named
+    schedule = plain(compose_job([]))["schedule"]
+    assert schedule["max_staleness"] == 2 and schedule["name"] == "fully_async" and "options" not in schedule
+    assert refused("+schedule=fully_async").startswith("+schedule=fully_async cannot be read; a group has one choice")
+    assert refused("iterations=${nowhere}").startswith("iterations: Interpolation key 'nowhere' not found")
+    assert "iterations=1,2" in refused("iterations=1,2")
+
+
+WORDS = ("1e5", "010", "yes", "2026-01-01", "", "null", "1:30", "a: b", "x\ny", "${x}", "日本", "w" * 200, "\x1b[1m")
+
+
+def test_what_is_written_is_read_again_and_as_hydra_reads_it(tmp_path: Path) -> None:
+    shared = [1, 1e-7, None, True]
+    settings = plain(compose_job([])) | {word: [word, shared, {}, float("inf")] for word in WORDS}
+    (tmp_path / "a.yaml").write_text(yaml_text(settings), encoding="utf-8")
+    assert read_yaml(tmp_path / "a.yaml") == settings
+    # So that a file that is a choice's own is the same job by its path.
+    for text, value in {"1e5": 1e5, "-1E-7": -1e-7, "989.4e12": 989.4e12, "2026-01-01": "2026-01-01"}.items():
+        (tmp_path / "a.yaml").write_text(f"a: {text}")
+        assert read_yaml(tmp_path / "a.yaml") == {"a": value}
+    by_path = compose_job([f"device={EXPERIMENTS / 'device' / 'h100.yaml'}"])
+    assert by_path == compose_job(["device=h100"])
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        ("b:\n  a: 1\n  a: 2", "line 3: it has a more than once"),
+        ("a: 1\n~: 1", "line 2: it has a value without a name"),
+        ("a: 1\nb: c: 1", "line 2: mapping values are not allowed"),
+        ("a: 1\nb: !!int 1", r"line 2: it has a tag"),
+    ],
+)
+def test_what_would_be_lost_is_refused(text: str, why: str, tmp_path: Path) -> None:
+    (tmp_path / "a.yaml").write_text(text)
+    with pytest.raises(ValueError, match=why):
+        read_yaml(tmp_path / "a.yaml")
+
+
+LOADED = [(setting, name) for setting, names in REGISTRIES.items() for name in names if names is not ENGINES]
+
+
+@pytest.mark.parametrize(("setting", "name"), LOADED)
+def test_every_name_stands_for_code_that_can_be_called(setting: str, name: str) -> None:
+    assert callable(find(setting, name))
+
+
+@pytest.mark.parametrize("setting", REGISTRIES)
+def test_a_name_of_nothing_is_refused_with_those_that_there_are(setting: str) -> None:
+    given = {"algorithm.shaping": "algorithm.shaping=[nope]", "algorithm.rejection": "algorithm.rejection.nope=[0,1]"}
+    typed = {"schedule": "schedule.name", "engine": "engine.name", "task": "task.name"}.get(setting, setting)
+    with pytest.raises(ConfigError) as refused:
+        if setting == "schedule.transport":  # which a schedule's class names
+            check_name(setting, "nope")
+        make_schedule(compose_job(["schedule=fully_async", given.get(setting, f"{typed}=nope")]))
+    choices = ", ".join(REGISTRIES[setting])
+    assert str(refused.value) == (
+        f"{setting}=nope is unknown; choose one of {choices}, or `package.module:Name` of your own"
+    )

@@ -1,7 +1,5 @@
 """Types and ranges of settings: what is wrong is said in one line, as it was typed."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -26,11 +24,8 @@ def changed(tree: dict[str, Any], setting: str, value: object) -> dict[str, Any]
     return tree | ({above: tree[above] | {name: value}} if above else {name: value})
 
 
-def test_a_configuration_read_back_from_its_plain_values_is_the_same(tree: dict[str, Any]) -> None:
+def test_a_configuration_reads_back_from_its_plain_values_with_options_of_its_schedule(tree: dict[str, Any]) -> None:
     assert plain(job_config(tree)) == tree
-
-
-def test_an_option_that_only_a_schedule_knows_travels_as_its_option(tree: dict[str, Any]) -> None:
     assert job_config(changed(tree, "schedule.colour", "red")).schedule.options["colour"] == "red"
 
 
@@ -117,24 +112,18 @@ def test_a_wrong_value_is_named_with_what_to_use(tree: dict[str, Any], setting: 
     assert "\n" not in str(caught.value)
 
 
-def test_a_missing_setting_is_named(tree: dict[str, Any]) -> None:
+def test_what_is_missing_or_has_braces_is_told_as_it_is(tree: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="^iterations=.* is incomplete"):
         job_config({name: value for name, value in tree.items() if name != "iterations"})
-
-
-def test_a_text_with_braces_is_told_as_it_is(tree: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match=r"^backend=\{0\} is unknown"):
         job_config(changed(tree, "backend", "{0}"))
 
 
-def test_seeds_are_how_many_or_which(tree: dict[str, Any]) -> None:
+def test_seeds_are_how_many_or_which_and_whole_numbers_do_for_real_ones(tree: dict[str, Any]) -> None:
     def seeds(given: object) -> tuple[int, ...]:
         return job_config(changed(tree, "seeds", given)).seed_list
 
     assert (seeds(3), seeds([3, 4]), seeds([7])) == ((0, 1, 2), (3, 4), (7,))
-
-
-def test_whole_numbers_do_for_real_ones(tree: dict[str, Any]) -> None:
     config = job_config(changed(tree, "cluster.wait_timeout_s", 30))
     assert config.cluster.wait_timeout_s == 30.0 and isinstance(config, JobConfig)
 

@@ -1,7 +1,5 @@
 """Which GPUs a process may use, by what a made-up driver says and CUDA_VISIBLE_DEVICES."""
 
-from __future__ import annotations
-
 import pynvml
 import pytest
 
@@ -46,14 +44,11 @@ def test_devices_are_those_that_cuda_shows(visible: str | None, found: str, monk
     assert library.started == 0, "the driver is let go"
 
 
-def test_the_machine_has_as_many_as_are_visible_and_the_memory_of_the_smallest(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_machine_has_what_is_visible_under_the_users_names(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeGpu("GPU-a", mib=40000), FakeGpu("GPU-b"), visible="1")
     assert (this_machine().gpus, this_machine().gpu_bytes, gpu_kind()) == (1, 81559 * MIB, "h100")
     monkeypatch.delenv("CUDA_VISIBLE_DEVICES")
     assert (this_machine().gpus, this_machine().gpu_bytes) == (2, 40000 * MIB)
-
-
-def test_a_worker_sees_its_device_as_the_user_named_it(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, *four(), visible="GPU-d, 2")
     assert [device_environment(devices)["CUDA_VISIBLE_DEVICES"] for devices in ((0,), (1,), ())] == ["GPU-d", "2", ""]
     assert device_environment((1, 0)) == {"CUDA_VISIBLE_DEVICES": "2,GPU-d"}, "an engine over several"
@@ -63,9 +58,7 @@ def test_a_worker_sees_its_device_as_the_user_named_it(monkeypatch: pytest.Monke
     assert device_environment((2,)) == {"CUDA_VISIBLE_DEVICES": "GPU-d"}, "in a trial it stands for all"
 
 
-def test_instances_of_a_divided_gpu_are_devices_with_names_and_memory_of_their_own(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_instances_of_a_divided_gpu_are_devices_of_their_own(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, divided(), FakeGpu("GPU-ffffffff", instances=[None]))
     assert [str(gpu) for gpu in gpus()] == [
         "NVIDIA H100 80GB HBM3 MIG 3g.40gb, 40448 MiB",
@@ -89,19 +82,14 @@ def test_instances_of_a_divided_gpu_are_devices_with_names_and_memory_of_their_o
         ("MIG-e", []),
     ],
 )
-def test_instances_are_named_one_by_one_or_by_their_gpu(
-    visible: str, found: list[int], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_instances_are_named_singly_or_by_gpu(visible: str, found: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, divided(), visible=visible)
     assert [gpu.visible_as for gpu in gpus()] == [f"MIG-eeeeeeee-{place}" for place in found]
 
 
-def test_where_no_driver_is_there_are_no_gpus(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_without_a_driver_there_are_no_gpus_but_a_silent_one_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, *four(), broken=FakeNvml.NVMLError_LibraryNotFound)
     assert gpus() == () and this_machine().gpus == 0 and gpu_kind() is None
-
-
-def test_a_driver_that_does_not_answer_is_an_error_with_a_way_out(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, *four(), broken=FakeNvml.NVMLError_LibRmVersionMismatch)
     with pytest.raises(ConfigError, match=r"version mismatch; .*CUDA_VISIBLE_DEVICES= \(empty\)"):
         gpus()

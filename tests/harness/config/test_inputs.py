@@ -1,7 +1,5 @@
 """What a job reads, by content: files that change under a name are seen."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from pathlib import Path
@@ -33,7 +31,7 @@ def changed(job: list[str], before: dict[str, str]) -> list[str]:
     return [setting for setting, digest in digests(job).items() if digest != before[setting]]
 
 
-def test_a_change_of_content_is_seen_where_the_cells_name_is_the_same(job: list[str], tmp_path: Path) -> None:
+def test_a_change_of_content_is_seen_and_a_copy_is_none(job: list[str], tmp_path: Path) -> None:
     before, name = digests(job), cell_name(compose_job(job))
     assert list(before) == ["model.checkpoint", "task.data", "task.held_out_data"]
     (tmp_path / "test.jsonl").write_text('{"prompt": "b", "answer": "b"}\n')
@@ -45,9 +43,6 @@ def test_a_change_of_content_is_seen_where_the_cells_name_is_the_same(job: list[
         path.write_bytes((tmp_path / "other" / file).read_bytes() if file.startswith("model") else b"[]")
         assert changed(job, before) == ["model.checkpoint"]
     assert cell_name(compose_job(job)) == name
-
-
-def test_a_copy_and_what_no_model_is_made_of_change_nothing(job: list[str], tmp_path: Path) -> None:
     before = digests(job)
     (tmp_path / "model" / "README.md").write_text("a card")
     os.utime(tmp_path / "train.jsonl", (1, 1))
@@ -56,9 +51,7 @@ def test_a_copy_and_what_no_model_is_made_of_change_nothing(job: list[str], tmp_
     assert digests([f"model={tmp_path / 'copy'}", *job[1:]]) == before
 
 
-def test_large_weights_are_known_by_parts_of_them(
-    job: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_large_weights_are_known_by_parts(job: list[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(inputs, "_WHOLE", 0)
     before, path = digests(job), tmp_path / "model" / "model.safetensors"
     content = bytearray(path.read_bytes())

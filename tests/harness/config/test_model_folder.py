@@ -1,7 +1,5 @@
 """MODEL=<folder> and MODEL=hf:...: what is read from config.json, and what is said where it cannot be."""
 
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -20,7 +18,7 @@ def refused(*settings: str) -> str:
     return str(error.value)
 
 
-def test_a_folder_is_a_model_of_the_shape_that_its_config_says(tmp_path: Path) -> None:
+def test_a_folder_is_a_model_of_its_config_and_needs_no_weights_for_a_shape(tmp_path: Path) -> None:
     folder = random_folder(tmp_path / "My model v1", "qwen2", tie_word_embeddings=True)
     model = compose_job([f"model={folder}", "model.max_length=100", "model.fp32_head=true"]).model
     assert (model.name, model.architecture, model.checkpoint) == ("My-model-v1", "qwen2", str(folder))
@@ -28,9 +26,6 @@ def test_a_folder_is_a_model_of_the_shape_that_its_config_says(tmp_path: Path) -
     assert (model.ff, model.vocabulary, model.tied_embeddings, model.dtype) == (64, 48, True, "float32")
     assert (model.attention_bias, model.qk_norm, model.sliding_layers) == ("qkv", False, 0)
     assert (model.max_length, model.fp32_head) == (100, True)
-
-
-def test_a_folder_without_weights_is_enough_for_a_shape(tmp_path: Path) -> None:
     folder = random_folder(tmp_path, "mistral", sliding_window=64, num_hidden_layers=3)
     (folder / "model.safetensors").unlink()
     model = compose_job([f"model={folder}"]).model
@@ -56,9 +51,7 @@ def test_a_place_that_holds_no_model_is_named(tmp_path: Path) -> None:
         ("model.tokenizer", "model.tokenizer=<folder>"),
     ],
 )
-def test_without_a_network_a_repository_that_is_not_cached_is_one_line(
-    setting: str, copy: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_repository_that_is_not_cached_is_one_line(setting: str, copy: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Random weights are proposed only where the shape is known without config.json."""
 
     def unreachable(repository: str, *, revision: str | None, allow_patterns: list[str]) -> str:

@@ -1,7 +1,5 @@
 """A split over devices: every role gets its share, or one line says why not."""
 
-from __future__ import annotations
-
 from random import Random
 
 import pytest
@@ -22,64 +20,43 @@ def refused(split: dict[str, int | str], devices: int, roles: tuple[str, ...] = 
     return str(caught.value)
 
 
-def test_numbers_percentages_and_the_rest_are_laid_out_side_by_side() -> None:
+def test_numbers_percentages_and_the_rest_stand_side_by_side_or_share() -> None:
     placed = resolve_split({"rollout": "50%", "actor": "rest", "actor_fwd": 1, "reference": "actor_fwd"}, 8, NO_CRITIC)
     assert placed == Placement({"rollout": (0, 1, 2, 3), "actor": (4, 5, 6), "actor_fwd": (7,), "reference": (7,)})
     assert placed.pools == {"rollout": (0, 1, 2, 3), "actor": (4, 5, 6), "actor_fwd+reference": (7,)}
     assert placed.total == 8 and placed.roles_on(7) == ["actor_fwd", "reference"]
-
-
-def test_a_number_is_devices_and_no_percentage() -> None:
     assert len(resolve_split({"rollout": 5, "actor": "rest", **SHARED}, 8).devices["rollout"]) == 5
-
-
-def test_every_role_can_share_one_pool() -> None:
     placed = resolve_split({"actor": "rest", "rollout": "actor", **SHARED}, 3, NO_CRITIC)
     assert set(placed.devices.values()) == {(0, 1, 2)} and list(placed.pools) == ["rollout+actor+actor_fwd+reference"]
-
-
-def test_sharing_goes_along_a_chain() -> None:
     placed = resolve_split({"rollout": 1, "actor": 1, "actor_fwd": "actor", "reference": "actor_fwd"}, 2)
     assert placed.devices["reference"] == placed.devices["actor_fwd"] == placed.devices["actor"] == (1,)
-
-
-def test_sharing_in_a_circle_is_refused() -> None:
-    assert "shares in a circle" in refused({"rollout": "actor", "actor": "rollout", **SHARED}, 2)
-    assert "shares in a circle" in refused({"rollout": 1, "actor": "actor", **SHARED}, 2)
-
-
-def test_a_role_that_the_job_does_not_have_takes_no_device() -> None:
-    placed = resolve_split({"rollout": 1, "actor": 1, "reference": 2}, 2, ("rollout", "actor"))
-    assert placed.devices == {"rollout": (0,), "actor": (1,)}
-
-
-def test_a_critic_is_on_the_devices_of_the_actor_unless_the_split_says_otherwise() -> None:
     split: dict[str, int | str] = {"rollout": 1, "actor": 2, **SHARED}
     assert resolve_split(split, 4).devices["critic"] == (1, 2)
     assert resolve_split({**split, "critic": 1}, 4).devices["critic"] == (3,)
     assert "critic" not in resolve_split({**split, "critic": 1}, 3, NO_CRITIC).devices
 
 
-def test_a_small_percentage_is_still_one_device() -> None:
+def test_what_cannot_be_split_is_named_with_what_it_takes() -> None:
+    assert "shares in a circle" in refused({"rollout": "actor", "actor": "rollout", **SHARED}, 2)
+    assert "shares in a circle" in refused({"rollout": 1, "actor": "actor", **SHARED}, 2)
+    placed = resolve_split({"rollout": 1, "actor": 1, "reference": 2}, 2, ("rollout", "actor"))
+    assert placed.devices == {"rollout": (0,), "actor": (1,)}
     assert resolve_split({"rollout": "1%", "actor": "rest", **SHARED}, 2, NO_CRITIC).devices == {
         "rollout": (0,),
         "actor": (1,),
         "actor_fwd": (1,),
         "reference": (1,),
     }
-
-
-def test_a_split_over_too_few_devices_says_how_many_it_takes() -> None:
     told = refused({"rollout": 5, "actor": "rest", **SHARED}, 2)
     assert told == (
         "schedule.split needs 6 devices (rollout 5 + actor 1), the job has 2; set cluster.devices=6 or make the "
         "split smaller"
     )
     resolve_split({"rollout": 5, "actor": "rest", **SHARED}, 6)
-
-
-def test_a_split_that_no_number_of_devices_satisfies_does_not_advise_one() -> None:
     assert refused({"rollout": "100%", "actor": "rest", **SHARED}, 4).endswith("the job has 4; make the split smaller")
+    assert refused({"judge": 1, "rollout": 1, "actor": 1, **SHARED}, 4).startswith("schedule.split.judge: no such")
+    assert refused({"rollout": 1, **SHARED}, 4).startswith("schedule.split.actor is missing")
+    assert "only one role can take the rest" in refused({"rollout": "rest", "actor": "rest", **SHARED}, 4)
 
 
 @pytest.mark.parametrize("share", [0, -1, "0%", "101%", "-5%", "%", "half", "1.5%", "", "³%"])
@@ -87,12 +64,6 @@ def test_what_is_no_share_is_refused_by_value(share: int | str) -> None:
     assert refused({"rollout": share, "actor": 1, **SHARED}, 4).startswith(
         f"schedule.split.rollout={share} is no share"
     )
-
-
-def test_a_role_that_is_unknown_missing_or_greedy_is_named() -> None:
-    assert refused({"judge": 1, "rollout": 1, "actor": 1, **SHARED}, 4).startswith("schedule.split.judge: no such")
-    assert refused({"rollout": 1, **SHARED}, 4).startswith("schedule.split.actor is missing")
-    assert "only one role can take the rest" in refused({"rollout": "rest", "actor": "rest", **SHARED}, 4)
 
 
 shares = st.integers(1, 6) | st.integers(1, 100).map(lambda percent: f"{percent}%")

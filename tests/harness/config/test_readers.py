@@ -1,7 +1,5 @@
 """What reads a setting: every one says it, what a job does not read changes nothing of it, and is refused by name."""
 
-from __future__ import annotations
-
 import inspect
 from contextlib import suppress
 from dataclasses import fields, is_dataclass, replace
@@ -57,15 +55,15 @@ def test_every_setting_says_what_reads_it() -> None:
     for what, cls in of_options.items():
         own = {} if cls is None else defaults(cls, what, what)
         assert own.keys() - {"name"} <= options_readers(cls).keys(), what
-
-
-def test_advantages_that_normalise_std_changes_are_those_that_take_it() -> None:
     divide = [
         name
         for name in ADVANTAGES
         if "divide_by_std" in inspect.signature(find("algorithm.advantage", name)).parameters
     ]
     assert sorted({*divide, "gae"}) == sorted(STD_ADVANTAGES)
+    machine = Machine(cores=2, gpus=0, gpu_bytes=0)
+    job = settle(["training.optimizer_offload=always", "model.warm_start=false"], machine, plan_split)
+    assert job.messages == ("No effect here: training.optimizer_offload=always, read only where devices are GPUs",)
 
 
 def with_setting(config: Any, path: str, value: Any) -> Any:
@@ -215,9 +213,3 @@ def test_of_a_file_of_the_users_only_what_it_changes_is_given(tmp_path: Any) -> 
         ConfigError, match=r"^algorithm.value_clip=0.2 has no effect: it is read only where there is a cri"
     ):
         refuse_unread(other, compose_job(other))
-
-
-def test_what_only_this_machine_leaves_unread_is_said_and_not_refused() -> None:
-    machine = Machine(cores=2, gpus=0, gpu_bytes=0)
-    job = settle(["training.optimizer_offload=always", "model.warm_start=false"], machine, plan_split)
-    assert job.messages == ("No effect here: training.optimizer_offload=always, read only where devices are GPUs",)

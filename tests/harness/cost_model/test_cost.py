@@ -1,7 +1,6 @@
 """Costs of transfers and of shares; response lengths: a draw per sample and seed, of the distribution asked for."""
 
-from __future__ import annotations
-
+import math
 from dataclasses import replace
 from pathlib import Path
 
@@ -11,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.checks.layout import device_roles
-from harness.config import CostConfig, LengthsConfig
+from harness.config import CostConfig, LengthsConfig, RooflineConfig
 from harness.config.compose import compose_job
 from harness.config.job import DEALT_AGAIN
 from harness.config.placement import resolve_split
@@ -19,7 +18,9 @@ from harness.config.transports import TransferTimes
 from harness.cost_model.cost import offload_s, rank_shares, reload_s, sample_tokens, slowest_share_s, transfer_times
 from harness.cost_model.job_cost import simulated_cost
 from harness.cost_model.lengths import ResponseLengths, read_trace
-from harness.cost_model.shape import parameters
+from harness.cost_model.shape import parameters, weight_bytes
+from harness.cost_model.transfer import LARGEST_BUCKET, LEAST_BUCKET, bucket_sizes, sender_links, staged_parts
+from harness.studies.transfer_on_paper import PAGE, table
 from harness.transfer_queue import QueueSpec, Ragged
 from harness.transfer_queue.local import LocalQueue
 from harness.workers.dataflow import PROMPT_COLUMNS, ROLLOUT_COLUMNS, JobShape, queue_spec
@@ -104,14 +105,11 @@ def test_a_length_depends_on_seed_and_sample_only(ids: list[int], seed: int) -> 
     assert together.dtype == np.int64
 
 
-def test_seeds_and_samples_have_lengths_of_their_own() -> None:
+def test_a_length_is_its_seeds_and_samples_own() -> None:
     one, other = ResponseLengths(LOGNORMAL, 0).of(MANY), ResponseLengths(LOGNORMAL, 1).of(MANY)
     assert abs(np.corrcoef(one, other)[0, 1]) < 0.03
     assert abs(np.corrcoef(one[1:], one[:-1])[0, 1]) < 0.03
-
-
-def test_samples_of_a_group_have_a_part_of_their_variance_in_common() -> None:
-    """Of the logarithm's: and the samples together are distributed as without."""
+    # Of the logarithm's: and the samples together are distributed as without.
     config = replace(LOGNORMAL, common=0.4, cap=10**9)
     logs = np.log(ResponseLengths(config, 0, group_size=8).of(MANY)).reshape(-1, 8)
     alone = np.log(ResponseLengths(replace(config, common=0.0), 0).of(MANY))
@@ -142,17 +140,11 @@ def test_every_kind_stays_between_one_token_and_the_cap(config: LengthsConfig) -
     assert set(short.tolist()) <= {1, 2}
 
 
-def test_a_constant_length_is_the_mean_rounded() -> None:
+def test_lengths_have_the_distribution_that_was_asked_for() -> None:
     assert set(ResponseLengths(KINDS[0], 0).of(MANY).tolist()) == {7}
-
-
-def test_uniform_lengths_are_equally_likely_from_one_on() -> None:
     values, counts = np.unique(ResponseLengths(KINDS[1], 0).of(MANY), return_counts=True)
     assert values.tolist() == list(range(1, 11))
     assert counts == pytest.approx(5000, rel=0.06)
-
-
-def test_lognormal_lengths_have_the_mean_the_median_and_the_tail_of_the_distribution() -> None:
     lengths = ResponseLengths(LOGNORMAL, 0).of(MANY)
     median = 200.0 * np.exp(-(0.7**2) / 2)
     assert lengths.mean() == pytest.approx(200.0, rel=0.02)
@@ -183,3 +175,30 @@ def test_a_trace_that_cannot_be_read_is_told_by_its_line(tmp_path: Path, text: s
     path.write_text(text)
     with pytest.raises(ValueError, match=told):
         read_trace(path)
+
+
+QWEN = compose_job(["model=qwen7b", "device=h100", "cost=roofline"])
+
+
+def test_buckets_links_and_the_table_on_paper_fit_each_other() -> None:
+    for ranks in (1, 4, 16):
+        best, *smaller = bucket_sizes(QWEN, "collective", ranks)
+        assert weight_bytes(QWEN.model) / best / ranks >= 4 and LEAST_BUCKET <= best <= LARGEST_BUCKET
+        assert 2 * best > min(LARGEST_BUCKET, weight_bytes(QWEN.model) / ranks / 4)
+        assert smaller == [best >> k for k in range(1, len(smaller) + 1)] and [best, *smaller][-1] == LEAST_BUCKET
+    assert bucket_sizes(QWEN, "ipc", 16) == bucket_sizes(QWEN, "ipc", 1), "one rank sends"
+    assert sender_links(QWEN, "host_staged", 8, 1) == 8 and sender_links(QWEN, "host_staged", 8, 4) == 2
+    assert sender_links(QWEN, "ipc", 8, 1) == 1
+    large = replace(QWEN, cluster=replace(QWEN.cluster, bucket_bytes=int(weight_bytes(QWEN.model) / 2.5)))
+    assert sender_links(large, "host_staged", 8, 1) == 3, "there are three buckets"
+    assert table() in PAGE.read_text(encoding="utf-8")
+
+
+@pytest.mark.parametrize("engines", [1, 4, 16])
+def test_what_many_send_is_shared_and_what_an_engine_takes_in_is_not(engines: int) -> None:
+    assert isinstance(QWEN.cost, RooflineConfig)
+    alone, every = (staged_parts(8e9, 16, engines, senders, QWEN.device, QWEN.cost) for senders in (1, 16))
+    assert alone.waiting_s == pytest.approx(16 * every.waiting_s) and alone.send_s == pytest.approx(16 * every.send_s)
+    assert alone.take_s == every.take_s == every.background_s == pytest.approx(8e9 / (0.8 * 50e9))
+    assert alone.background_s == pytest.approx(alone.take_s * math.ceil(math.log2(engines + 1)))
+    assert alone.copy_s == pytest.approx(8e9 / (0.8 * 64e9)) and alone.gather_s == pytest.approx(alone.take_s / 2)

@@ -1,22 +1,23 @@
 """What lies on each device of a job: by hand for a small model, and what more devices, shorter samples and
 recomputation do."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest
 
+from harness.checks.job import lengths_of, plan_job
 from harness.checks.layout import device_roles
 from harness.checks.machine import real_setting
 from harness.config import JobConfig, ModelConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.config.placement import resolve_split
+from harness.cost_model.engine_memory import EngineMemory
 from harness.cost_model.host_memory import PINNED
-from harness.cost_model.memory_plan import GIB, Lengths, MemoryPlan, plan_memory
+from harness.cost_model.memory_plan import GIB, EngineShare, Lengths, MemoryPlan, PoolMemory, engine_share, plan_memory
 from harness.cost_model.shape import adapter_parameters, parameters, weight_bytes
 from harness.cost_model.training_memory import PassShape, RankMemory
+from harness.planner.memory import planned_memory
 
 MODEL = ModelConfig("small", 8, 2, 2, 1, 4, 16, 10, False, 64, dtype="bfloat16", qk_norm=False)
 EIGHT = Machine(64, 8, 80 * GIB)
@@ -34,7 +35,7 @@ def bytes_of(plan: MemoryPlan, pool: str, what: str) -> float:
     return sum(item.bytes for item in found.items if item.what == what)
 
 
-def test_training_state_is_cut_over_the_ranks_and_copies_are_not() -> None:
+def test_training_state_is_cut_over_ranks_and_caches_have_room_for_every_slot() -> None:
     config, plan = planned("algorithm.reference=true", "schedule.split.reference=1", "schedule.split.actor=3")
     size = parameters(config.model)
     assert bytes_of(plan, "actor", "master weights") == 4 * size / 3
@@ -42,6 +43,13 @@ def test_training_state_is_cut_over_the_ranks_and_copies_are_not() -> None:
     assert bytes_of(plan, "reference", "reference") == bytes_of(plan, "rollout", "engine's weights") == 2 * size
     _, beside = planned("algorithm.reference=true")
     assert bytes_of(beside, "actor", "reference") == 2 * size / 4, "sharded beside the actor"
+    config, plan = planned("engine.slots=16", response=200)
+    assert bytes_of(plan, "rollout", "KV cache") == 16 * 240 * 2 * 28 * 4 * 128 * 2, "228 tokens, in steps of 16"
+    from engines.torch import kv_slots
+    from harness.cost_model import engine_memory
+
+    assert engine_memory.PREFILL_TOKENS == kv_slots.PREFILL_TOKENS
+    assert all(engine_memory.key_length(n) == kv_slots.key_length(n) for n in (1, 16, 17, 256, 257, 8200))
 
 
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
@@ -72,20 +80,12 @@ def test_a_critic_is_another_model_in_training_beside_the_actor_or_apart() -> No
     assert bytes_of(apart, "critic", "critic's activations") > 0 == bytes_of(apart, "critic", "critic's output layer")
 
 
-def test_the_cache_has_room_for_every_slot_at_full_length() -> None:
-    config, plan = planned("engine.slots=16", response=200)
-    assert bytes_of(plan, "rollout", "KV cache") == 16 * 240 * 2 * 28 * 4 * 128 * 2, "228 tokens, in steps of 16"
-
-
-def test_a_colocated_engine_gives_its_memory_back_before_training() -> None:
+def test_engines_that_share_a_device_give_their_memory_back_before_training() -> None:
     _, plan = planned("schedule=colocate_sync")
     (pool,) = plan.pools
     asleep = {item.what for item in pool.items if "loss" not in item.phases}
     assert {"engine's weights", "KV cache"} <= asleep
     assert "optimizer state" not in asleep and pool.of("generate") > pool.of("score")
-
-
-def test_a_lent_engine_has_its_memory_on_a_training_device_until_that_trains_again() -> None:
     (rollout, lent), (alone, actor) = (planned(f"schedule={name}")[1].pools for name in ("lending", "fully_async"))
     assert rollout == alone and lent.roles == ("lent", *actor.roles)
     assert [lent.of(phase) for phase in actor.phases[1:]] == [actor.of(phase) for phase in actor.phases[1:]]
@@ -107,7 +107,7 @@ def test_moments_on_the_host_take_room_in_a_step_alone_and_one_by_one_only_that_
     assert pools["none"].of("step") - pools["always"].of("step") == pytest.approx(both * (size - largest))
 
 
-def test_rows_that_are_kept_for_later_passes_take_memory_of_cores() -> None:
+def test_cores_hold_rows_and_engines_share_what_is_left() -> None:
     settings, twice = ("schedule=colocate_sync", "cluster.devices=2"), ("algorithm.epochs=2",)
     settings += ("algorithm.recompute_log_probs=false",)
     for gpu, kept in ((False, 64 * (8 * 28 + (8 + 4 + 4 + 1) * 100)), (True, 0)):
@@ -117,6 +117,17 @@ def test_rows_that_are_kept_for_later_passes_take_memory_of_cores() -> None:
     settings = settings[:2] + twice
     bytes_ = [planned(*settings, f"algorithm.advantage={name}", gpu=False)[1].fullest.of("loss") for name in own]
     assert bytes_[1] - bytes_[0] == 64 * 4 * 100
+    config = compose_job(["engine=torch", "cluster.devices=4", "schedule.split.rollout=3", "cluster.memory_gib=4"])
+    plan = plan_job(config, make_schedule(config), Machine(8, 0, 0))
+    share = plan.shares["rollout"]
+    assert not share.gpu
+    setting = real_setting(config, make_schedule(config), Machine(8, 0, 0), lengths_of(config), gpu=False)
+    memory = plan_memory(config, plan.placement, setting)
+    (engines,) = (pool for pool in memory.pools if "rollout" in pool.roles)
+    own = next(item.bytes for item in engines.items if item.what == "KV cache")
+    assert memory.host is not None, "processes and the queue have their memory there too"
+    taken = memory.everything + memory.host.everything
+    assert taken + 3 * (share.cache - own) == pytest.approx(16 * GIB)
 
 
 def host_items(*settings: str, response: int = 100, gpu: bool = True) -> dict[str, float]:
@@ -125,7 +136,7 @@ def host_items(*settings: str, response: int = 100, gpu: bool = True) -> dict[st
     return {item.what: item.bytes for item in plan.host.items}
 
 
-def test_a_host_holds_what_leaves_its_gpus_and_what_is_under_way() -> None:
+def test_a_host_holds_what_leaves_its_gpus_and_of_several_the_fullest_counts() -> None:
     colocated = ("schedule=colocate_sync", "save_weights=false", "algorithm.reference=true")
     size = parameters(compose_job(["model=qwen7b"]).model)
     bare = host_items(*colocated)
@@ -138,6 +149,14 @@ def test_a_host_holds_what_leaves_its_gpus_and_what_is_under_way() -> None:
     vllm = host_items("schedule=colocate_sync", "engine=vllm")
     assert vllm["processes of engines"] == 8 * 4 * GIB and "weights of engines that sleep" not in vllm, "level 2"
     assert host_items(*colocated, response=1100)["rows of the queue"] > 5 * bare["rows of the queue"]
+    job = ("schedule=fully_async", "cluster.devices=16", "schedule.split.rollout=8", "algorithm.batch_groups=64")
+    config = compose_job(["model=qwen7b", "model.checkpoint=null", "training.optimizer_offload=always", *job])
+    schedule, placement = make_schedule(config), resolve_split(config.schedule.split, 16, device_roles(config))
+    two = replace(EIGHT, gpus=16, nodes=2, host_bytes=64 * GIB)
+    setting = real_setting(config, schedule, two, Lengths(28, 100), gpu=True)
+    plan = plan_memory(config, placement, setting)
+    assert plan.host is not None and plan.host.largest.what == "optimizer state", "on the second, where training is"
+    assert plan.devices_fit and not plan.fits
 
 
 def test_weights_that_travel_through_hosts_are_once_at_the_sender_and_twice_at_each_engine() -> None:
@@ -155,18 +174,7 @@ def test_weights_that_travel_through_hosts_are_once_at_the_sender_and_twice_at_e
     assert bytes_of(plan, "actor", "weights as engines have them") == weights / 4
 
 
-def test_of_several_hosts_the_fullest_counts() -> None:
-    job = ("schedule=fully_async", "cluster.devices=16", "schedule.split.rollout=8", "algorithm.batch_groups=64")
-    config = compose_job(["model=qwen7b", "model.checkpoint=null", "training.optimizer_offload=always", *job])
-    schedule, placement = make_schedule(config), resolve_split(config.schedule.split, 16, device_roles(config))
-    two = replace(EIGHT, gpus=16, nodes=2, host_bytes=64 * GIB)
-    setting = real_setting(config, schedule, two, Lengths(28, 100), gpu=True)
-    plan = plan_memory(config, placement, setting)
-    assert plan.host is not None and plan.host.largest.what == "optimizer state", "on the second, where training is"
-    assert plan.devices_fit and not plan.fits
-
-
-def test_activations_of_a_layer_by_hand() -> None:
+def test_activations_are_those_by_hand_and_of_published_trainers() -> None:
     """Two norms keep their input in float32, what is normalised, and their output; then queries, keys, values and the
     result of attention, the logarithm of its sums for each head, and four of the feed-forward network's width."""
     rank = RankMemory(MODEL, PassShape(tokens=1, scored=1))
@@ -174,11 +182,8 @@ def test_activations_of_a_layer_by_hand() -> None:
     assert rank.activations == 2 * rank.layer_bytes_per_token and rank.last_norm == (4 + 2 + 2) * 8
     again = RankMemory(MODEL, PassShape(tokens=1, scored=1, recompute=True))
     assert again.activations == 2 * 2 * 8 and again.recomputed == rank.layer_bytes_per_token
-
-
-def test_activations_of_published_trainers_are_those_of_the_paper() -> None:
-    """Korthikanti et al., arXiv 2205.05198: 34 bytes x hidden for a token and a layer, 3 of them masks of dropout. Ours
-    has a gate: 8 in place of 16 bytes x hidden are 4 x 2 of four networks' width. And attention's sums."""
+    # Korthikanti et al., arXiv 2205.05198: 34 bytes x hidden for a token and a layer, 3 of them masks of dropout.
+    # Ours has a gate: 8 in place of 16 bytes x hidden are 4 x 2 of four networks' width. And attention's sums.
     model = replace(compose_job(["model=qwen7b"]).model, ff=2 * 3584, kv_heads=28)
     rank = RankMemory(model, PassShape(tokens=1, scored=1, megatron=True))
     assert (rank.layer_bytes_per_token - 4 * 28) / 3584 == 34 - 3 + 1
@@ -202,14 +207,6 @@ def test_experts_and_layers_make_up_the_weights(name: str) -> None:
     assert 2 * (model.layers * rank.block + rank.embeddings) == weight_bytes(model)
 
 
-def test_slots_and_prefill_are_those_of_the_code() -> None:
-    from engines.torch import kv_slots
-    from harness.cost_model import engine_memory
-
-    assert engine_memory.PREFILL_TOKENS == kv_slots.PREFILL_TOKENS
-    assert all(engine_memory.key_length(n) == kv_slots.key_length(n) for n in (1, 16, 17, 256, 257, 8200))
-
-
 @pytest.mark.parametrize("engine", ["vllm", "sglang"])
 def test_an_engine_with_processes_of_its_own_takes_memory_while_it_sleeps_and_keeps_its_buckets(engine: str) -> None:
     _, plan = planned(f"engine={engine}", "schedule=colocate_sync")
@@ -221,3 +218,42 @@ def test_an_engine_with_processes_of_its_own_takes_memory_while_it_sleeps_and_ke
     assert bytes_of(shared, "rollout", "the engine's own process") == GIB, "one on each of its devices, and no other"
     (buckets,) = (item for item in pool.items if item.what == "weights on their way into the engine")
     assert buckets.phases == ("publish", "generate")
+
+
+MACHINES = ("device=h100", "device=a100", "device=h20", "device=h200", "device=h100 cluster.devices=16")
+
+
+def shared(*settings: str) -> tuple[MemoryPlan, EngineShare]:
+    found = planned_memory(["model=qwen7b", *settings])
+    config, schedule = found.config, make_schedule(found.config)
+    setting = real_setting(config, schedule, found.machine, found.lengths, gpu=True)
+    token = EngineMemory(config.model, config.engine, setting.lengths.sample).token
+    return found.plan, engine_share(found.plan, setting, token)
+
+
+def with_cache(plan: MemoryPlan, cache: float) -> PoolMemory:
+    """The engines' pool, with a cache of this size."""
+    pool = next(pool for pool in plan.pools if "rollout" in pool.roles)
+    items = [item if item.what != "KV cache" else type(item)(item.what, cache, item.phases) for item in pool.items]
+    return PoolMemory(pool.roles, pool.devices, pool.phases, tuple(items))
+
+
+@pytest.mark.parametrize("machine", MACHINES)
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+@pytest.mark.parametrize("schedule", ["colocate_sync", "fully_async", "half_step"])
+def test_an_engine_has_all_that_others_leave_in_the_fullest_phase(machine: str, engine: str, schedule: str) -> None:
+    plan, share = shared(f"schedule={schedule}", f"engine={engine}", *machine.split())
+    assert plan.fits
+    pool = with_cache(plan, share.cache)
+    assert max(pool.of(phase) for phase in ("start", "generate", *pool.phases[-1:])) == pytest.approx(plan.there)
+    assert share.static < share.whole <= plan.there / share.device, "vLLM refuses a GPU of which less is free"
+
+
+def test_an_engine_has_more_of_a_device_of_its_own_than_beside_a_larger_trainer() -> None:
+    caches = []
+    for offload in ("none", "between_phases"):
+        _, share = shared(
+            "schedule=colocate_sync", "engine=vllm", "device=h100", f"training.optimizer_offload={offload}"
+        )
+        caches.append(share.cache)
+    assert caches[0] < caches[1], "moments rest on the host while the engine generates"

@@ -1,7 +1,5 @@
 """A model's shape and a device's figures as costs and memory: by hand for a small model; better never costs more."""
 
-from __future__ import annotations
-
 from dataclasses import fields, replace
 from itertools import combinations
 from statistics import fmean
@@ -126,21 +124,15 @@ def test_devices_that_share_layers_divide_the_work_and_sum_activations() -> None
     assert latency.train_call_s == pytest.approx(4 * 2 * 0.5)
 
 
-def test_activations_that_are_not_kept_cost_a_third_more() -> None:
+def test_kept_activations_pipelines_and_turns_cost_what_they_should() -> None:
     kept, again = (roofline(MODEL, DEVICE, FACTORS, JobLayout(recompute=value)) for value in (False, True))
     assert again.train_s_per_token == pytest.approx(kept.train_s_per_token * 4 / 3)
     assert again.train_s_per_pair == pytest.approx(kept.train_s_per_pair * 4 / 3)
     assert again.log_prob_s_per_token == kept.log_prob_s_per_token
-
-
-def test_a_pipeline_stands_still_while_it_fills_and_empties() -> None:
     one = roofline(MODEL, DEVICE, FACTORS, JobLayout())
     for samples in (1, 3, 1000):
         two = roofline(MODEL, DEVICE, FACTORS, JobLayout(train_devices=2, pipeline=2, samples_per_call=samples))
         assert two.train_s_per_token == pytest.approx(one.train_s_per_token / 2 * (samples + 1) / samples)
-
-
-def test_taking_turns_slows_training_and_moves_its_state() -> None:
     own, shared = (roofline(MODEL, DEVICE, FACTORS, JobLayout(colocated=value)) for value in (False, True))
     assert shared.train_s_per_token == 2 * own.train_s_per_token
     assert shared.train_step_s == 2 * own.train_step_s
@@ -181,14 +173,12 @@ def test_experts_that_are_spread_are_gathered_by_fewer_and_reached_by_all_to_all
     assert spread.decode_step_s_per_sample == whole.decode_step_s_per_sample
 
 
-def test_an_all_to_all_uses_the_link_inside_of_a_node_and_the_network_beyond() -> None:
+def test_transfers_inside_and_beyond_a_node_use_its_links() -> None:
     assert all_to_all_s(8.0, 1, DEVICE, FACTORS) == 0.0
     assert all_to_all_s(8.0, 4, DEVICE, FACTORS) == pytest.approx(6.0 / 25.0)
     assert all_to_all_s(8.0, 8, DEVICE, FACTORS) == pytest.approx(max(3.0 / 25.0, 4.0 / 2.5))
     assert all_to_all_s(8.0, 4, DEVICE, FACTORS, apart=2) == pytest.approx(max(2.0 / 25.0, 4.0 / 2.5))
 
-
-def test_a_ring_across_nodes_has_the_networks_of_all_its_members_in_a_node() -> None:
     def speed(devices: int, apart: int = 1) -> float:
         return ring_bytes_per_s(devices, DEVICE, FACTORS, apart=apart) / FACTORS.network_share
 
@@ -197,9 +187,6 @@ def test_a_ring_across_nodes_has_the_networks_of_all_its_members_in_a_node() -> 
     assert speed(3, apart=2) == 2 * DEVICE.network_bytes_per_s
     assert speed(2, apart=4) == speed(2, apart=8) == DEVICE.network_bytes_per_s
     assert (gather_s(100.0, 4, 5.0), all_reduce_s(100.0, 4, 5.0), gather_s(100.0, 1, 5.0)) == (15.0, 30.0, 0.0)
-
-
-def test_in_one_node_weights_travel_over_its_links() -> None:
     assert roofline(MODEL, DEVICE, FACTORS, JobLayout(one_node=True)).network_bytes_per_s == 25.0
 
 
@@ -284,21 +271,15 @@ def test_a_7b_model_on_an_h100_is_about_as_fast_as_people_measure() -> None:
     assert forward_flops_per_pair(QWEN.model) * 8192 < 2 * active_parameters(QWEN.model), "attention is less"
 
 
-def test_a_dense_token_is_multiplied_with_all_but_embeddings_norms_and_biases() -> None:
+def test_models_are_as_large_as_their_names_say() -> None:
     model = compose_job(["model=qwen7b"]).model
     norms = 28 * (2 * 3584 + 3584 + 2 * 4 * 128) + 3584  # and biases of queries, keys and values
     assert active_parameters(model) == parameters(model) - 152064 * 3584 - norms
     assert forward_flops_per_token(model) - prefill_flops_per_token(model) == 2 * 152064 * 3584
-
-
-def test_a_mixture_of_experts_is_as_large_as_its_name_says() -> None:
-    """Qwen3-30B-A3B: 30.5 billion parameters, 3.3 billion of them for a token with the table of embeddings."""
+    # Qwen3-30B-A3B: 30.5 billion parameters, 3.3 billion of them for a token with the table of embeddings.
     model = compose_job(["model=qwen3-30b-a3b"]).model
     assert parameters(model) / 1e9 == pytest.approx(30.5, abs=0.05)
     assert (active_parameters(model) + model.vocabulary * model.hidden) / 1e9 == pytest.approx(3.3, abs=0.1)
-
-
-def test_every_model_of_the_files_has_the_size_in_its_name() -> None:
     for name in choices("model"):
         billions = name.removeprefix("qwen3-").removeprefix("qwen").partition("b")[0]
         if billions != "tiny":
@@ -306,36 +287,24 @@ def test_every_model_of_the_files_has_the_size_in_its_name() -> None:
             assert parameters(model) / 1e9 == pytest.approx(float(billions), rel=0.25, abs=0.2), name
 
 
-def test_operations_and_bytes_equal_arithmetic_by_hand() -> None:
+def test_operations_bytes_and_room_equal_arithmetic_by_hand() -> None:
     layer = 8 * 8 + 8 * 4 + 8 * 4 + 8 * 8 + 3 * 8 * 16  # queries, keys, values, output, feed-forward
     assert active_parameters(MODEL) == 2 * layer + 10 * 8
     assert parameters(MODEL) == 2 * (layer + 2 * 4 + 2 * 8) + 2 * 10 * 8 + 8
     assert forward_flops_per_token(MODEL) == 2 * (2 * layer + 80)
     assert kv_bytes_per_token(MODEL) == 2 * 2 * 1 * 4 * 2  # keys and values, layers, KV heads, head_dim, bytes
     assert weight_bytes(MODEL) == 2 * parameters(MODEL)
-
-
-def test_attention_of_a_sequence_is_that_of_its_tokens_in_turn() -> None:
     tokens = 1000
     in_turn = sum(decode_flops_per_cached_token(MODEL) * cached for cached in range(tokens))
     assert forward_flops_per_pair(MODEL) * tokens**2 == pytest.approx(in_turn, rel=0.01)
-
-
-def test_the_cache_holds_what_the_weights_leave() -> None:
     assert kv_tokens(MODEL, DEVICE, FACTORS, JobLayout()) == (90_000 - 2 * ALL) // 32
     assert kv_tokens(MODEL, DEVICE, FACTORS, JobLayout(colocated=True)) == (50_000 - 2 * ALL) // 32
     wide = replace(MODEL, kv_heads=2)
     assert kv_tokens(wide, DEVICE, FACTORS, JobLayout(engine_devices=2)) == (90_000 - parameters(wide)) // 32
-
-
-def test_weights_that_leave_no_room_are_refused_with_a_way_out() -> None:
     config = compose_job(["model=qwen32b"])
     need = r"its weights are 61\.0 GiB on each device of a rollout engine, which may use 47\.8 GiB of device=h100"
     with pytest.raises(ConfigError, match=rf"{need}; set engine.tensor_parallel=2 or .*device=h200"):
         kv_tokens(config.model, config.device, config.cost, JobLayout(colocated=True))  # type: ignore[arg-type]
-
-
-def test_a_sample_needs_six_operations_a_weight_and_token_to_train_two_to_sample_and_two_for_each_scoring() -> None:
     model = compose_job(["model=qwen7b"]).model
     short = sample_flops(model, 10, 1, scorings=1)  # attention is nothing yet
     weights = active_parameters(model)

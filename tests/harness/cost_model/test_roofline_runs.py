@@ -1,7 +1,5 @@
 """Whole simulated runs under roofline costs: never faster than the work allows, and better devices never slower."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 from functools import cache
@@ -97,7 +95,8 @@ def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
     together, tensor, pipeline = (draw(st.sampled_from([1, 2])) for _ in range(3))
     engines, ranks = draw(st.integers(2, 3)), draw(st.sampled_from([1, 2]))
     shared = math.lcm(together, tensor * pipeline)
-    sizes = (engines * together, ranks * tensor * pipeline) if schedule in APART else (2 * shared, 0)
+    each = shared if find("schedule", schedule).lends else tensor * pipeline
+    sizes = (engines * together, ranks * each) if schedule in APART else (2 * shared, 0)
     figures = {name: draw(st.sampled_from([0.1, 1.0, 10.0])) for name in FIGURES}
     config = job(schedule, *sizes, sigma=draw(st.sampled_from([0.1, 0.8, 1.5])), **figures)
     return replace(

@@ -1,7 +1,5 @@
 """Shapes read from config.json, held against the models that transformers makes of it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -64,7 +62,7 @@ def test_a_folders_parameters_are_those_of_the_model(name: str, tmp_path: Path) 
         ("llama", {}, 0),
     ],
 )
-def test_plans_of_a_folder_without_weights_have_its_shape(
+def test_plans_of_a_folder_have_its_shape(
     architecture: str, changes: dict[str, Any], windowed: int, tmp_path: Path
 ) -> None:
     """Windows in as many layers as transformers gives one: in those from `max_window_layers` on of Qwen2, in all of
@@ -87,7 +85,7 @@ def test_known_names_have_the_parameters_of_the_architecture_that_they_name(name
     assert model.checkpoint is None or model.checkpoint.startswith("hf:Qwen/Qwen")
 
 
-def test_a_sliding_window_costs_what_is_inside_of_it() -> None:
+def test_a_sliding_windows_cost_and_room_are_those_inside_of_it() -> None:
     full = compose_job(["model=qwen7b"]).model
     half = replace(full, sliding_window=1000, sliding_layers=14)
     seen = sum(min(token, 1000) for token in range(4000))
@@ -96,9 +94,6 @@ def test_a_sliding_window_costs_what_is_inside_of_it() -> None:
     for of in (kv_bytes_per_token, decode_flops_per_cached_token):
         assert of(half, 4000) == of(full, 4000) * (14 + 14 / 4) / 28
         assert of(half, 800) == of(full, 800) == of(full)
-
-
-def test_a_windows_room_and_time_reach_the_costs() -> None:
     from harness.cost_model.memory import JobLayout
     from tests.support.rooflines import MODEL
 

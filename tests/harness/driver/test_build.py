@@ -1,7 +1,5 @@
 """The roles of a worker are made in an order in which their devices can hold them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from types import SimpleNamespace
 from typing import Any
@@ -10,8 +8,11 @@ import numpy as np
 import pytest
 
 from harness.config.compose import compose_job
+from harness.config.placement import Placement
 from harness.driver import build
-from harness.driver.build import WorkerSpec, build_in_stages, build_roles
+from harness.driver.assemble import start_workers
+from harness.driver.build import WorkerSpec, build_in_stages
+from harness.driver.engine_factories import RealEngines
 from harness.protocols import Request
 from harness.runtime.runtime import RoleName
 from harness.workers.held_engine import HeldEngine
@@ -77,9 +78,7 @@ def spec_of(log: list[str], monkeypatch: pytest.MonkeyPatch, *settings: str) -> 
     )
 
 
-async def test_engines_start_alone_on_their_device_and_sleep_before_the_trainer_loads(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_engines_start_alone_and_sleep_before_the_trainer_loads(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     made = await build_in_stages(ROLES, spec_of(log, monkeypatch))
     assert log == [
@@ -91,15 +90,7 @@ async def test_engines_start_alone_on_their_device_and_sleep_before_the_trainer_
     assert settings.shares_device and not settings.keeps_weights
 
 
-async def test_in_one_stage_the_trainer_is_first(monkeypatch: pytest.MonkeyPatch) -> None:
-    log: list[str] = []
-    build_roles(ROLES, spec_of(log, monkeypatch))
-    assert log == ["the trainer loads", "engine 0 starts", "engine 1 starts"]
-
-
-async def test_an_evaluation_before_the_first_batch_wakes_an_engine_that_started_first(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_an_evaluation_before_the_first_batch_wakes_an_engine(monkeypatch: pytest.MonkeyPatch) -> None:
     log: list[str] = []
     made = await build_in_stages([("rollout", 0), ("actor", 0)], spec_of(log, monkeypatch, "eval.every=1"))
     engine = made["rollout", 0].engine
@@ -110,3 +101,37 @@ async def test_an_evaluation_before_the_first_batch_wakes_an_engine_that_started
     assert done.sample_id == 0
     await engine.let_go()
     assert log == ["engine 0 wakes", "engine 0 sleeps, weights kept: True"]
+
+
+APART = Placement({"rollout": (0, 1, 2, 3), "actor": (4, 5)})
+
+
+def test_a_worker_has_all_devices_of_its_engine_and_one_for_any_other_role() -> None:
+    config = compose_job(["engine.tensor_parallel=2"])
+    engines = RealEngines(config, config.model, 0, True, 2, ("here", 1), None)
+    assert (engines.workers("rollout", 4), engines.workers("actor", 2)) == (2, 2)
+    assert [engines.devices_of("rollout", number, APART) for number in range(2)] == [(0, 1), (2, 3)]
+    assert [engines.devices_of("actor", number, APART) for number in range(2)] == [(4,), (5,)]
+
+
+def test_an_engine_beside_training_ranks_lives_with_that_of_its_first_device_and_starts_last() -> None:
+    together = Placement(dict.fromkeys(("rollout", "actor"), (0, 1, 2, 3)))
+    config = compose_job(["engine.tensor_parallel=2"])
+    started: list[tuple[str, tuple[int, ...], list[Any]]] = []
+
+    def start_worker(name: str, devices: tuple[int, ...], roles: dict[Any, type], build: Any) -> list[Any]:
+        started.append((name, devices, list(roles)))
+        return list(roles)
+
+    backend: Any = SimpleNamespace(
+        engines=RealEngines(config, config.model, 0, True, 4, ("here", 1), None),
+        runtime=SimpleNamespace(start_worker=start_worker),
+    )
+    handles = start_workers(backend, together, {"rollout": 2, "actor": 4}, lambda roles: {})
+    assert handles["rollout"] == [("rollout", 0), ("rollout", 1)] and len(handles["actor"]) == 4
+    assert started == [
+        ("device[1]", (1,), [("actor", 1)]),
+        ("device[3]", (3,), [("actor", 3)]),
+        ("device[0,1]", (0, 1), [("rollout", 0), ("actor", 0)]),
+        ("device[2,3]", (2, 3), [("rollout", 1), ("actor", 2)]),
+    ]

@@ -1,7 +1,6 @@
 """What is believed of a checkpoint's folder, and what is passed over, and named."""
 
-from __future__ import annotations
-
+import asyncio
 import hashlib
 import os
 from collections.abc import Callable
@@ -13,6 +12,7 @@ import msgspec
 import pytest
 from rich.console import Console
 
+from harness.config import CheckpointConfig
 from harness.driver.checkpoint_files import (
     CHECKPOINTS,
     Cut,
@@ -25,6 +25,7 @@ from harness.driver.checkpoint_files import (
     name_of,
     put_in_place,
 )
+from harness.driver.checkpointing import Checkpoints
 from harness.driver.earlier import EarlierAttempt
 from harness.metrics.ledger import LedgerState
 
@@ -58,15 +59,20 @@ def test_the_newest_is_found_as_it_was_written_and_the_files_of_its_run_are_cut_
     assert (tmp_path / "metrics.jsonl").stat().st_size == 40
 
 
-def test_no_more_are_kept_than_asked_for(tmp_path: Path) -> None:
+def test_no_more_are_kept_than_asked_for_and_a_damaged_one_pushes_no_whole_one_out(tmp_path: Path) -> None:
     for version in (2, 4, 6):
         make(tmp_path, version, keep=2)
     assert sorted(path.name for path in (tmp_path / CHECKPOINTS).iterdir()) == [name_of(4), name_of(6)]
+    make(tmp_path, 30)
+    flipped(make(tmp_path, 40) / "driver.json")
+    began = EarlierAttempt(Console(quiet=True), ignored=False)
+    began(tmp_path)
+    assert began.checkpoint is not None and began.checkpoint.version == 30
+    make(tmp_path, 45, keep=2)
+    assert sorted(path.name for path in (tmp_path / CHECKPOINTS).iterdir()) == [name_of(30), name_of(45)]
 
 
-def test_one_gets_its_name_once_all_that_it_speaks_of_is_on_the_disk(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_one_gets_its_name_once_all_of_it_is_on_the_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     synced: set[Path] = set()
     named = tmp_path / CHECKPOINTS / name_of(2)
 
@@ -77,10 +83,6 @@ def test_one_gets_its_name_once_all_that_it_speaks_of_is_on_the_disk(
     monkeypatch.setattr(os, "fsync", watched)
     make(tmp_path, 2)
     assert {tmp_path, tmp_path / "metrics.jsonl"} < synced
-
-
-def test_of_a_run_without_any_there_is_none(tmp_path: Path) -> None:
-    assert last_checkpoint(tmp_path) == (None, [])
 
 
 FILES = ("actor/rank-00000.safetensors", "queue/CURRENT", "driver.json", "manifest.json")
@@ -112,14 +114,32 @@ def test_a_damaged_one_is_passed_over_for_the_one_before_and_named(tmp_path: Pat
     assert str(newest) in line and line.endswith("; the one before it is tried")
 
 
-def test_one_whose_queue_was_emptied_is_passed_over_for_the_one_before_and_named(tmp_path: Path) -> None:
-    make(tmp_path, 2)
-    queue = make(tmp_path, 4) / "queue"
-    for file in queue.iterdir():
-        file.unlink()
-    found, lines = last_checkpoint(tmp_path)
-    assert found is not None and found.version == 2
-    assert lines == [f"{queue / 'CURRENT'} is missing; the one before it is tried"]
+def unreadable(run: Path) -> None:
+    manifest = run / CHECKPOINTS / name_of(4) / "manifest.json"
+    manifest.unlink()
+    manifest.mkdir()
+
+
+@pytest.mark.parametrize(
+    ("harm", "why"),
+    [
+        (unreadable, "manifest.json cannot be read: Is a directory; the one before it is tried"),
+        (
+            lambda run: (run / "metrics.jsonl").write_bytes(b"0123456789" * 3),
+            "is shorter than it was at version-000004",
+        ),
+        (
+            lambda run: (run / "metrics.jsonl").write_bytes(b"0123456789" * 3 + b"0123456780"),
+            "metrics.jsonl is damaged: it is not what it was at version-000004",
+        ),
+    ],
+)
+def test_what_is_not_as_it_was_is_passed_over(tmp_path: Path, harm: Callable[[Path], object], why: str) -> None:
+    for version in (2, 4):
+        make(tmp_path, version)
+    harm(tmp_path)
+    found, (line,) = last_checkpoint(tmp_path)
+    assert found is not None and found.version == 2 and why in line
 
 
 def test_one_that_was_not_finished_is_named_and_goes(tmp_path: Path) -> None:
@@ -130,16 +150,6 @@ def test_one_that_was_not_finished_is_named_and_goes(tmp_path: Path) -> None:
     clear_passed_over(tmp_path, 2)
     assert not left.exists()
     assert lines == ["version-000004 was not finished, and is left out"]
-
-
-def test_what_cannot_be_read_is_passed_over_and_named(tmp_path: Path) -> None:
-    make(tmp_path, 2)
-    manifest = make(tmp_path, 4) / "manifest.json"
-    manifest.unlink()
-    manifest.mkdir()
-    found, lines = last_checkpoint(tmp_path)
-    assert found is not None and found.version == 2
-    assert lines == [f"{manifest} cannot be read: Is a directory; the one before it is tried"]
 
 
 def test_where_none_is_believed_all_that_was_there_is_beside_the_run_which_begins_anew(tmp_path: Path) -> None:
@@ -157,38 +167,10 @@ def test_where_none_is_believed_all_that_was_there_is_beside_the_run_which_begin
     assert "version-000002; none is before it" in said.getvalue() and str(aside) in said.getvalue()
 
 
-def test_a_damaged_one_pushes_no_whole_one_out(tmp_path: Path) -> None:
-    make(tmp_path, 30)
-    flipped(make(tmp_path, 40) / "driver.json")
-    began = EarlierAttempt(Console(quiet=True), ignored=False)
-    began(tmp_path)
-    assert began.checkpoint is not None and began.checkpoint.version == 30
-    make(tmp_path, 45, keep=2)
-    assert sorted(path.name for path in (tmp_path / CHECKPOINTS).iterdir()) == [name_of(30), name_of(45)]
-
-
 def test_a_file_more_than_was_written_is_not_believed(tmp_path: Path) -> None:
     (make(tmp_path, 2) / "queue" / "snapshot-9.msgpack").write_bytes(b"")
     found, (line,) = last_checkpoint(tmp_path)
     assert found is None and "queue/snapshot-9.msgpack is not of this checkpoint" in line
-
-
-def test_one_is_passed_over_where_the_runs_own_files_are_shorter_than_they_were(tmp_path: Path) -> None:
-    make(tmp_path, 2)
-    make(tmp_path, 4)
-    (tmp_path / "metrics.jsonl").write_bytes(b"0123456789" * 3)
-    found, (line,) = last_checkpoint(tmp_path)
-    assert found is not None and found.version == 2
-    assert "metrics.jsonl is shorter than it was at version-000004" in line
-
-
-def test_one_is_passed_over_where_the_runs_own_files_are_not_what_they_were(tmp_path: Path) -> None:
-    make(tmp_path, 2)
-    make(tmp_path, 4)
-    (tmp_path / "metrics.jsonl").write_bytes(b"0123456789" * 3 + b"0123456780")
-    found, (line,) = last_checkpoint(tmp_path)
-    assert found is not None and found.version == 2, "what it speaks of is as it was"
-    assert "metrics.jsonl is damaged: it is not what it was at version-000004" in line
 
 
 def pipe_beside(folder: Path) -> None:
@@ -237,9 +219,7 @@ def told(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
         (pipe_beside, "pipe is neither a file nor a folder"),
     ],
 )
-def test_one_that_a_stranger_made_touches_nothing_beside_what_grows_with_a_run(
-    forge: Callable[[Path], None], why: str, tmp_path: Path
-) -> None:
+def test_one_that_a_stranger_made_touches_nothing_else(forge: Callable[[Path], None], why: str, tmp_path: Path) -> None:
     (tmp_path / "thesis.txt").write_text("kept")
     run = tmp_path / "seed=0"
     run.mkdir()
@@ -260,9 +240,7 @@ def test_unknown_fields_are_refused(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("ignored", [True, False])
-def test_what_begins_with_another_run_tells_no_restarts_of_an_attempt_that_is_ignored(
-    tmp_path: Path, ignored: bool
-) -> None:
+def test_what_begins_with_another_run_tells_no_ignored_restarts(tmp_path: Path, ignored: bool) -> None:
     other, run = tmp_path / "other", tmp_path / "seed=0"
     for folder in (other, run):
         folder.mkdir()
@@ -270,3 +248,28 @@ def test_what_begins_with_another_run_tells_no_restarts_of_an_attempt_that_is_ig
     (run / "restarts.jsonl").write_text("{}\n")
     EarlierAttempt(Console(quiet=True), ignored=ignored, begin_with=other)(run)
     assert (run / "restarts.jsonl").exists() != ignored
+
+
+class SlowQueue:
+    """Saves once it is let."""
+
+    def __init__(self) -> None:
+        self.folders: list[str] = []
+        self.let = asyncio.Event()
+
+    async def save(self, folder: str) -> None:
+        self.folders.append(folder)
+        await self.let.wait()
+
+
+async def test_a_version_made_while_the_queue_is_saved_waits_for_that_and_saves_nothing_itself(tmp_path: Path) -> None:
+    queue = SlowQueue()
+    checkpoints = Checkpoints(tmp_path, CheckpointConfig(every=2), queue=queue, worlds={}, last=9)
+    await checkpoints.begin(2)
+    forgetting = [asyncio.create_task(checkpoints.save_queue()) for _version in (3, 4)]
+    await asyncio.sleep(0.01)
+    assert len(queue.folders) == 1 and not any(task.done() for task in forgetting) and checkpoints.writing
+    queue.let.set()
+    await asyncio.gather(*forgetting)
+    await checkpoints.save_queue()  # until it is called complete
+    assert len(queue.folders) == 1 and not checkpoints.writing

@@ -1,7 +1,5 @@
 """Held-out accuracy of a version: what is asked of whom, what comes out, and a clock that stands still."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from dataclasses import replace
@@ -112,7 +110,7 @@ async def test_what_is_found_is_counted_by_problem_and_tied_to_the_version() -> 
     assert "eval/sampled" not in alone.metrics
 
 
-async def test_every_response_is_told_with_its_problem_version_and_score() -> None:
+async def test_every_response_is_told_and_one_without_a_score_is_no_wrong_one() -> None:
     job = Job()
     await job.evaluation.evaluate(4)
     (told,) = job.responses
@@ -123,9 +121,6 @@ async def test_every_response_is_told_with_its_problem_version_and_score() -> No
         assert told["prompt"].rows()[place].tolist() == held_out.prompt.tolist()
         assert told["reward"][place] == 0.5 + 0.5 * told["exact_match"][place]
     assert told["finish_reason"].count("length") == 1 + K and set(told["response"].lengths) == {4}
-
-
-async def test_a_response_that_could_not_be_scored_is_counted_and_is_no_wrong_one() -> None:
     job = Job()
     job.unscored = {(0, 0), (1, 0), (2, 3), *((0, number) for number in range(1, 1 + K))}
     await job.evaluation.evaluate(4)
@@ -163,7 +158,7 @@ async def test_the_job_stands_still_meanwhile_and_so_does_its_clock() -> None:
     assert job.clock.now() - job.times[0] < job.found[0].seconds + 60 and job.clock.now() >= job.times[0]
 
 
-def test_the_first_version_that_engines_get_from_each_multiple_on_is_due_and_the_last_one() -> None:
+def test_due_versions_are_the_first_from_each_multiple_on_and_calls_are_cut() -> None:
     evaluation = Job().evaluation
 
     def evaluated(versions: range | list[int]) -> list[int]:
@@ -177,8 +172,5 @@ def test_the_first_version_that_engines_get_from_each_multiple_on_is_due_and_the
     assert evaluated(range(8)) == [0, 2, 4, 6, 7]
     assert evaluated([0, 3, 6, 7]) == [0, 3, 6, 7], "of versions in between engines get none"
     assert evaluated([0, 2, 2, 7, 7]) == [0, 2, 7]
-
-
-def test_calls_are_cut_where_a_message_would_grow_too_long() -> None:
     assert list(in_calls("abcde", [4, 6, 1, 20, 1], limit=10)) == [["a", "b"], ["c"], ["d"], ["e"]]
     assert list(in_calls("", [])) == []

@@ -1,7 +1,5 @@
 """The fast event model against the schedules' own files on the virtual clock: random jobs, draw by draw."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -16,7 +14,7 @@ from harness.cost_model.job_cost import simulated_cost
 from harness.driver.event_model import fast_steps, simulated_steps
 from harness.runtime.runtime import parts_of
 
-EACH = 3
+EACH = 2
 """Jobs of each schedule."""
 
 NEAR = 0.05

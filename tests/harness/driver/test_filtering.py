@@ -1,7 +1,5 @@
 """Places of refused groups are dealt other prompts: on the virtual clock, where a draw says which are refused."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
@@ -12,7 +10,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.acceptance.chaos.jobs import base
-from harness.cli.main import main
 from harness.comparison.promises import FinishedRun
 from harness.config import ConfigError, JobConfig
 from harness.config.compose import compose_job
@@ -72,17 +69,20 @@ def test_every_schedule_trains_full_batches_of_kept_groups_and_pays_for_the_othe
     assert seconds[0.5] > 1.5 * seconds[0.0]
 
 
-def test_which_groups_are_kept_depends_neither_on_the_schedule_nor_on_the_order_of_training() -> None:
+def test_which_groups_are_kept_does_not_depend_on_the_schedule() -> None:
     completion = filtered("fully_async", 0.5, {"order": "completion", "max_staleness": 1})
     assert all_keep_the_same([*(played(schedule, 0.5) for schedule in IN_ORDER), play(completion).finished])
+    runs = [played(schedule, 0.5, 1.3) for schedule in SCHEDULES]
+    assert all_keep_the_same(runs) and all(run.counts == runs[0].counts for run in runs)
+    recorder = simulate(filtered("colocate_sync", 0.5), 0)
+    numbers = [record.group_id for record in recorder.samples()]
+    assert len(set(numbers)) * recorder.group_size == len(numbers) and max(numbers) > DEALT_AGAIN
 
 
 @pytest.mark.parametrize(
     ("schedule", "over_sampling"), [*((name, 1.3) for name in SCHEDULES), ("half_step", 2.0), ("fully_async", 2.0)]
 )
-def test_spares_replace_what_is_refused_and_leave_where_they_are_not_needed(
-    schedule: str, over_sampling: float
-) -> None:
+def test_spares_replace_what_is_refused_and_leave_where_not_needed(schedule: str, over_sampling: float) -> None:
     """Of a batch of 8, which admits 11 or 16: with none refused all that are too many leave."""
     for share in (0.0, 0.5):
         run = played(schedule, share, over_sampling)
@@ -94,13 +94,8 @@ def test_spares_replace_what_is_refused_and_leave_where_they_are_not_needed(
         assert (run.counts["dropped_filtered"] > 0) == (share > 0)
 
 
-def test_what_is_kept_of_more_than_a_batch_does_not_depend_on_the_schedule_either() -> None:
-    runs = [played(schedule, 0.5, 1.3) for schedule in SCHEDULES]
-    assert all_keep_the_same(runs) and all(run.counts == runs[0].counts for run in runs)
-
-
 @given(st.data(), st.integers(1, 6), st.integers(0, 6))
-def test_what_becomes_of_a_candidate_does_not_depend_on_whose_verdict_comes_first(
+def test_a_candidates_fate_does_not_depend_on_whose_verdict_is_first(
     data: st.DataObject, places: int, spares: int
 ) -> None:
     candidates = range(places + spares)
@@ -124,12 +119,6 @@ def test_what_becomes_of_a_candidate_does_not_depend_on_whose_verdict_comes_firs
         assert kept == enough, "the first that passed, in their order"
 
 
-def test_a_place_is_dealt_another_problem_each_time_that_none_is_planned_for_a_batch() -> None:
-    recorder = simulate(filtered("colocate_sync", 0.5), 0)
-    numbers = [record.group_id for record in recorder.samples()]
-    assert len(set(numbers)) * recorder.group_size == len(numbers) and max(numbers) > DEALT_AGAIN
-
-
 def test_the_metrics_say_how_many_groups_were_refused_and_how_often_a_place_was_dealt() -> None:
     found: list[Any] = []
     recorder = simulate(
@@ -143,38 +132,23 @@ def test_the_metrics_say_how_many_groups_were_refused_and_how_often_a_place_was_
     assert max(row["filter/rounds"] for row in found) > 2
 
 
-def test_a_batch_that_is_refused_again_and_again_ends_the_run_in_one_line() -> None:
+def test_a_batch_refused_again_and_again_and_a_share_that_is_not_told_end_a_run_in_a_line() -> None:
     with pytest.raises(ExceptionGroup) as failure:
         simulate(filtered("fully_async", 1.0), 0)
     (told,) = {str(part) for part in parts_of(failure.value) if isinstance(part, ConfigError)}
     assert told.startswith("algorithm.filter=zero_variance refused 73 of 81 groups that were dealt for the 8 of batch")
     assert "algorithm.filter_rounds=10" in told
+    config = compose_job(["backend=virtual", "algorithm.filter=zero_variance"])
+    with pytest.raises(ConfigError, match="algorithm.filter=zero_variance has no rewards to read on a simulated clock"):
+        simulate(config, 0)
 
 
-def test_where_ids_have_no_room_for_more_no_setting_is_advised_that_does_not_help(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_where_ids_have_no_room_no_setting_is_advised(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(places, "_MOST_DEALS", 4)
     with pytest.raises(ExceptionGroup) as failure:
         simulate(filtered("colocate_sync", 1.0), 0)
     (told,) = {str(part) for part in parts_of(failure.value) if isinstance(part, ConfigError)}
     assert "refused 4 groups in a row for one place of batch 0" in told and "filter_rounds" not in told
-
-
-def test_the_command_ends_with_that_line(
-    tmp_path: Any, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    monkeypatch.chdir(tmp_path)
-    settings = "algorithm.filter=zero_variance cost.filtered_share=1.0 backend=virtual iterations=2".split()
-    assert main(["bench", "experiment=t", "schedule=colocate_sync", *settings]) == 2
-    told = capsys.readouterr().err
-    assert "raise algorithm.filter_rounds" in told and "Traceback" not in told
-
-
-def test_a_simulation_has_to_be_told_which_share_is_refused() -> None:
-    config = compose_job(["backend=virtual", "algorithm.filter=zero_variance"])
-    with pytest.raises(ConfigError, match="algorithm.filter=zero_variance has no rewards to read on a simulated clock"):
-        simulate(config, 0)
 
 
 def test_what_was_given_up_is_done_with_once_it_is_judged_and_a_resumed_run_knows_what_was_decided() -> None:

@@ -1,7 +1,5 @@
 """The folder of final weights: transformers loads it and finds what the trainer would."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +27,7 @@ ALGORITHM = {"batch_groups": 4, "group_size": 8, "learning_rate": 1e-6, "correct
 
 
 @pytest.mark.parametrize(("architecture", "most"), [("qwen2", 4096), ("qwen3", 1 << 40), ("llama", 4096)])
-async def test_transformers_loads_what_was_trained_and_finds_the_same_log_probs(
+async def test_transformers_loads_the_model_and_finds_the_same_log_probs(
     architecture: str, most: int, tmp_path: Path
 ) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
@@ -61,15 +59,12 @@ async def test_transformers_loads_what_was_trained_and_finds_the_same_log_probs(
     assert loaded.generation_config.eos_token_id == list(load_tokenizer().stop_tokens)
 
 
-def test_weights_in_half_precision_say_so_and_that_their_head_is_not(tmp_path: Path) -> None:
+def test_half_precision_and_the_run_that_made_them_stand_beside_the_weights(tmp_path: Path) -> None:
     config = replace(ModelConfig("small", 32, 2, 4, 2, 8, 64, 32, True, 64), dtype="bfloat16")
     write_policy_config(tmp_path, config, [3], 0)
     written = json.loads((tmp_path / "config.json").read_text())
     assert (written["dtype"], written["head_dtype"]) == ("bfloat16", "float32")
     assert written["architectures"] == ["Qwen3ForCausalLM"] and written["eos_token_id"] == 3
-
-
-def test_a_card_says_which_run_made_the_weights() -> None:
     settings = {
         **{"model": {"checkpoint": "hf:Qwen/Qwen2.5-7B@main"}, "task": {"name": "reverse"}},
         **{"algorithm": ALGORITHM, "iterations": 5},

@@ -1,7 +1,5 @@
 """The warm start is made once, whole or not at all, and always the same."""
 
-from __future__ import annotations
-
 import threading
 from collections.abc import Callable
 from pathlib import Path
@@ -49,13 +47,10 @@ def weights(model: ModelConfig) -> bytes:
     return (Path(model.checkpoint) / "model.safetensors").read_bytes()
 
 
-def test_it_is_made_on_first_use_and_kept(tmp_path: Path, few_steps: list[int]) -> None:
+def test_it_is_made_once_and_the_same_in_every_results_folder(tmp_path: Path, few_steps: list[int]) -> None:
     first, second = initial_model(TINY, REVERSE, tmp_path), initial_model(TINY, REVERSE, tmp_path)
     assert first == second and few_steps == [1]
     assert Path(first.checkpoint or "").parent == tmp_path / "cache"
-
-
-def test_it_is_the_same_in_every_results_folder(tmp_path: Path, few_steps: list[int]) -> None:
     one, other = (initial_model(TINY, REVERSE, tmp_path / name) for name in ("one", "other"))
     assert weights(one) == weights(other) and few_steps == [1, 1]
 
@@ -82,16 +77,6 @@ def test_other_tasks_and_shapes_have_their_own(tmp_path: Path) -> None:
         initial_model(replace(TINY, ff=48), REVERSE, tmp_path).checkpoint,
     }
     assert len(made) == 4
-
-
-def test_an_interrupted_start_leaves_nothing_that_a_rerun_trips_over(tmp_path: Path, few_steps: list[int]) -> None:
-    def interrupt(done: int, steps: int) -> None:
-        raise KeyboardInterrupt
-
-    with pytest.raises(KeyboardInterrupt):
-        initial_model(TINY, REVERSE, tmp_path, progress=interrupt)
-    assert [path.name for path in (tmp_path / "cache").iterdir()] == [".lock"]
-    assert weights(initial_model(TINY, REVERSE, tmp_path)) and few_steps == [1, 1]
 
 
 def test_an_interrupt_while_weights_are_written_leaves_nothing(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,7 +1,5 @@
 """What a schedule's calls become: calls on workers, what the observer hears of them, and when."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
@@ -140,30 +138,10 @@ def pool_of(workers: Sequence[Worker], heard: Heard | None = None) -> RolloutPoo
     return RolloutPool(Fleet(workers), heard or Heard())  # type: ignore[arg-type]
 
 
-@pytest.mark.parametrize(
-    ("cohorts", "names"),
-    [(2, [["0", "2", "4"], ["1", "3"]]), (None, [["0"], ["1"], ["2"], ["3"], ["4"]]), (1, [["0", "1", "2", "3", "4"]])],
-)
-def test_engines_are_dealt_out_in_turn(cohorts: int | None, names: list[list[str]]) -> None:
-    pool = pool_of(engines(5))
-    assert [[engine.name for engine in cohort.workers] for cohort in pool.split(cohorts)] == names
-
-
 @pytest.mark.parametrize("cohorts", [0, 3])
 def test_cohorts_without_an_engine_are_refused(cohorts: int) -> None:
     with pytest.raises(ValueError, match=f"2 rollout engines cannot be split into {cohorts} cohorts"):
         pool_of(engines(2)).split(cohorts)
-
-
-async def test_a_cohort_pauses_and_generates_alone() -> None:
-    workers = engines(2)
-    first, second = pool_of(workers).split()
-    workers[0].end.set()
-    await first.generate(3)
-    await second.pause("wait")
-    await second.resume(below=8)
-    assert workers[0].asked == [("generate", 3, 1)]
-    assert workers[1].asked == [("pause", "wait"), ("resume", 8, 0)]
 
 
 async def test_what_an_engine_was_just_handed_as_it_left_is_asked_of_the_others() -> None:
@@ -240,14 +218,6 @@ async def test_a_worker_that_fails_in_a_long_call_ends_it() -> None:
     assert caught.group_contains(FloatingPointError, match="not finite")
 
 
-async def test_a_stage_worker_hands_its_spans_in_with_its_batch() -> None:
-    worker, heard = Worker("0"), Heard()
-    worker.end.set()
-    await StagePool("reward", [worker], heard).process(4)  # type: ignore[arg-type,list-item]
-    assert worker.asked == [("process", 4)]
-    assert heard.lines == ["reward: batch 4", "span 1 of 0", "reward: waiting"]
-
-
 @pytest.mark.parametrize("first", [[], [(12, 4), (16, 8)]])
 async def test_every_rank_trains_the_batch_and_its_reports_are_heard(first: list[tuple[int, int]]) -> None:
     ranks, heard = engines(2), Heard()
@@ -314,17 +284,6 @@ async def test_a_version_that_is_kept_goes_nowhere() -> None:
     await front.mark_version(2)
     await front.recorded()
     assert (weights.asked, heard.versions, queue.cleared) == ([], [(2, 7)], 2) and queue.finished == ["record"]
-
-
-async def test_a_cohort_alone_swaps_what_has_arrived() -> None:
-    heard, weights = Heard(), Weights()
-    cohorts = pool_of(engines(3), heard).split(2)
-    weights.fleet = cohorts[0].fleet
-    front = PublishedWeights(weights, Queue(), heard, [], recorded)  # type: ignore[arg-type]
-    await front.wait_arrived(1)
-    await front.swap(cohorts[0], 1)
-    assert weights.asked == [("wait_arrived", 1), ("wait_arrived", 1), ("swap", ["0", "2"], 1)]
-    assert "rollout 0: at version 1" in heard.lines
 
 
 async def test_a_queue_that_dies_as_an_iteration_is_written_down_is_no_traceback_of_its_own() -> None:

@@ -1,7 +1,5 @@
 """Loggers of a run: all have what metrics.jsonl has, by the same names and steps, and none ends a run."""
 
-from __future__ import annotations
-
 import math
 import struct
 import sys
@@ -95,7 +93,7 @@ class FakeWandb:
         self.ended: list[int] = []
         self.module = SimpleNamespace(init=self.init, Settings=lambda **given: SimpleNamespace(**given))
 
-    def init(self, **given: Any) -> FakeWandb:
+    def init(self, **given: Any) -> "FakeWandb":
         self.given = given
         return self
 
@@ -110,9 +108,7 @@ class FakeWandb:
         self.ended.append(exit_code)
 
 
-def test_weights_and_biases_has_the_same_names_and_steps_offline(
-    run: LoggedRun, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_weights_and_biases_has_the_same_names_offline(run: LoggedRun, monkeypatch: pytest.MonkeyPatch) -> None:
     fake = FakeWandb()
     monkeypatch.setitem(sys.modules, "wandb", fake.module)  # type: ignore[arg-type]
     monkeypatch.delenv("WANDB_MODE", raising=False)
@@ -140,7 +136,7 @@ class Failing(Logger):
         raise OSError("gone\nfor good")
 
 
-def test_a_logger_that_fails_is_said_once_and_ends_no_run(
+def test_a_failing_logger_ends_no_run(
     run: LoggedRun, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     of_folder: list[object] = []
@@ -154,9 +150,7 @@ def test_a_logger_that_fails_is_said_once_and_ends_no_run(
     assert of_folder and list((run.folder.path / "tensorboard").iterdir())
 
 
-def test_loggers_are_a_list_and_one_without_its_package_is_refused_before_the_run(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_loggers_are_a_list_and_one_without_its_package_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
     assert compose_job(["loggers=mlflow,tensorboard"]).loggers == ("mlflow", "tensorboard")
     assert compose_job([]).loggers == ("mlflow",) and compose_job(["loggers="]).loggers == ()
     with pytest.raises(ConfigError, match="^loggers=nope is unknown; choose one of mlflow, tensorboard, wandb, or"):

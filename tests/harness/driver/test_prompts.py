@@ -1,7 +1,5 @@
 """Groups are numbered in order, batch i in partition train_<i>, and admitted no further than allowed."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 
@@ -73,7 +71,7 @@ async def take(queue: LocalQueue, groups: int, partition: str | None = None) -> 
     return batch.partition, batch.rows.tolist(), list(prompts.rows())
 
 
-async def test_group_n_holds_the_task_s_nth_problem_in_the_partition_of_its_batch() -> None:
+async def test_groups_are_numbered_and_admitted_without_a_gap() -> None:
     prompts, queue, _ = source()
     await prompts.admit(below=3 * BATCH)
     for i in range(3):
@@ -81,9 +79,6 @@ async def test_group_n_holds_the_task_s_nth_problem_in_the_partition_of_its_batc
         assert (partition, rows) == (f"train_{i}", list(range(i * BATCH * N, (i + 1) * BATCH * N)))
         for row, prompt in zip(rows, found, strict=True):
             assert prompt.tolist() == find("task", "reverse")().problem(row // N, SEED).prompt.tolist()
-
-
-async def test_admission_by_fractions_of_a_batch_crosses_partitions_without_a_gap() -> None:
     prompts, queue, heard = source()
     for below in (3, 3, 6, 5, 11):
         await prompts.admit(below)
@@ -91,14 +86,6 @@ async def test_admission_by_fractions_of_a_batch_crosses_partitions_without_a_ga
     assert (await take(queue, 4))[1] == list(range(0, 8))
     assert (await take(queue, 4, "train_1"))[1] == list(range(8, 16))
     assert (await take(queue, 3, "train_2"))[1] == list(range(16, 22)), "the last group of the batch is not there yet"
-
-
-async def test_what_is_admitted_is_heard_with_its_length_and_time() -> None:
-    prompts, _, heard = source()
-    await prompts.admit(below=5)
-    assert heard.prompt_tokens == {
-        row: len(find("task", "reverse")().problem(row // N, SEED).prompt) for row in range(5 * N)
-    }
 
 
 async def test_more_than_the_last_group_is_never_admitted_and_the_queue_stays_open_until_told() -> None:
@@ -182,17 +169,6 @@ async def test_what_replaces_dropped_groups_comes_to_an_end_however_few_they_are
     while (batch := await queue.get("rollout", BATCH * N, minimum=N)) is not None:
         taken += len(batch.rows) // N
     assert taken == 3, "one not admitted before, and two in place of the last that were dropped"
-
-
-async def test_admission_waits_while_the_queue_is_at_its_cap() -> None:
-    prompts, queue, heard = source(batches_in_queue=2)
-    admitting = asyncio.create_task(prompts.admit(below=3 * BATCH))
-    for _ in range(10):
-        await asyncio.sleep(0)
-    assert not admitting.done() and heard.rows == list(range(2 * BATCH * N)), "nothing of the third batch is counted"
-    await queue.clear("train_0")
-    await admitting
-    assert heard.rows == list(range(3 * BATCH * N))
 
 
 async def test_a_partition_whose_queue_died_while_nobody_needed_it_any_more_is_no_traceback() -> None:

@@ -1,7 +1,5 @@
 """Simulated runs that do again what was recorded of another, on machines whose parts are faster and slower."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable
 from dataclasses import replace
@@ -94,15 +92,13 @@ def check_drawn(data: st.DataObject, schedule: str) -> None:
 @STREAMING
 @settings(max_examples=examples(20, least=3))
 @given(data=st.data())
-def test_a_replay_ends_with_the_ledger_versions_and_engines_of_the_recorded_run(
-    schedule: str, data: st.DataObject
-) -> None:
+def test_a_replay_ends_as_the_recorded_run(schedule: str, data: st.DataObject) -> None:
     check_drawn(data, schedule)
 
 
 @pytest.mark.slow
 @STREAMING
-@settings(max_examples=examples(150))
+@settings(max_examples=examples(90))
 @given(data=st.data())
 def test_so_it_does_over_many_jobs(schedule: str, data: st.DataObject) -> None:
     check_drawn(data, schedule)
@@ -125,7 +121,7 @@ def fixed(*settings: str) -> JobConfig:
     )
 
 
-def test_without_the_record_another_machine_ends_otherwise_and_drops_are_among_what_is_recorded(tmp_path: Path) -> None:
+def test_the_record_holds_drops_and_engines_that_gave_up_samples(tmp_path: Path) -> None:
     config = fixed()
     other = elsewhere(config, 0.1, 3.0, 1.0)
     there, replay = recorded(config, tmp_path / "there")
@@ -133,10 +129,7 @@ def test_without_the_record_another_machine_ends_otherwise_and_drops_are_among_w
     free = attempt(other, tmp_path / "free", None, [])
     assert free is not None and load_samples(free.path).select(DECIDED) != load_samples(there).select(DECIDED)
     check_replayed(config, other)
-
-
-def test_an_engine_that_is_to_give_up_its_samples_first_takes_and_finishes_all_that_it_had_by_then() -> None:
-    """It has room for one group, and is slower than in the recorded run."""
+    # It has room for one group, and is slower than in the recorded run.
     config = fixed("schedule.pause=abort", "engine.slots=2")
     check_replayed(config, elsewhere(config, 20.0, 1.0, 1.0))
 
@@ -155,9 +148,7 @@ def test_a_group_that_two_engines_sampled_since_the_run_was_killed_between_is_de
     assert split > 0
 
 
-def test_a_record_of_another_seed_is_refused_at_once_and_one_of_other_lengths_at_the_first_sample(
-    tmp_path: Path,
-) -> None:
+def test_a_record_of_another_seed_or_of_other_lengths_is_refused(tmp_path: Path) -> None:
     config = fixed()
     there, replay = recorded(config, tmp_path / "there")
     placement = plan_job(config, make_schedule(config), NO_MACHINE).placement
@@ -179,7 +170,7 @@ def damaged(path: Path, change: Callable[[bytes], bytes]) -> str:
     return str(told.value)
 
 
-def test_a_damaged_record_is_named_with_its_line_and_never_believed(tmp_path: Path) -> None:
+def test_a_damaged_record_is_named_with_its_line_and_any_changed_byte_noticed(tmp_path: Path) -> None:
     path = recorded(fixed(), tmp_path)[0] / ARRIVALS
     lines = path.read_bytes().splitlines(keepends=True)
     assert "line 3 is damaged: it is not what was written" in damaged(
@@ -193,9 +184,6 @@ def test_a_damaged_record_is_named_with_its_line_and_never_believed(tmp_path: Pa
     path.unlink()
     with pytest.raises(DamagedArrivals, match="is missing"):
         read_arrivals(path)
-
-
-def test_bytes_changed_anywhere_are_noticed(tmp_path: Path) -> None:
     path = recorded(fixed(), tmp_path)[0] / ARRIVALS
     random = Random(5)
     for _ in range(100):

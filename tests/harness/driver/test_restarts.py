@@ -1,7 +1,5 @@
 """Simulated runs of which engines and the worker of the host die at any moment, and are started again."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 from random import Random
@@ -94,7 +92,7 @@ def test_so_it_is_at_any_moment(schedule: str) -> None:
     assert "reward[0]" in restarted and ("rollout[0]" in restarted) == alone(base(schedule))
 
 
-def test_a_role_that_dies_more_often_than_the_settings_allow_ends_the_run() -> None:
+def test_a_death_too_many_or_of_the_last_engine_ends_the_run() -> None:
     job = replace(base("fully_async"), restarts=RestartsConfig(limit=2), iterations=6)
     ends_at = end_of(job, 0)
     deaths = [Death(share * ends_at, "host") for share in (0.2, 0.4, 0.6)]
@@ -102,6 +100,9 @@ def test_a_role_that_dies_more_often_than_the_settings_allow_ends_the_run() -> N
         simulate_killed(job, 0, deaths)
     (given_up,) = {str(part) for part in parts_of(ended.value) if isinstance(part, GivenUp)}
     assert "it was started again 2 times before (restarts.limit=2)" in given_up
+    job = in_steps("separated_sync", engines=1)
+    with pytest.raises(WorkerDied, match="rollout.0. died .*; no engine was left to sample the rest of batch 2"):
+        simulate_killed(job, 0, [between_steps(job, sampled=False)])
 
 
 STEPS = (
@@ -131,12 +132,6 @@ def between_steps(job: JobConfig, *, sampled: bool) -> Death:
     begin, end = (finished, last) if sampled else (max([0.0, *others]), finished)
     assert max(begin, first) < end
     return Death((max(begin, first) + end) / 2, f"rollout[{engine}]")
-
-
-def test_a_run_ends_where_a_batch_that_steps_were_made_of_needs_samples_and_no_engine_is_left() -> None:
-    job = in_steps("separated_sync", engines=1)
-    with pytest.raises(WorkerDied, match="rollout.0. died .*; no engine was left to sample the rest of batch 2"):
-        simulate_killed(job, 0, [between_steps(job, sampled=False)])
 
 
 @pytest.mark.parametrize(("schedule", "engines", "sampled"), [("separated_sync", 2, False), ("one_step_off", 1, True)])
@@ -183,9 +178,7 @@ async def test_an_engine_that_died_over_a_transfer_is_started_again_when_that_ha
 
 
 @pytest.mark.parametrize(("limit", "version"), [(2, 1), (1, None)])
-async def test_one_that_was_started_again_and_never_got_weights_is_as_one_that_died(
-    limit: int, version: int | None
-) -> None:
+async def test_one_that_was_started_again_without_weights_died(limit: int, version: int | None) -> None:
     setting = Setting("collective", engine0={"load": [BROKEN] * 3})
     await setting.coordinator.connect()
     heard: list[Restart] = []
@@ -230,15 +223,12 @@ async def test_a_call_of_a_killed_worker_ends_with_its_death_also_where_the_next
         await call
 
 
-def test_a_limit_is_of_the_roles_that_die_together() -> None:
+def test_a_limit_and_a_message_are_of_the_roles_that_die_together() -> None:
     restarts = Restarts(1)
     restarts.count(["reward[0]", "advantages[0]"])
     assert restarts.allow(["rollout[0]"])
     assert not restarts.allow(["advantages[0]", "reward[0]"])
     assert not Restarts(0).allow(["rollout[0]"])
-
-
-def test_a_message_of_deaths_says_which_roles_died_and_not_where_their_output_is() -> None:
     said = "actor[0] died during train: killed by signal 9 (Killed); its output is in /a/device[1].log; critic[0] died"
     assert roles_in(said) == ["actor[0]", "critic[0]"]
     assert how(said) == "actor[0] died during train: killed by signal 9 (Killed); critic[0] died"

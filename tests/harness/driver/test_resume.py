@@ -1,7 +1,5 @@
 """Simulated runs that are cut off, and go on from their checkpoints: what must hold of a run holds of them."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from pathlib import Path
@@ -200,7 +198,7 @@ def test_the_same_versions_are_evaluated_wherever_a_run_is_cut_off(schedule: str
     assert whole is not None
     expected, began = evaluated(whole), list[int]()
     length = load_metrics(whole.path)[-1]["seconds"]
-    for share in (0.4, 0.7, 0.9):
+    for share in (0.4, 0.9):
         assert attempt(config, tmp_path / f"{share}", share * length, []) is None
         assert evaluated(attempt(config, tmp_path / f"{share}", None, began)) == expected
     assert len(set(began)) > 1
@@ -237,7 +235,7 @@ def test_a_run_that_is_asked_to_leave_at_its_end_comes_there(tmp_path: Path) -> 
     over_sampling=st.sampled_from([1.0, 1.5, 2.0]),
     cuts=st.lists(st.floats(0.05, 0.95), min_size=1, max_size=4),
 )
-def test_wherever_it_is_cut_off(
+def test_it_may_be_cut_off(
     schedule: str, every: int, share: float | None, over_sampling: float, cuts: list[float]
 ) -> None:
     config = job(schedule, every)

@@ -1,15 +1,12 @@
 """Samples that take longer than their limit: cut where they are, or their groups dropped and others dealt instead."""
 
-from __future__ import annotations
-
 from dataclasses import replace
-from typing import Any
 
 import pytest
 
 from harness.acceptance.chaos.jobs import base
 from harness.config import ConfigError, JobConfig, LatencyConfig, LengthsConfig
-from harness.config.compose import cell_name, compose_job
+from harness.config.compose import compose_job
 from harness.config.registries import SCHEDULES, find
 from harness.driver.session import simulate
 from harness.runtime.runtime import parts_of
@@ -70,7 +67,7 @@ def test_the_place_of_a_group_that_takes_too_long_is_dealt_another(schedule: str
     assert run.finished.counts["dropped_filtered"] == 0
 
 
-def test_groups_are_refused_by_a_filter_and_dropped_as_stragglers_side_by_side() -> None:
+def test_a_limit_changes_nothing_without_stragglers_stands_beside_filters_and_may_be_too_low() -> None:
     config = limited("fully_async", "drop", 4.0)
     config = replace(
         config,
@@ -80,16 +77,10 @@ def test_groups_are_refused_by_a_filter_and_dropped_as_stragglers_side_by_side()
     run = play(config)
     check_run(run.finished)
     assert run.finished.counts["dropped_straggler"] > 0 and run.finished.counts["dropped_filtered"] > 0
-
-
-def test_without_stragglers_a_limit_changes_nothing() -> None:
     unlimited = replace(base("fully_async"), iterations=4)
     of_engine = replace(unlimited.engine, on_straggler="cut", sample_limit_s=1e6)
     runs = [play(config).finished for config in (unlimited, replace(unlimited, engine=of_engine))]
     assert runs[0].samples == runs[1].samples and runs[0].timeline.spans == runs[1].timeline.spans
-
-
-def test_groups_that_always_take_too_long_end_the_run_in_one_line() -> None:
     with pytest.raises(ExceptionGroup) as failure:
         simulate(limited("one_step_off", "drop", 0.01), 0)
     (told,) = {str(part) for part in parts_of(failure.value) if isinstance(part, ConfigError)}
@@ -110,11 +101,3 @@ def test_a_limit_that_cannot_be_is_one_line(settings: list[str], told: str) -> N
     with pytest.raises(ConfigError) as refused:
         compose_job(settings)
     assert told in str(refused.value) and "\n" not in str(refused.value)
-
-
-def test_a_limit_names_a_cell_and_its_absence_does_not() -> None:
-    cells: list[Any] = [
-        cell_name(compose_job(settings)) for settings in ([], ["engine.sample_limit_s=60", "engine.on_straggler=cut"])
-    ]
-    assert cells[0] != cells[1]
-    assert cells[0] == cell_name(compose_job(["engine.on_straggler=wait"]))

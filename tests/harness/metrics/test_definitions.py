@@ -1,7 +1,5 @@
 """Metrics are declared once, and what counts something that went wrong is read: no counter is without a reader."""
 
-from __future__ import annotations
-
 import ast
 import re
 from typing import get_args
@@ -36,15 +34,12 @@ NO_FAULTS = {
 """What goes by such words, and is what the user asked for."""
 
 
-def test_every_metric_is_declared_once_with_a_title_of_its_own() -> None:
+def test_every_metric_that_is_written_is_declared_once_with_a_title_of_its_own() -> None:
     assert len(METRIC_NAMES) == len(DEFINITIONS) and MEANINGS.keys() <= METRIC_NAMES
     titles = [(metric.title, metric.unit) for metric in DEFINITIONS]
     assert len(set(titles)) == len(titles) and all(title and title[0] != " " for title, _ in titles)
-
-
-def test_what_the_product_writes_as_a_metric_is_declared() -> None:
-    """Every text in the product that looks like the name of one; those that are put together are held as they are
-    written (`check_names`)."""
+    # Every text in the product that looks like the name of one; those that are put together are held as they are
+    # written (`check_names`).
     looks_like_one = re.compile(rf"({'|'.join(FAMILIES)})/[a-z][a-z0-9_]*")
     unknown: dict[str, set[str]] = {}
     foreign = {
@@ -86,9 +81,7 @@ def lines(metric: Metric, value: float) -> list[dict[str, float]]:
 
 
 @pytest.mark.parametrize("metric", FAULTS, ids=lambda metric: metric.name)
-def test_a_fault_is_said_above_its_bound_and_not_below_and_forbids_a_verdict_as_the_setting_says(
-    metric: Metric,
-) -> None:
+def test_a_fault_is_said_above_its_bound_and_forbids_a_verdict_as_set(metric: Metric) -> None:
     assert metric.fault is not None
     evaluations = [{"problems": 5, "k": 3, "failed": 2}] if metric.name == "eval/failed" else []
     quiet = lines(metric, metric.fault.bound if metric.counted == "mean" else 0.0)

@@ -1,7 +1,5 @@
 """The ledger: every sample admitted is trained once, dropped for a reason, or in flight."""
 
-from __future__ import annotations
-
 import json
 
 import numpy as np
@@ -23,25 +21,19 @@ def filled() -> Ledger:
     return ledger
 
 
-def test_counts_say_where_every_sample_is() -> None:
+def test_counts_and_the_json_say_where_every_sample_is() -> None:
     ledger = filled()
     ledger.check()
     told = {fate: count for fate, count in ledger.counts().items() if count}
     assert told == {"admitted": 10, "trained": 6, "dropped_stale": 1, "dropped_filtered": 1, "in_flight": 2}
     assert ledger.in_flight == {8, 9}
     assert ledger.metrics()["ledger/dropped_stale"] == 1.0
-
-
-def test_the_json_lists_what_was_not_trained() -> None:
     assert json.loads(json.dumps(filled().to_json())) == {
         **filled().counts(),
         "trained_by_iteration": {"1": 4, "2": 2},
         "in_flight_ids": [8, 9],
         "dropped_ids": {"stale": [6], "filtered": [7], "baseline": [], "straggler": [], "failed": [], "spare": []},
     }
-
-
-def test_ids_from_arrays_can_be_written_as_json() -> None:
     ledger = Ledger()
     ledger.admit(np.arange(3))
     assert json.loads(json.dumps(ledger.to_json()))["in_flight_ids"] == [0, 1, 2]
@@ -61,12 +53,9 @@ def test_only_a_sample_in_flight_is_trained_or_dropped(sample: int, fate: str) -
         filled().dropped([sample], "stale")
 
 
-def test_a_sample_is_not_counted_twice_in_one_call() -> None:
+def test_a_sample_is_admitted_once_and_ends_once_or_nothing_changes() -> None:
     with pytest.raises(LedgerError, match=r"trained in iteration 3 twice in one call: \[8\]"):
         filled().trained([8, 9, 8], iteration=3)
-
-
-def test_a_refused_call_changes_nothing() -> None:
     ledger = filled()
     for refused in (
         lambda: ledger.admit([20, 8]),
@@ -76,20 +65,14 @@ def test_a_refused_call_changes_nothing() -> None:
         with pytest.raises(LedgerError):
             refused()
     assert ledger.to_json() == filled().to_json()
-
-
-def test_an_unknown_reason_is_refused() -> None:
     with pytest.raises(ValueError, match="unknown drop reason 'late'"):
         filled().dropped([8], "late")  # type: ignore[arg-type]
 
 
-def test_a_sample_that_nobody_holds_is_found_lost() -> None:
+def test_a_ledger_that_does_not_close_says_its_numbers_and_what_is_lost() -> None:
     with pytest.raises(LedgerError, match=r"1 lost \[9\], 1 held but not in flight \[3\]"):
         filled().check(held=[8, 3])
     filled().check(held=[9, 8])
-
-
-def test_a_ledger_that_does_not_close_says_its_numbers() -> None:
     ledger = filled()
     ledger._in_flight.discard(8)
     with pytest.raises(LedgerError, match="admitted 10, accounted 9"):

@@ -1,7 +1,5 @@
 """The MLflow mirror, against a real SQLite store."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -93,9 +91,7 @@ def test_a_run_is_mirrored_with_its_tags_params_metrics_and_artifacts(store: Pat
     assert stored.read_bytes() == b"png"
 
 
-def test_what_earlier_attempts_measured_is_mirrored_little_by_little_and_left_where_this_one_fails(
-    store: Path, name: str
-) -> None:
+def test_what_earlier_attempts_measured_is_mirrored_little_by_little(store: Path, name: str) -> None:
     read = 0
 
     def before() -> Iterator[dict[str, int | float]]:
@@ -141,28 +137,10 @@ def test_an_experiment_opens_on_its_runs_of_which_none_is_below_another(store: P
     assert "a run for each cell and seed" in found.tags["mlflow.note.content"]
 
 
-def test_an_experiment_of_an_earlier_version_opens_on_its_runs_too(store: Path, name: str) -> None:
-    with track(store, f"{name}-other") as tracker:
-        pass
-    made = tracker._store.client.create_experiment(name)
-    with track(store, name) as tracker:
-        found = tracker._store.client.get_experiment(made)
-    assert found.tags["mlflow.experimentKind"] == "custom_model_development"
-
-
-def test_what_the_queue_says_is_among_the_system_metrics(store: Path, name: str) -> None:
-    with track(store, name) as tracker:
-        tracker.log({"iteration": 0, "reward/mean": 0.5, "queue/actor/ready": 3.0, "queue/depth_samples": 8.0})
-    metrics = tracker._store.client.get_run(tracker.run_id).data.metrics
-    assert metrics == {"reward/mean": 0.5, "system/queue/actor/ready": 3.0, "system/queue/depth_samples": 8.0}
-
-
 @pytest.mark.parametrize(
     ("error", "status"), [(None, "FINISHED"), (ValueError, "FAILED"), (KeyboardInterrupt, "KILLED")]
 )
-def test_the_status_says_how_the_run_ended(
-    store: Path, name: str, error: type[BaseException] | None, status: str
-) -> None:
+def test_the_status_says_how_it_ended(store: Path, name: str, error: type[BaseException] | None, status: str) -> None:
     tracker = track(store, name)
     try:
         with tracker:
@@ -174,13 +152,23 @@ def test_the_status_says_how_the_run_ended(
     assert not tracker._thread.is_alive()
 
 
-def test_an_earlier_attempt_that_died_silently_is_marked_killed(store: Path, name: str) -> None:
+def test_what_came_late_or_stood_still_is_mended_in_the_store(store: Path, name: str) -> None:
     dead, other = track(store, name), track(store, name, seed=1)
     with track(store, name) as alive:
         assert alive._store.client.get_run(dead.run_id).info.status == "KILLED"
         assert alive._store.client.get_run(other.run_id).info.status == "RUNNING"
     other.finish()
     dead._closing.set()
+    with track(store, name) as tracker:
+        for iteration in range(60):
+            tracker.log({"iteration": iteration} | {f"idle/role{i}": float(iteration) for i in range(20)})
+    assert len(tracker._store.client.get_metric_history(tracker.run_id, "idle/role7")) == 60
+    with track(store, name) as tracker:
+        experiment = tracker._store.client.get_experiment_by_name(name)
+    tracker._store.client.delete_experiment(experiment.experiment_id)
+    with track(store, name) as again:
+        found = again._store.client.get_experiment_by_name(name)
+    assert (found.experiment_id, found.lifecycle_stage) == (experiment.experiment_id, "active")
 
 
 def test_the_thread_writes_without_being_asked(store: Path, name: str) -> None:
@@ -252,9 +240,7 @@ def test_nobody_is_told_the_password_of_the_tracking_server(tmp_path: Path, monk
         assert "hunter2" not in told and "http://ada:***@127.0.0.1:9" in told
 
 
-def test_a_lost_mirror_is_said_where_the_folder_of_the_run_cannot_say_it(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_lost_mirror_is_said_where_no_folder_can(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("MLFLOW_TRACKING_URI", "http://127.0.0.1:9")
     monkeypatch.setenv("MLFLOW_HTTP_REQUEST_MAX_RETRIES", "0")
     identity = identity_in("bench")
@@ -262,22 +248,6 @@ def test_a_lost_mirror_is_said_where_the_folder_of_the_run_cannot_say_it(
     said = io.StringIO()
     MlflowLogger(LoggedRun(folder, tmp_path, identity, CONFIG, manifest_of(identity), said.write))
     assert re.search(r"MLflow mirror incomplete: .*; its folder does not say so: .*No such file", said.getvalue())
-
-
-def test_more_metrics_than_one_batch_holds_are_all_written(store: Path, name: str) -> None:
-    with track(store, name) as tracker:
-        for iteration in range(60):
-            tracker.log({"iteration": iteration} | {f"idle/role{i}": float(iteration) for i in range(20)})
-    assert len(tracker._store.client.get_metric_history(tracker.run_id, "idle/role7")) == 60
-
-
-def test_a_deleted_experiment_is_brought_back(store: Path, name: str) -> None:
-    with track(store, name) as tracker:
-        experiment = tracker._store.client.get_experiment_by_name(name)
-    tracker._store.client.delete_experiment(experiment.experiment_id)
-    with track(store, name) as again:
-        found = again._store.client.get_experiment_by_name(name)
-    assert (found.experiment_id, found.lifecycle_stage) == (experiment.experiment_id, "active")
 
 
 def synced(results: Path, experiment: str) -> list[Any]:
@@ -312,9 +282,7 @@ def test_a_run_whose_mirror_was_lost_half_way_is_filled_in(store: Path, name: st
     assert not synced(store, f"{name}-half")[0].changed
 
 
-def test_a_finished_run_that_is_complete_is_left_alone_and_an_unfinished_one_is_not_looked_at(
-    store: Path, name: str
-) -> None:
+def test_a_complete_run_is_left_alone_and_an_unfinished_one_not_looked_at(store: Path, name: str) -> None:
     path = finished_run(store, identity_in(name))
     unfinished = path.parent / "seed=1"
     shutil.copytree(path, unfinished)
@@ -363,14 +331,11 @@ def test_two_first_runs_at_once_share_the_experiment_and_print_nothing(tmp_path:
     assert len(runs) == 3
 
 
-def test_runs_that_are_nowhere_are_refused(store: Path) -> None:
+def test_one_experiment_can_catch_up_alone(store: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     from harness.cli.look import mlflow_sync
 
     with pytest.raises(ConfigError, match="nowhere is not there; run `cadence bench` first$"):
         mlflow_sync(["experiment=nowhere"], store, Console())
-
-
-def test_catching_up_can_be_for_one_experiment(store: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
     from harness.cli.look import mlflow_sync
 
     for experiment in (name, f"{name}-other"):

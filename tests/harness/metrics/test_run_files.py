@@ -1,7 +1,6 @@
 """The run's folder, its metrics lines, its lock, its manifest."""
 
-from __future__ import annotations
-
+import dataclasses
 import json
 import math
 import os
@@ -12,22 +11,34 @@ from typing import Any
 
 import pytest
 from omegaconf import OmegaConf
+from prometheus_client.parser import text_string_to_metric_families
+from rich.console import Console
 
+from harness.cli import bench
+from harness.config import ConfigError, JobConfig
+from harness.config.compose import compose_job
+from harness.config.inputs import inputs_of
 from harness.metrics import manifest as manifest_module
 from harness.metrics.atomic_files import Lock, replacing, write_text
 from harness.metrics.definitions import METRIC_NAMES, check_names, iteration_metrics, throughput_metrics
 from harness.metrics.ledger import Ledger, LedgerError
 from harness.metrics.manifest import RunIdentity, build_manifest, git_state, identity_of
-from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics
+from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics, refuse_changed_inputs, run_directory
+from harness.service.metrics import run_text
 from tests.support.fake_nvml import FakeGpu, install
+from tests.support.played_runs import MANIFEST
 
 
 def run_in(root: Path, seed: int = 0) -> RunDirectory:
     return RunDirectory(root, "bench", "fully_async,eta=0.5", seed)
 
 
-def test_the_folder_is_experiment_cell_seed(tmp_path: Path) -> None:
+def test_the_folder_is_experiment_cell_seed_and_the_config_comes_back_from_it(tmp_path: Path) -> None:
     assert run_in(tmp_path, 3).path == tmp_path / "bench" / "fully_async,eta=0.5" / "seed=3"
+    config: dict[str, Any] = {"schedule": {"name": "half_step", "eta": 0.5}, "sizes": [1, 2], "checkpoint": None}
+    with run_in(tmp_path) as run:
+        run.write_config(config)
+    assert OmegaConf.to_container(OmegaConf.load(run.path / "config.yaml")) == config
 
 
 @pytest.mark.parametrize("name", ["", "..", "a/b", ".hidden"])
@@ -78,60 +89,45 @@ def test_the_same_cell_and_seed_cannot_run_twice_at_once(tmp_path: Path) -> None
         pass
 
 
-def test_a_lock_goes_with_the_process_that_held_it(tmp_path: Path) -> None:
+def test_a_lock_goes_with_its_process_and_who_waits_long_is_told(tmp_path: Path) -> None:
     path = tmp_path / "lock"
     code = f"from pathlib import Path; from harness.metrics.atomic_files import Lock; import os; \
 lock = Lock(Path({str(path)!r})); os._exit(9)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 9
     Lock(path).release()
-
-
-def test_who_waits_for_a_lock_is_told_when_it_was_long_enough(tmp_path: Path) -> None:
     held = Lock(tmp_path / "lock")
     with pytest.raises(BlockingIOError, match="lock: another process is at it"):
         Lock(tmp_path / "lock", within_s=0.01, busy="another process is at it")
     held.release()
 
 
-def test_metrics_are_on_disk_after_every_iteration(tmp_path: Path) -> None:
+def test_metrics_are_on_disk_after_every_iteration_also_where_not_finite(tmp_path: Path) -> None:
     with run_in(tmp_path) as run:
         for iteration in (1, 2):
             run.append_metrics(iteration_metrics(iteration, 8 * iteration, 0.5, {"reward/mean": 0.25}))
             assert load_metrics(run.path)[-1]["iteration"] == iteration
     assert load_metrics(run.path)[0] == {"iteration": 1, "samples": 8, "seconds": 0.5, "reward/mean": 0.25}
-
-
-def test_an_unknown_metric_is_refused_by_name(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="unknown metric reward/median"):
-        iteration_metrics(1, 8, 1.0, {"reward/median": 1.0})
-    with run_in(tmp_path) as run, pytest.raises(ValueError, match="unknown metric lag"):
-        run.append_metrics({"iteration": 1, "samples": 8, "seconds": 1.0, "lag": 2})
-    assert load_metrics(run.path) == []
-
-
-def test_an_iteration_without_its_axes_is_refused(tmp_path: Path) -> None:
-    with run_in(tmp_path) as run, pytest.raises(ValueError, match="need samples, seconds"):
-        run.append_metrics({"iteration": 1})
-
-
-def test_a_metric_that_two_parts_give_is_refused() -> None:
-    with pytest.raises(ValueError, match="iteration 3: reward/mean given by two parts"):
-        iteration_metrics(3, 8, 1.0, {"reward/mean": 1.0}, {"reward/mean": 0.0})
-
-
-def test_idle_takes_any_role_custom_any_name_and_nothing_else_does() -> None:
-    check_names(["idle/actor_fwd", "idle/rollout", "custom/copied", "custom/style/caps.1", *METRIC_NAMES])
-    for name in ("idle/", "idle/a/b", "idle", "time/rollout_s", "custom/", "custom/Caps"):
-        with pytest.raises(ValueError, match="unknown metric"):
-            check_names([name])
-
-
-def test_values_that_are_not_finite_stay_valid_json_and_come_back_as_nan(tmp_path: Path) -> None:
     with run_in(tmp_path) as run:
         run.append_metrics(iteration_metrics(1, 8, 1.0, {"policy/kl_ref": math.nan, "policy/ratio_max": math.inf}))
     line = (run.path / "metrics.jsonl").read_text()
     assert "NaN" not in line and json.loads(line)["policy/ratio_max"] is None
     assert math.isnan(load_metrics(run.path)[0]["policy/kl_ref"])
+
+
+def test_a_metric_has_a_known_name_its_axes_and_one_source(tmp_path: Path) -> None:
+    with pytest.raises(ValueError, match="unknown metric reward/median"):
+        iteration_metrics(1, 8, 1.0, {"reward/median": 1.0})
+    with run_in(tmp_path) as run, pytest.raises(ValueError, match="unknown metric lag"):
+        run.append_metrics({"iteration": 1, "samples": 8, "seconds": 1.0, "lag": 2})
+    assert load_metrics(run.path) == []
+    with run_in(tmp_path) as run, pytest.raises(ValueError, match="need samples, seconds"):
+        run.append_metrics({"iteration": 1})
+    with pytest.raises(ValueError, match="iteration 3: reward/mean given by two parts"):
+        iteration_metrics(3, 8, 1.0, {"reward/mean": 1.0}, {"reward/mean": 0.0})
+    check_names(["idle/actor_fwd", "idle/rollout", "custom/copied", "custom/style/caps.1", *METRIC_NAMES])
+    for name in ("idle/", "idle/a/b", "idle", "time/rollout_s", "custom/", "custom/Caps"):
+        with pytest.raises(ValueError, match="unknown metric"):
+            check_names([name])
 
 
 def test_a_last_line_that_was_cut_off_is_left_out_and_a_broken_one_is_not(tmp_path: Path) -> None:
@@ -154,13 +150,6 @@ def test_throughput_is_per_second_and_per_device() -> None:
     }
     with pytest.raises(ValueError, match="no throughput over 0.0 s"):
         throughput_metrics(10, 100, 0.0, 5)
-
-
-def test_the_config_comes_back_from_its_yaml(tmp_path: Path) -> None:
-    config: dict[str, Any] = {"schedule": {"name": "half_step", "eta": 0.5}, "sizes": [1, 2], "checkpoint": None}
-    with run_in(tmp_path) as run:
-        run.write_config(config)
-    assert OmegaConf.to_container(OmegaConf.load(run.path / "config.yaml")) == config
 
 
 def test_a_ledger_that_does_not_close_is_not_written(tmp_path: Path) -> None:
@@ -188,7 +177,7 @@ def identity() -> RunIdentity:
     return RunIdentity("bench", "cell", 3, "fully_async", "tiny", "torch", "real")
 
 
-def test_the_manifest_says_what_made_the_run() -> None:
+def test_the_manifest_says_what_made_the_run_and_null_of_what_is_not_there(monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = json.loads(json.dumps(build_manifest(identity(), {"run": 3})))
     assert identity_of(manifest) == identity()
     assert manifest["seeds"] == {"run": 3}
@@ -196,9 +185,6 @@ def test_the_manifest_says_what_made_the_run() -> None:
     assert 1 <= manifest["hardware"]["cores"] <= (os.cpu_count() or 1)
     assert manifest["hardware"]["memory_bytes"] > 2**20
     assert manifest["started_at"].endswith("+00:00")
-
-
-def test_a_package_that_is_not_installed_is_null(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(manifest_module, "PACKAGES", ("numpy", "no-such-package-here"))
     packages = build_manifest(identity(), {})["packages"]
     assert packages["numpy"] is not None and packages["no-such-package-here"] is None
@@ -225,3 +211,68 @@ def test_the_commit_is_that_of_the_repository_that_tracks_the_source(tmp_path: P
 def test_gpus_are_those_that_the_run_may_use(monkeypatch: pytest.MonkeyPatch) -> None:
     install(monkeypatch, FakeGpu("GPU-a"), FakeGpu("GPU-b", name="NVIDIA H200", mib=143771), visible="1")
     assert manifest_module.hardware()["gpus"] == ["NVIDIA H200, 143771 MiB"]
+
+
+ROLES = [
+    {"name": "rollout[0]", "state": "computes", "heard_s_ago": 0.5, "version": 3},
+    {"name": "actor[0]", "state": "ended: killed by signal 9", "heard_s_ago": None, "version": None},
+]
+
+
+def test_a_run_is_its_newest_iteration_and_what_is_known_of_each_role() -> None:
+    health = {"seconds": 12.5, "version": 4, "roles": ROLES}
+    text = run_text(health, {"throughput/samples_per_s": 900.0, "train/grad_norm": float("nan")}).decode()
+    found = {
+        (sample.name, *sample.labels.values()): sample.value
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+    }
+    assert str(found.pop(("cadence_metric", "train/grad_norm"))) == "nan"
+    assert found == {
+        ("cadence_run_seconds",): 12.5,
+        ("cadence_version", "trainer"): 4,
+        ("cadence_version", "rollout[0]"): 3,
+        ("cadence_role_up", "rollout[0]"): 1,
+        ("cadence_role_up", "actor[0]"): 0,
+        ("cadence_role_heard_seconds_ago", "rollout[0]"): 0.5,
+        ("cadence_metric", "throughput/samples_per_s"): 900.0,
+    }
+
+
+def finished(config: JobConfig, results: Path, manifest: dict[str, object]) -> Path:
+    folder = run_directory(config, 0, results).path
+    folder.mkdir(parents=True)
+    (folder / "manifest.json").write_text(json.dumps(MANIFEST | {"seed": 0} | manifest))
+    (folder / "DONE").touch()
+    return folder
+
+
+def test_a_finished_run_of_other_data_is_refused_before_anything_starts(tmp_path: Path) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"prompt": "ab", "answer": "a"}\n{"prompt": "b", "answer": "b"}\n')
+    job = ["task=data", f"task.data={data}", "backend=real"]
+    config = compose_job(job)
+    before = inputs_of(config)
+    folder = finished(config, tmp_path, {"inputs": [dataclasses.asdict(one) for one in before]})
+    refuse_changed_inputs(config, [folder])
+    data.write_text('{"prompt": "ab", "answer": "b"}\n{"prompt": "b", "answer": "b"}\n')
+    with pytest.raises(ConfigError) as error:
+        bench.run(job, tmp_path, Console(quiet=True))
+    then, now = before[0].digest[:12], inputs_of(config)[0].digest[:12]
+    assert str(error.value) == (
+        f"task.data={data} has changed since {folder} was made: {then} then, {now} now; run it again with force=true, "
+        "or keep both with experiment=another_name"
+    )
+
+
+def test_what_an_earlier_version_made_and_what_is_not_finished_is_left_alone(tmp_path: Path) -> None:
+    data = tmp_path / "train.jsonl"
+    data.write_text('{"prompt": "ab", "answer": "a"}\n')
+    config = compose_job(["task=data", f"task.data={data}", "backend=real"])
+    folder = finished(config, tmp_path, {})
+    refuse_changed_inputs(config, [folder])
+    (folder / "manifest.json").write_text(
+        json.dumps(MANIFEST | {"seed": 0, "inputs": [{"setting": "task.data", "path": "", "digest": "other"}]})
+    )
+    (folder / "DONE").unlink()
+    refuse_changed_inputs(config, [folder])

@@ -1,9 +1,8 @@
 """Lags of one sample, the metrics over samples, and samples.parquet."""
 
-from __future__ import annotations
-
+import math
 import os
-from dataclasses import fields, replace
+from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import get_args
 
@@ -14,6 +13,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.metrics.definitions import LATENCIES
+from harness.metrics.latency import latencies, latencies_by_engine, latency_metrics
 from harness.metrics.parts import read_growing
 from harness.metrics.samples import (
     FILE_SCHEMA,
@@ -46,17 +47,15 @@ def waiting(sample_id: int = 2, fate: Fate = "in_flight") -> SampleRecord:
     return untrained_record(sample_id, fate, group_id=0, admitted_at=0.5, prompt_tokens=5)
 
 
-def test_the_columns_are_those_of_the_documentation_in_its_order() -> None:
-    assert SCHEMA.names == COLUMNS and [field.name for field in fields(SampleRecord)] == [*COLUMNS, "custom"]
-
-
-def test_lag_is_taken_apart_into_flight_and_queue() -> None:
+def test_lag_is_taken_apart_into_flight_and_queue_and_runs_weigh_their_tokens() -> None:
     record = trained_record([3, 3, 4, 6], 7, sample_id=17, engine=1)
     assert (record.sample_id, record.group_id, record.engine, record.fate) == (17, 2, "1", "trained")
     assert (record.version_first, record.version_last, record.span) == (3, 6, 3)
     assert (record.lag_worst, record.lag_in_flight, record.lag_in_queue) == (4, 3, 1)
     assert record.lag_mean == (4 + 4 + 3 + 1) / 4
     assert (record.trained_iteration, record.response_tokens) == (7, 4)
+    by_run, by_token = trained_record([1, 3], 4, run_tokens=[30, 10]), trained_record([1] * 30 + [3] * 10, 4)
+    assert by_run == by_token and by_run.lag_mean == 2.5
 
 
 TOKENS = st.lists(st.integers(0, 20), min_size=1, max_size=12).map(sorted)
@@ -79,11 +78,6 @@ def test_lags_of_many_samples_at_once_are_those_of_their_tokens(drawn: list[list
         assert record.lag_mean == pytest.approx(sum(lags) / len(lags))
 
 
-def test_runs_of_tokens_weigh_what_they_hold() -> None:
-    by_run, by_token = trained_record([1, 3], 4, run_tokens=[30, 10]), trained_record([1] * 30 + [3] * 10, 4)
-    assert by_run == by_token and by_run.lag_mean == 2.5
-
-
 def test_what_an_environment_wrote_counts_in_no_lag_and_no_length() -> None:
     record = trained_record([1, 1, 1, 4, 4], 5, mask=[True, False, False, True, True], finish_reason="turns", turns=2)
     alone = trained_record([1, 4, 4], 5)
@@ -101,9 +95,7 @@ TURN = st.tuples(st.integers(1, 4), st.integers(0, 3), st.integers(0, 2))
 
 
 @given(st.lists(st.lists(TURN, min_size=1, max_size=4), min_size=1, max_size=3), st.integers(1, 6))
-def test_the_age_of_a_cache_is_that_of_its_entries_one_by_one(
-    drawn: list[list[tuple[int, int, int]]], prompt: int
-) -> None:
+def test_the_age_of_a_cache_is_that_of_its_entries(drawn: list[list[tuple[int, int, int]]], prompt: int) -> None:
     """Of each turn tokens are sampled, weights come after the first of them, and an environment writes; then weights
     come once more, and an engine that does not run the sample meanwhile keeps nothing of it."""
     versions, mask, expected = [], [], []
@@ -142,14 +134,21 @@ def test_tokens_that_lag_by_more_than_the_limit_are_counted_as_masked_where_the_
     assert by_run.stale_tokens == 2 and masked_metrics([by_run, waiting()]) == {"token_ledger/masked": 2 / 4}
 
 
-def test_a_sample_that_was_not_trained_has_no_version_no_lag_and_no_reward() -> None:
+def test_a_sample_that_was_not_trained_has_no_lag_and_no_metrics() -> None:
     record = waiting()
     known = {"sample_id", "group_id", "fate", "admitted_at", "prompt_tokens", "response_tokens", "custom"}
     assert {field.name for field in fields(SampleRecord) if getattr(record, field.name) is not None} == known
     assert record.response_tokens == 0
+    with pytest.raises(ValueError, match="no trained sample"):
+        staleness_metrics([waiting()])
+    with pytest.raises(ValueError, match="have no reward"):
+        reward_metrics([trained_record([0], 0, reward=None)])
+    with pytest.raises(ValueError, match="none of the 1 trained samples could be scored"):
+        reward_metrics([replace(trained_record([0], 0, reward=None), reward_failed=True)])
+    assert SCHEMA.names == COLUMNS and [field.name for field in fields(SampleRecord)] == [*COLUMNS, "custom"]
 
 
-def test_staleness_metrics_count_every_trained_sample_once_and_no_other() -> None:
+def test_staleness_and_reward_metrics_count_every_trained_sample_once_and_no_other() -> None:
     records = [trained_record([0, 0, 0, 2], 2), trained_record([1], 2), waiting()]
     assert staleness_metrics(records, steps_per_version=3) == {
         "staleness/mean": (1.5 + 1.0) / 2,
@@ -161,9 +160,6 @@ def test_staleness_metrics_count_every_trained_sample_once_and_no_other() -> Non
         "staleness/span_max": 2.0,
         "staleness/cache_mean": 0.0,
     }
-
-
-def test_reward_metrics_are_means_over_trained_samples() -> None:
     short, long = trained_record([0] * 2, 0, reward=0.5, exact_match=False), trained_record([0] * 102, 0)
     cut = replace(long, finish_reason="length")
     failed = replace(trained_record([0], 0, reward=0.0, exact_match=False), reward_failed=True)
@@ -183,9 +179,6 @@ def test_reward_metrics_are_means_over_trained_samples() -> None:
         "reward/failed": 2.0, "reward/same_in_group": 0.5,
     }  # fmt: skip
     assert length_metrics([short, long, waiting()]) == {"response_length/mean": 52.0, "response_length/p99": 101.0}
-
-
-def test_truncated_samples_and_groups_of_one_reward_are_shares_of_what_was_trained() -> None:
     rewards = [(0, 1.0), (0, 1.0), (1, 0.0), (1, 1.0), (2, 0.0), (2, 0.0), (3, 0.25)]
     records = [replace(trained_record([0], 0, reward=reward), group_id=group) for group, reward in rewards]
     records[2] = replace(records[2], finish_reason="length")
@@ -193,16 +186,7 @@ def test_truncated_samples_and_groups_of_one_reward_are_shares_of_what_was_train
     assert truncation_metrics([*records, waiting()]) == {"response_length/truncated": 1 / 7}
 
 
-def test_metrics_of_samples_that_are_not_trained_or_have_no_reward_are_refused() -> None:
-    with pytest.raises(ValueError, match="no trained sample"):
-        staleness_metrics([waiting()])
-    with pytest.raises(ValueError, match="have no reward"):
-        reward_metrics([trained_record([0], 0, reward=None)])
-    with pytest.raises(ValueError, match="none of the 1 trained samples could be scored"):
-        reward_metrics([replace(trained_record([0], 0, reward=None), reward_failed=True)])
-
-
-def test_parquet_gives_back_the_rows_sorted_by_sample(tmp_path: Path) -> None:
+def test_parquet_gives_back_the_rows_by_sample_and_of_none_the_columns(tmp_path: Path) -> None:
     records = [waiting(i, fate) for i, fate in enumerate(get_args(Fate)[1:])]
     records.append(trained_record([1, 2], 3, sample_id=9))
     path = tmp_path / "samples.parquet"
@@ -211,11 +195,11 @@ def test_parquet_gives_back_the_rows_sorted_by_sample(tmp_path: Path) -> None:
     assert [record_of(row) for row in table.to_pylist()] == records
     assert table.schema.equals(FILE_SCHEMA)
     assert [file.name for file in tmp_path.iterdir()] == ["samples.parquet"]
-
-
-def test_parquet_of_no_sample_still_has_its_columns(tmp_path: Path) -> None:
     write_samples(tmp_path / "samples.parquet", [])
     assert read_samples(tmp_path / "samples.parquet").column_names == FILE_SCHEMA.names
+    empty = np.zeros(0, np.int64)
+    none = TrainedSamples(*[empty] * (len(fields(TrainedSamples)) - 1))
+    assert trained_records(none, 3, 2) == []
 
 
 def test_extra_values_of_scores_are_columns_and_means_over_the_samples_that_have_them(tmp_path: Path) -> None:
@@ -232,9 +216,7 @@ def test_extra_values_of_scores_are_columns_and_means_over_the_samples_that_have
     )
 
 
-def test_a_file_with_more_or_fewer_optional_columns_is_read_and_one_without_a_required_column_is_not(
-    tmp_path: Path,
-) -> None:
+def test_optional_columns_may_be_missing_and_required_ones_may_not(tmp_path: Path) -> None:
     path = tmp_path / "samples.parquet"
     write_samples(path, [trained_record([0], 1, sample_id=7)])
     whole = read_samples(path)
@@ -284,12 +266,6 @@ def test_of_many_samples_the_first_that_is_off_is_named(changes: dict[str, np.nd
         trained_records(many(3, **changes), 3, 2)
 
 
-def test_no_samples_are_no_records() -> None:
-    empty = np.zeros(0, np.int64)
-    none = TrainedSamples(*[empty] * (len(fields(TrainedSamples)) - 1))
-    assert trained_records(none, 3, 2) == []
-
-
 @pytest.mark.parametrize(
     ("table", "why"),
     [
@@ -314,3 +290,27 @@ def test_a_pipe_is_no_table_and_not_waited_for(tmp_path: Path) -> None:
         os.mkfifo(tmp_path / name)
         with pytest.raises(ValueError, match="is no file"):
             read(tmp_path / name)
+
+
+def record(number: int, *, engine: int = 0, first: float = 1.5, tokens: int = 5) -> SampleRecord:
+    return trained_record(
+        [0] * tokens, 0, sample_id=number, engine=engine, times=(0.25, 1.0, 2.5, 3.0), first_token_at=first
+    )
+
+
+def test_a_request_is_parted_at_slot_first_and_last_token_and_what_is_unknown_is_left_out() -> None:
+    found = latency_metrics([record(0), untrained_record(1, "in_flight", group_id=0, admitted_at=0.0, prompt_tokens=5)])
+    expected = dict(zip(LATENCIES, (0.75, 0.5, 1.0 / 4, 1.5), strict=True))
+    assert found == {f"latency/{part}_p{n}_s": value for part, value in expected.items() for n in (50, 99)}
+    assert set(latency_metrics([record(0, first=math.nan)])) == {
+        f"latency/{part}_p{n}_s" for part in ("queueing", "request") for n in (50, 99)
+    }
+    times = {"admitted_at": 0.0, "started_at": 1.0, "first_token_at": 2.0, "finished_at": 2.0, "response_tokens": 1.0}
+    assert np.isnan(latencies({name: np.array([time]) for name, time in times.items()})["between_tokens"])
+
+
+def test_engines_are_told_apart_in_the_order_of_their_numbers() -> None:
+    runs = [[record(0, engine=10), record(1, engine=2)], [record(2)]]
+    found = latencies_by_engine(pa.Table.from_pylist([*map(asdict, records)], SCHEMA) for records in runs)
+    assert list(found) == ["0", "2", "10"]
+    assert all(parts["first_token"].tolist() == [pytest.approx(0.5)] for parts in found.values())

@@ -1,7 +1,5 @@
 """How busy the machine was: samples of it, and how much of it was other processes."""
 
-from __future__ import annotations
-
 import threading
 from typing import Any
 
@@ -12,7 +10,10 @@ from harness.metrics.system import LoadWatch, SystemSampler
 from tests.support.fake_nvml import FakeGpu, install
 
 
-def test_own_work_is_no_load_and_the_work_of_others_is(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_this_machine_answers_and_own_work_is_no_load(monkeypatch: pytest.MonkeyPatch) -> None:
+    load = LoadWatch().so_far()
+    assert set(load) == {"average_at_start", "average_at_end", "others"}
+    assert 0.0 <= load["others"] <= 1.0 and load["average_at_start"] >= 0.0
     now, busy, own = [100.0], [1000.0], [50.0]
     monkeypatch.setattr(system.time, "monotonic", lambda: now[0])
     monkeypatch.setattr(system, "_busy_seconds", lambda: busy[0])
@@ -25,13 +26,7 @@ def test_own_work_is_no_load_and_the_work_of_others_is(monkeypatch: pytest.Monke
     assert watch.so_far()["others"] == 0.0
 
 
-def test_this_machine_answers() -> None:
-    load = LoadWatch().so_far()
-    assert set(load) == {"average_at_start", "average_at_end", "others"}
-    assert 0.0 <= load["others"] <= 1.0 and load["average_at_start"] >= 0.0
-
-
-def test_the_machine_is_sampled_and_the_last_sample_is_never_missed() -> None:
+def test_the_machine_is_sampled_to_the_end_where_failures_are_raised() -> None:
     samples: list[Any] = []
     with SystemSampler([samples.append], seconds=3600.0) as sampler:
         pass
@@ -40,6 +35,12 @@ def test_the_machine_is_sampled_and_the_last_sample_is_never_missed() -> None:
     assert {"time", "system/cpu_utilization_percentage", "system/system_memory_usage_megabytes"} <= sample.keys()
     assert 0 < sample["system/system_memory_usage_percentage"] <= 100
     assert all(isinstance(value, float) for value in sample.values())
+
+    def fail(_: Any) -> None:
+        raise OSError("disk full")
+
+    with pytest.raises(OSError, match="disk full"), SystemSampler([fail], seconds=3600.0):
+        pass
 
 
 def test_the_first_sample_is_of_the_time_since_the_beginning(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -55,14 +56,6 @@ def test_the_first_sample_is_of_the_time_since_the_beginning(monkeypatch: pytest
         pass
     assert asked == ["system-metrics"] * 2, "psutil tells each thread the share since its own last question"
     assert [sample["system/cpu_utilization_percentage"] for sample in samples] == [50.0]
-
-
-def test_what_fails_while_sampling_is_raised_where_it_ends() -> None:
-    def fail(_: Any) -> None:
-        raise OSError("disk full")
-
-    with pytest.raises(OSError, match="disk full"), SystemSampler([fail], seconds=3600.0):
-        pass
 
 
 def test_gpus_are_sampled_by_the_numbers_that_the_run_gives_them(monkeypatch: pytest.MonkeyPatch) -> None:

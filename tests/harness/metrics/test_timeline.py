@@ -1,7 +1,5 @@
 """Intervals, busy and idle time, the bound, phase times, and the trace that holds them."""
 
-from __future__ import annotations
-
 import json
 
 import msgspec
@@ -86,60 +84,51 @@ def separated(warmup: int = 0) -> Timeline:
     return timeline
 
 
-def test_busy_time_is_a_union_per_device_and_a_mean_over_devices() -> None:
+def test_busy_time_is_a_union_idle_is_the_rest_and_waiting_is_no_work() -> None:
     timeline = separated()
     assert timeline.busy_seconds("rollout", (0, 10)) == (10 + 4) / 2
     assert timeline.busy_seconds("actor", (0, 10)) == 4
-
-
-def test_idle_is_what_is_left_of_the_window() -> None:
     timeline = separated()
     assert timeline.idle("rollout", (0, 10)) == pytest.approx(0.3)
     assert timeline.idle("actor", (0, 10)) == pytest.approx(0.6)
     assert timeline.idle("actor") == pytest.approx(1 - 5 / 20)
-
-
-def test_waiting_is_not_work() -> None:
     timeline = Timeline({("actor", "0"): Place("actor", ("a0",))})
     timeline.add([span("actor", "wait_for_samples", 0, 10)])
     assert KINDS - WORK_KINDS == {"wait_for_samples", "stage_weights"}
     assert timeline.idle("actor", (0, 10)) == 1.0
+    timeline = Timeline({("actor", "0"): Place("a", ("a0",)), ("reference", "0"): Place("r", ("r0",))})
+    timeline.add([span("reference", "wait_for_samples", 0, 9), span("actor", "wait_for_samples", 0, 2)])
+    timeline.end_iteration(1, 10.0)
+    assert timeline.iteration_metrics(1)["time/wait_for_samples_s"] == 2
 
 
-def test_the_bound_is_the_work_of_the_busiest_pool() -> None:
+def test_the_bound_is_the_work_of_the_busiest_pool_under_known_names() -> None:
     timeline = separated()
     assert timeline.fraction_of_bound((0, 10)) == pytest.approx(0.7)  # rollout; the actor's pool worked .4
     assert timeline.fraction_of_bound((18, 20)) == pytest.approx(0.5)
-
-
-def test_warm_up_iterations_are_left_out() -> None:
+    check_names(separated().iteration_metrics(1))
     timeline = separated(warmup=1)
     assert timeline.steady_window() == (10.0, 20.0)
     assert (timeline.idle("rollout"), timeline.idle("actor")) == (pytest.approx(0.5), pytest.approx(0.9))
     assert timeline.fraction_of_bound() == pytest.approx(0.5)
-
-
-def test_a_run_that_is_all_warm_up_is_taken_whole() -> None:
     assert separated(warmup=2).steady_window() == (0.0, 20.0)
+    with pytest.raises(ValueError, match="has no length"):
+        Timeline({("actor", "0"): Place("actor", ("a0",))}).idle("actor")
+    with pytest.raises(ValueError, match="iteration 3 ends at 5.0 s"):
+        separated().end_iteration(3, 5.0)
 
 
-def test_roles_that_share_a_device_are_idle_together() -> None:
+def test_devices_that_are_shared_doubled_or_unused_count_for_every_role_on_them() -> None:
     shared = Place("pool", ("gpu0",))
     timeline = Timeline({("rollout", "0"): shared, ("actor", "0"): shared})
     timeline.add([span("rollout", "generate", 0, 6), span("actor", "update_actor", 6, 9)])
     assert timeline.idle("rollout", (0, 10)) == timeline.idle("actor", (0, 10)) == pytest.approx(0.1)
     assert timeline.busy_seconds("rollout", (0, 10)) == 6
     assert timeline.fraction_of_bound((0, 10)) == pytest.approx(0.9)
-
-
-def test_a_device_that_never_works_counts_in_its_role_and_pool() -> None:
     timeline = Timeline({("actor", str(rank)): Place("actor", (f"a{rank}",)) for rank in range(4)})
     timeline.add([span("actor", "update_actor", 0, 8)])
     assert timeline.idle("actor", (0, 8)) == 0.75
     assert timeline.fraction_of_bound((0, 8)) == 0.25
-
-
-def test_an_engine_on_two_devices_is_busy_on_both() -> None:
     timeline = Timeline({("rollout", "0"): Place("rollout", ("r0", "r1"))})
     timeline.add([span("rollout", "generate", 0, 3)])
     assert timeline.busy_seconds("rollout", (0, 10)) == 3
@@ -153,13 +142,6 @@ def test_phase_times_are_seconds_per_engine_of_the_iteration_that_the_spans_carr
     assert metrics["time/wait_for_samples_s"] == 5
     assert metrics["time/reference_s"] == 0
     assert separated().iteration_metrics(2)["time/generate_s"] == 12
-
-
-def test_waiting_time_is_the_training_roles() -> None:
-    timeline = Timeline({("actor", "0"): Place("a", ("a0",)), ("reference", "0"): Place("r", ("r0",))})
-    timeline.add([span("reference", "wait_for_samples", 0, 9), span("actor", "wait_for_samples", 0, 2)])
-    timeline.end_iteration(1, 10.0)
-    assert timeline.iteration_metrics(1)["time/wait_for_samples_s"] == 2
 
 
 def test_a_weight_sync_is_exposed_only_where_a_device_does_nothing_else() -> None:
@@ -210,15 +192,6 @@ def test_weights_that_travel_in_the_background_are_a_sync_that_is_never_exposed_
     assert (first["idle/rollout"], second["idle/rollout"]) == (pytest.approx(0.6), 1.0)
 
 
-def test_every_metric_of_the_timeline_has_a_known_name() -> None:
-    check_names(separated().iteration_metrics(1))
-
-
-def test_a_share_of_an_empty_window_is_refused() -> None:
-    with pytest.raises(ValueError, match="has no length"):
-        Timeline({("actor", "0"): Place("actor", ("a0",))}).idle("actor")
-
-
 @pytest.mark.parametrize(
     ("wrong", "message"),
     [
@@ -235,12 +208,7 @@ def test_a_span_that_cannot_be_is_refused(wrong: tuple[str, str, float, float], 
         separated().add([span(*wrong)])
 
 
-def test_time_does_not_go_back() -> None:
-    with pytest.raises(ValueError, match="iteration 3 ends at 5.0 s"):
-        separated().end_iteration(3, 5.0)
-
-
-def test_the_trace_has_a_process_per_role_and_a_thread_per_engine() -> None:
+def test_a_timeline_and_its_trace_are_made_of_each_other() -> None:
     trace = json.loads(json.dumps(chrome_trace(separated())))
     names = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
@@ -250,9 +218,18 @@ def test_the_trace_has_a_process_per_role_and_a_thread_per_engine() -> None:
     assert (first["name"], first["ts"], first["dur"]) == ("generate", 0.0, 4e6)
     assert first["args"] == {"engine": "1", "version": 0, "iteration": 1}
     assert len(slices) == 7
+    timeline = separated(warmup=1)
+    restart = Restart(["reward[0]"], "killed by signal 9", "started again", at_s=2.5, took_s=0.3)
+    trace = json.loads(json.dumps(chrome_trace(timeline, [restart])))
+    (mark,) = (event for event in trace["traceEvents"] if event["ph"] == "i")
+    assert (mark["name"], mark["ts"], mark["args"]["took_s"]) == ("lost reward[0]", 2.5e6, 0.3)
+    again = timeline_of(msgspec.convert(trace, TraceFile))
+    assert again.spans == timeline.spans
+    assert again.placement == timeline.placement
+    assert again.steady_window() == timeline.steady_window()
 
 
-def test_slices_of_one_thread_never_overlap() -> None:
+def test_spans_that_overlap_have_lanes_of_their_own() -> None:
     by_thread: dict[tuple[int, int], list[dict]] = {}
     for event in chrome_trace(separated())["traceEvents"]:
         if event["ph"] == "X":
@@ -260,9 +237,6 @@ def test_slices_of_one_thread_never_overlap() -> None:
     assert len(by_thread) == 4  # the actor's overlapping update has a thread of its own
     for events in by_thread.values():
         assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in zip(events, events[1:], strict=False))
-
-
-def test_touching_spans_share_a_lane_and_overlapping_ones_do_not() -> None:
     a, b, c = (span("actor", "update_actor", *times) for times in ((0, 2), (2, 4), (3, 5)))
     assert lanes([c, b, a]) == [[a, b], [c]]
     assert lanes([]) == []
@@ -290,15 +264,3 @@ def test_lanes_of_spans_that_all_overlap_cost_a_few_comparisons_each() -> None:
 
     spans = [span("actor", "update_actor", Counted(row), Counted(3_000 + row % 7)) for row in range(1_000)]
     assert len(lanes(spans)) == 1_000 and compared < 30 * len(spans)
-
-
-def test_a_timeline_comes_back_from_its_trace() -> None:
-    timeline = separated(warmup=1)
-    restart = Restart(["reward[0]"], "killed by signal 9", "started again", at_s=2.5, took_s=0.3)
-    trace = json.loads(json.dumps(chrome_trace(timeline, [restart])))
-    (mark,) = (event for event in trace["traceEvents"] if event["ph"] == "i")
-    assert (mark["name"], mark["ts"], mark["args"]["took_s"]) == ("lost reward[0]", 2.5e6, 0.3)
-    again = timeline_of(msgspec.convert(trace, TraceFile))
-    assert again.spans == timeline.spans
-    assert again.placement == timeline.placement
-    assert again.steady_window() == timeline.steady_window()

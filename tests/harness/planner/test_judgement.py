@@ -1,8 +1,6 @@
 """Verdicts of a plan over draws: of common systems, of a part that stands for the whole, and none beyond what is
 drawn."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
@@ -40,10 +38,21 @@ def of(plan: Plan, schedule: str) -> Choice:
     return next(choice for choice in plan.best_of_each if choice.schedule == schedule)
 
 
-def test_a_tie_is_called_one_only_where_the_interval_lies_within_the_bound() -> None:
+def test_what_is_judged_is_not_the_users_choice_and_a_tie_lies_within_its_bound(plan: Plan) -> None:
     near, far = np.linspace(1.01, 1.04, 64), np.linspace(0.9, 1.1, 64)
     assert (verdict_of(near), verdict_of(far)) == ("tie", "cannot be told")
     assert (verdict_of(near + 0.2), verdict_of(1 / (near + 0.2))) == ("faster", "slower")
+    q, choice = systems(plan.best.config)[0], of(plan, "half_step")
+    job, _ = _Part(choice, {"cost.train_share", "cost.lengths.mean"})._drawn(q, 16)
+    own = choice.config.cost
+    assert (job.cost.train_share, job.cost.lengths.mean) == (own.train_share, own.lengths.mean)
+    assert (job.cost.forward_share, job.cost.lengths.sigma) == (q["forward_share"], q["tail"])
+    assert _Part(choice, {"cost"})._drawn(q, 16)[0].cost == own
+    alone = Plan([one for one in plan.explorations if one.config.schedule.name != SHARED])
+    assert judge(alone, FIXED).why_none.startswith(f"{SHARED}, which they would be beside")
+    given = compose_job([f"schedule={SHARED}", *SETTINGS, "cost=tiny_cpu"])
+    of_costs = Plan([replace(one, config=given) for one in plan.explorations if one.config.schedule.name == SHARED])
+    assert judge(of_costs, FIXED).why_none == "cost=tiny_cpu is given, of one system: nothing of it is drawn"
 
 
 def test_all_choices_are_judged_in_the_same_systems(plan: Plan) -> None:
@@ -78,15 +87,6 @@ def test_a_part_of_the_batch_takes_as_long_as_all_of_it(plan: Plan, monkeypatch:
         assert seconds[1] == pytest.approx(seconds[0], rel=0.15)
 
 
-def test_what_the_user_chose_is_not_drawn(plan: Plan) -> None:
-    q, choice = systems(plan.best.config)[0], of(plan, "half_step")
-    job, _ = _Part(choice, {"cost.train_share", "cost.lengths.mean"})._drawn(q, 16)
-    own = choice.config.cost
-    assert (job.cost.train_share, job.cost.lengths.mean) == (own.train_share, own.lengths.mean)
-    assert (job.cost.forward_share, job.cost.lengths.sigma) == (q["forward_share"], q["tail"])
-    assert _Part(choice, {"cost"})._drawn(q, 16)[0].cost == own
-
-
 def test_a_system_that_trains_slower_where_devices_are_shared_gains_more(plan: Plan) -> None:
     q, gains = systems(plan.best.config)[0], []
     for alone in (1.0, 0.5):
@@ -107,11 +107,3 @@ def test_a_row_of_ones_own_narrows_the_draws(plan: Plan) -> None:
     spreads = [np.std([np.log(q["train_share"]) for q in systems(plan.best.config, it)]) for it in (None, evidence)]
     assert spreads[1] < 0.8 * spreads[0]
     assert judge(plan, FIXED, evidence).stands_on == "narrowed by a log"
-
-
-def test_what_cannot_be_judged_says_why(plan: Plan) -> None:
-    alone = Plan([one for one in plan.explorations if one.config.schedule.name != SHARED])
-    assert judge(alone, FIXED).why_none.startswith(f"{SHARED}, which they would be beside")
-    given = compose_job([f"schedule={SHARED}", *SETTINGS, "cost=tiny_cpu"])
-    of_costs = Plan([replace(one, config=given) for one in plan.explorations if one.config.schedule.name == SHARED])
-    assert judge(of_costs, FIXED).why_none == "cost=tiny_cpu is given, of one system: nothing of it is drawn"

@@ -1,7 +1,5 @@
 """The mean lag in closed form, against the schedule's own file on the event model."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np
@@ -39,19 +37,16 @@ def test_where_training_is_slower_the_lag_is_what_the_dispatch_rule_allows(flow:
     assert simulated(ahead, fully_async(ahead))[0] == pytest.approx(1.5, abs=0.02)
 
 
-def test_applied_computes_formula_is_littles_law_with_a_trainer_that_waits_for_whole_batches() -> None:
+def test_the_page_and_littles_law_say_how_far_apart_they_are() -> None:
     for flow in light(8, slower=(0.3, 0.8)):
         rho = flow.train_s / flow.generate_s
         streams = in_completion_order(flow) - (flow.train_s / flow.batch + flow.transfer_s) / flow.period_s
         assert by_applied_compute(flow) == pytest.approx(streams + rho, abs=0.02)
+    text = page(study(count=8), {"half_step": 0.5})
+    assert "| half_step | 1/2 | 0.5 | 0.50 |" in text and "| sigma | jobs |" in text
+    assert "nan" not in text.partition("## Where they part")[0]
 
 
 @pytest.mark.parametrize("schedule", FIXED)
 def test_a_schedule_lags_as_its_formula_says_where_training_is_slower(schedule: str) -> None:
     assert simulated(BUSY, f"schedule={schedule}".split())[0] == pytest.approx(FIXED[schedule][1], abs=0.1)
-
-
-def test_the_page_says_how_far_apart_they_are_and_why() -> None:
-    text = page(study(count=8), {"half_step": 0.5})
-    assert "| half_step | 1/2 | 0.5 | 0.50 |" in text and "| sigma | jobs |" in text
-    assert "nan" not in text.partition("## Where they part")[0]

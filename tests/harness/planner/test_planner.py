@@ -1,7 +1,5 @@
 """No run takes less than its bound; branch and bound finds what looking at every candidate finds; fronts."""
 
-from __future__ import annotations
-
 import math
 import random
 import shlex
@@ -117,7 +115,7 @@ def test_batches_that_are_generated_as_one_wait_for_their_longest_responses_toge
     assert pools.together == 2 and as_one < 0.9 * apart
 
 
-def test_a_candidate_uses_no_more_devices_than_there_are_and_the_batch_divides() -> None:
+def test_candidates_fit_devices_batch_and_memory_and_grow_with_the_logarithm() -> None:
     for name in ("colocate_sync", "half_step"):
         config = compose_job([f"schedule={name}", *SMALL, "cluster.devices=24"])
         every = grid(config, make_schedule(config), True)
@@ -125,9 +123,6 @@ def test_a_candidate_uses_no_more_devices_than_there_are_and_the_batch_divides()
         for one in every:
             assert 12 <= one.devices <= 24 and config.algorithm.batch_groups % (one.ranks * one.micro_groups) == 0
             assert one.rollout % one.engine_parallel == 0 and one.engines >= make_schedule(config).least_engines
-
-
-def test_the_grid_grows_with_the_logarithm_of_the_devices() -> None:
     sizes = []
     for devices in (64, 128, 256, 512, 1024):
         config = compose_job(
@@ -136,6 +131,9 @@ def test_the_grid_grows_with_the_logarithm_of_the_devices() -> None:
         sizes.append(len(grid(config, make_schedule(config), True)))
     steps = [after - before for before, after in zip(sizes, sizes[1:], strict=False)]
     assert max(steps) <= 2 * max(1, min(steps)), sizes
+    config = compose_job(["schedule=fully_async", *SMALL, "model=qwen32b", "cluster.devices=8"])
+    found = explore(config, (), 0, Effort(1, 1))
+    assert found.unfit == found.candidates > 0 and found.found is None
 
 
 REAL = (*SMALL, "backend=real", "model.checkpoint=null", "max_tokens=1024")
@@ -185,7 +183,7 @@ def test_what_is_proposed_for_a_real_run_passes_its_door(
             assert door_of_a_real_run(choice, settings, monkeypatch).backend == "real"
 
 
-def test_what_users_would_try_is_tried_whatever_seems_likely(every_trial: None) -> None:
+def test_real_candidates_are_what_users_would_try_on_several_devices(every_trial: None) -> None:
     """Half of the devices, all where they are shared, and layers shared by 1, 2 and 4 of them, uncut."""
     for name, actor in (("fully_async", 8), ("colocate_sync", 16)):
         settings = [*REAL, f"schedule={name}", "engine=vllm", "algorithm.batch_groups=16"]
@@ -193,10 +191,7 @@ def test_what_users_would_try_is_tried_whatever_seems_likely(every_trial: None) 
         assert found is not None
         tried = {(one.tensor_parallel, one.pipeline_parallel, one.actor, one.scoring) for one, _ in found.tried}
         assert tried == {(tensor, 1, actor, 0) for tensor in (1, 2, 4)}, name
-
-
-def test_engines_of_several_devices_are_proposed_for_real_where_they_run(every_trial: None) -> None:
-    """vLLM's and SGLang's, on devices of their own and beside the trainer."""
+    # vLLM's and SGLang's, on devices of their own and beside the trainer.
     for engine, schedule, sizes in (
         ("vllm", "fully_async", {1, 2, 4}),
         ("vllm", "colocate_sync", {1, 2, 4}),
@@ -211,12 +206,6 @@ def test_where_a_real_run_refuses_all_the_plan_says_why() -> None:
     settings = [*REAL, "schedule=fully_async", "cluster.devices=8", "engine.tensor_parallel=2"]
     with pytest.raises(ConfigError, match="a real run would refuse .* engine.tensor_parallel=2 can be simulated only"):
         make_plan([compose_job(settings)], fixed_by(settings), Effort(1, 1), processes=1)
-
-
-def test_what_memory_cannot_hold_is_no_candidate() -> None:
-    config = compose_job(["schedule=fully_async", *SMALL, "model=qwen32b", "cluster.devices=8"])
-    found = explore(config, (), 0, Effort(1, 1))
-    assert found.unfit == found.candidates > 0 and found.found is None
 
 
 @dataclass(frozen=True)
@@ -241,16 +230,14 @@ def test_with_budget_to_spare_the_best_is_the_best_of_all(times: list[tuple[floa
 
 
 @given(TIMES, st.integers(1, 5))
-def test_a_spent_budget_says_how_much_better_the_best_could_be(
-    times: list[tuple[float, float, float]], budget: int
-) -> None:
+def test_a_spent_budget_says_how_much_better_is_left(times: list[tuple[float, float, float]], budget: int) -> None:
     found = search(prospects(times), lambda i: Seconds(times[i][0]), budget)
     best = found.tried[0][1].seconds
     assert len(found.tried) <= budget
     assert min(seconds for seconds, _, _ in times) >= best * (1 - found.gap) * (1 - 1e-12)
 
 
-def test_nothing_is_run_that_its_bound_rules_out() -> None:
+def test_nothing_is_run_that_its_bound_rules_out_nor_searched_for_among_nothing() -> None:
     ran: list[int] = []
 
     def run(i: int) -> Seconds:
@@ -259,9 +246,6 @@ def test_nothing_is_run_that_its_bound_rules_out() -> None:
 
     search([Prospect(0, 5.0, 6.0), Prospect(1, 10.0, 11.0), Prospect(2, 9.0, 12.0)], run, budget=3)
     assert ran == [0, 2]
-
-
-def test_a_search_among_nothing_is_refused() -> None:
     with pytest.raises(ValueError, match="nothing to search"):
         search([], lambda i: Seconds(1.0), 1)
 
@@ -275,9 +259,7 @@ def test_what_is_not_on_the_front_is_beaten_and_what_is_on_it_is_not(points: lis
 
 
 @given(st.lists(st.integers(1, 50), min_size=8, max_size=8), st.integers(1, 8), st.integers(1, 5))
-def test_no_simulated_engine_is_through_a_micro_batch_before_its_work_allows(
-    lengths: list[int], rows: int, parts: int
-) -> None:
+def test_no_simulated_engine_is_faster_than_its_work(lengths: list[int], rows: int, parts: int) -> None:
     costs = {"s_per_token": 0.5, "s_per_pair": 0.1}
     seconds = LengthSamples(np.array([lengths]), prompt=3, group_size=2).slowest_s(rows, parts, **costs)
     for micro, start in enumerate(range(0, 8, rows)):

@@ -1,8 +1,6 @@
 """What a plan says of itself: tables, reasons, the command, JSON and pictures; the plan that `make bench` makes of a
 model that this machine cannot hold; and the page of the scaling study."""
 
-from __future__ import annotations
-
 import json
 import re
 import shlex
@@ -74,13 +72,10 @@ PLAN = Plan(
 )
 
 
-def test_the_front_holds_what_nothing_beats_in_both() -> None:
+def test_the_front_holds_what_nothing_beats_and_a_hundredth_is_worth_no_lag() -> None:
     assert [choice.schedule for choice in PLAN.front] == ["colocate_sync", "half_step", "fully_async"]
     assert PLAN.best.name == "fully_async (2)"
     assert PLAN.runner_up is not None and PLAN.runner_up.schedule == "half_step"
-
-
-def test_a_hundredth_of_throughput_is_not_worth_any_lag() -> None:
     plan = Plan([exploration("half_step", seconds=100.5, lag_mean=0.5), exploration("fully_async", lag_mean=1.8)])
     assert plan.best.schedule == "half_step"
     assert [choice.schedule for choice in plan.front] == ["half_step", "fully_async"], (
@@ -117,13 +112,29 @@ def test_the_verdict_says_what_ties_with_the_fastest_and_whether_the_proposal_is
     assert "one_step_off" not in verdict(close, sure), "it is slower in most systems"
 
 
-def test_a_plan_says_how_much_time_is_left() -> None:
+def test_a_plan_says_time_left_costs_schedules_and_batches_it_took() -> None:
     output = StringIO()
     times = iter([100.0, 160.0, 190.0])
     with StepsBar("planning", Console(file=output, width=120), clock=lambda: next(times)) as steps:
         steps.done(1, 3, "half_step")
         steps.done(3, 3, "fully_async (2)")
     assert output.getvalue() == "[1/3] half_step; about 2 min left\n[3/3] fully_async (2); a moment left\n"
+    config = compose_job(["schedule=fully_async", *SETTINGS, "cost=tiny_cpu"])
+    output = StringIO()
+    plan = Plan([replace(exploration("fully_async"), config=config)])
+    print_plan(plan, SETTINGS, Console(file=output, width=120), judge(plan, ()))
+    assert "Not judged, how sure that is: colocate_sync" in output.getvalue()
+    assert "costs profile-backed (cost=tiny_cpu, one layout)" in output.getvalue()
+    assert plan_settings([])[0] == plan_settings(["schedule=all"])[0] == list(SCHEDULES)
+    schedules, settings = plan_settings(["schedule=half_step", "model=tiny"])
+    assert schedules == ["half_step"] and "model=tiny" in settings and "model=qwen7b" not in settings
+    with pytest.raises(ConfigError, match=r"schedule\.split\.rollout is what a plan chooses"):
+        fixed_by(["schedule.split.rollout=2"])
+    job = planned("schedule=separated_sync", "model=qwen7b", "cost.lengths.mean=64")
+    algorithm = job.config.algorithm
+    assert (algorithm.batch_groups, algorithm.group_size, job.config.iterations) == (512, 16, 10)
+    assert "A batch as published (DAPO" in job.messages[1] and "64 tokens in the mean" in job.messages[1]
+    assert cell_name(job.config) == cell_name(from_command(job.messages[2]))
 
 
 @pytest.mark.parametrize(
@@ -162,15 +173,6 @@ def test_everything_that_is_printed_and_written_says_that_it_is_simulated(tmp_pa
     assert (tmp_path / "plan" / "plan.png").stat().st_size > 10_000
 
 
-def test_costs_of_a_profile_are_told_apart_from_those_of_a_data_sheet() -> None:
-    config = compose_job(["schedule=fully_async", *SETTINGS, "cost=tiny_cpu"])
-    output = StringIO()
-    plan = Plan([replace(exploration("fully_async"), config=config)])
-    print_plan(plan, SETTINGS, Console(file=output, width=120), judge(plan, ()))
-    assert "Not judged, how sure that is: colocate_sync" in output.getvalue()
-    assert "costs profile-backed (cost=tiny_cpu, one layout)" in output.getvalue()
-
-
 def test_the_command_holds_everything_that_was_chosen() -> None:
     command = bench_command(choice("fully_async"), ["model=qwen7b", "engine.slots=64"])
     assert command.startswith(
@@ -184,14 +186,6 @@ def test_the_command_holds_everything_that_was_chosen() -> None:
     ):
         assert setting in command
     assert "model='my models/a'" in bench_command(choice("fully_async"), ["model=my models/a"])
-
-
-def test_all_schedules_are_planned_unless_one_is_named() -> None:
-    assert plan_settings([])[0] == plan_settings(["schedule=all"])[0] == list(SCHEDULES)
-    schedules, settings = plan_settings(["schedule=half_step", "model=tiny"])
-    assert schedules == ["half_step"] and "model=tiny" in settings and "model=qwen7b" not in settings
-    with pytest.raises(ConfigError, match=r"schedule\.split\.rollout is what a plan chooses"):
-        fixed_by(["schedule.split.rollout=2"])
 
 
 def test_scaling_is_held_against_the_smallest_size_that_fits(tmp_path: Path) -> None:
@@ -243,17 +237,15 @@ def test_the_command_that_it_says_makes_the_same_job(schedule: str) -> None:
     assert job == planned(f"schedule={schedule}", *LARGE), "the same every time"
 
 
-def test_a_large_model_without_a_batch_is_simulated_with_a_published_one_and_says_so() -> None:
-    job = planned("schedule=separated_sync", "model=qwen7b", "cost.lengths.mean=64")
-    algorithm = job.config.algorithm
-    assert (algorithm.batch_groups, algorithm.group_size, job.config.iterations) == (512, 16, 10)
-    assert "A batch as published (DAPO" in job.messages[1] and "64 tokens in the mean" in job.messages[1]
-    assert cell_name(job.config) == cell_name(from_command(job.messages[2]))
-
-
-def test_what_the_user_says_of_devices_and_staleness_stays() -> None:
+def test_what_the_user_says_stays_and_a_mistake_is_still_told() -> None:
     job = planned("schedule=fully_async", *LARGE, "cluster.devices=8", "schedule.max_staleness=1").config
     assert job.cluster.devices == 8 and job.schedule.options["max_staleness"] == 1
+    with pytest.raises(ConfigError, match="half_step needs 2 rollout engines"):
+        planned("model=tiny", "schedule=half_step")
+    with pytest.raises(
+        ConfigError, match=r"fits no split of 2 devices of device=h100; give it more of them by cluster\.devices="
+    ):
+        planned("model=qwen32b", "cluster.devices=2")
 
 
 @pytest.mark.parametrize(
@@ -274,11 +266,6 @@ def test_a_job_with_a_split_or_a_real_one_is_left_as_it_is(settings: tuple[str, 
         assert not settle(settings, LAPTOP, refuse_to_plan).planned
 
 
-def test_a_mistake_in_a_job_that_would_be_real_is_still_told() -> None:
-    with pytest.raises(ConfigError, match="half_step needs 2 rollout engines"):
-        planned("model=tiny", "schedule=half_step")
-
-
 @pytest.mark.parametrize("schedule", ["fully_async", "colocate_sync"])
 def test_32b_is_split_fits_and_starts_on_machines_that_are_described(schedule: str) -> None:
     described = (f"schedule={schedule}", "model=qwen32b", "device=h100", "cluster.devices=16")
@@ -287,10 +274,3 @@ def test_32b_is_split_fits_and_starts_on_machines_that_are_described(schedule: s
     assert job.planned
     counts = simulate(job.config, seed=0).ledger.counts()
     assert counts["admitted"] == counts["trained"] == 3 * 8 * 4
-
-
-def test_too_few_devices_for_any_split_are_told() -> None:
-    with pytest.raises(
-        ConfigError, match=r"fits no split of 2 devices of device=h100; give it more of them by cluster\.devices="
-    ):
-        planned("model=qwen32b", "cluster.devices=2")

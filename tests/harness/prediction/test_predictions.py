@@ -1,7 +1,5 @@
 """Tables as evidence, and forecasts from them: nothing is guessed that can be asked, and no empty cell is free work."""
 
-from __future__ import annotations
-
 import csv
 import io
 from dataclasses import replace
@@ -14,6 +12,8 @@ from rich.console import Console
 from harness.config import ConfigError, LengthsConfig
 from harness.config.compose import EXPERIMENTS
 from harness.cost_model.lengths import ResponseLengths
+from harness.prediction.evidence import Evidence, StepRow, Workload
+from harness.prediction.forecast import Forecast
 from harness.prediction.generation import capped_mean, clipped_share, uncapped_mean
 from harness.prediction.page import COLUMNS, draw, print_predictions, write_csv
 from harness.prediction.posterior import FIRST, Given, Narrowing
@@ -48,15 +48,7 @@ def test_an_empty_cell_of_a_row_that_is_asked_for_is_work_all_the_same(tmp_path:
     assert empty.median > 400, "half of the devices score and train for as long as all of them, and more"
 
 
-def test_a_step_without_phases_is_trained_for_as_long_as_it_leaves(tmp_path: Path) -> None:
-    row = "one_step_off,32,16,16,,,,,,"
-    (wide,) = predicted(table(tmp_path, "colocate_sync,32,,,440,,,,,", row), draws=16).forecasts
-    (told,) = predicted(table(tmp_path, SYNC, row), draws=16).forecasts
-    assert any("update_s by the roofline" in text for text in wide.assumed)
-    assert wide.median > 0.3 * 440 and np.log(wide.step_s).std() > np.log(told.step_s).std()
-
-
-def test_what_is_said_of_the_job_is_given_and_the_rest_is_assumed(tmp_path: Path) -> None:
+def test_what_is_said_of_the_job_is_given_and_training_phases_are_read(tmp_path: Path) -> None:
     path = table(tmp_path, SYNC, "one_step_off,32,16,16,,,,,,")
     (one,) = predicted(path).forecasts
     assert {"model qwen1.5b", "device h100", "batch_groups 16", "response_mean 400"} <= set(one.given)
@@ -65,12 +57,14 @@ def test_what_is_said_of_the_job_is_given_and_the_rest_is_assumed(tmp_path: Path
     slots = [job_of(replace(evidence.asked[0], schedule=name), verl, evidence).engine.slots
              for name in ("one_step_off", "fully_async")]  # fmt: skip
     assert slots == [1024, 16 * 16]
-
-
-def test_training_phases_of_a_row_are_read_unless_they_are_kept_from_it(tmp_path: Path) -> None:
     path = table(tmp_path, SYNC, "one_step_off,32,16,16,,,,50,50,2000")
     long, short = (predicted(path, given).forecasts[0].median for given in ("train", "sync"))
     assert long > 2000 > short
+    row = "one_step_off,32,16,16,,,,,,"
+    (wide,) = predicted(table(tmp_path, "colocate_sync,32,,,440,,,,,", row), draws=16).forecasts
+    (told,) = predicted(table(tmp_path, SYNC, row), draws=16).forecasts
+    assert any("update_s by the roofline" in text for text in wide.assumed)
+    assert wide.median > 0.3 * 440 and np.log(wide.step_s).std() > np.log(told.step_s).std()
 
 
 def test_a_table_that_no_draw_fits_says_so_in_words_and_in_the_file(tmp_path: Path) -> None:
@@ -169,7 +163,7 @@ def test_every_published_table_can_be_read(name: str) -> None:
     assert evidence.rows and evidence.asked and evidence.workload.model == "qwen7b"
 
 
-def test_lengths_have_the_mean_that_was_asked_for_under_their_cap() -> None:
+def test_lengths_and_shares_at_the_cap_are_those_asked_for(tmp_path: Path) -> None:
     means, sigma = np.array([50.0, 300.0, 600.0]), np.array([0.3, 1.2, 0.8])
     assert capped_mean(uncapped_mean(means, sigma, 900), sigma, 900) == pytest.approx(means, rel=1e-4)
     config = LengthsConfig(kind="lognormal", mean=300.0, sigma=1.2, cap=900)
@@ -177,9 +171,6 @@ def test_lengths_have_the_mean_that_was_asked_for_under_their_cap() -> None:
     one = np.array([300.0]), np.array([1.2]), 900
     assert float(capped_mean(*one)[0]) == pytest.approx(float(drawn.mean()), rel=0.01)
     assert float(clipped_share(*one)[0]) == pytest.approx(float((drawn == 900).mean()), abs=0.005)
-
-
-def test_the_share_of_responses_at_the_cap_is_that_of_every_draw(tmp_path: Path) -> None:
     path = table(tmp_path, f"{SYNC},.1", "one_step_off,32,16,16,,,,,,,", header=f"{HEADER},clipped_share")
     (system,) = posteriors(read_evidence(path, SMALL), 16, given="sync").values()
     assert clipped_share(system.uncapped, system.quantities["tail"], 2000) == pytest.approx(np.full(16, 0.1), rel=1e-3)
@@ -227,3 +218,28 @@ def test_a_row_is_one_run_and_several_have_less_noise_in_common(tmp_path: Path) 
     assert one.log_weight.max() == 0.0, "runs that agree weigh nothing"
     one.in_common([same, same + 1.0])
     assert one.log_weight.max() < -3.0, "runs that lie apart do"
+
+
+ROW = StepRow("made.csv:3", "one_step_off", 2, 2)
+SYNC_FORECAST = StepRow("made.csv:2", "colocate_sync", 4, 4)
+
+
+def forecast(step_s: list[float]) -> Forecast:
+    steps = np.array(step_s)
+    return Forecast(ROW, SYNC_FORECAST, steps, np.full_like(steps, 10.0), 0 * steps, steps)
+
+
+def test_a_row_says_its_own_workload_and_an_interval_is_symmetric() -> None:
+    row = StepRow("made.csv:4", "fully_async", 2, 2, says=Workload(cap=100))
+    evidence = Evidence("made.csv", Workload(model="qwen7b", cap=200), (SYNC_FORECAST,), (row,))
+    assert evidence.of(row) == Workload(model="qwen7b", cap=100) and evidence.of(SYNC_FORECAST).cap == 200
+    assert forecast([10.0] * 5).p_faster == 0.5 and forecast([10.0] * 5).verdict == "tie"
+    assert forecast(list(np.arange(99.0) + 1)).interval() == pytest.approx((10.0, 90.0))
+
+
+@pytest.mark.parametrize(
+    ("steps", "verdict"),
+    [([5.0] * 8 + [20.0] * 2, "faster"), ([20.0] * 9 + [5.0], "slower"), ([5.0] * 7 + [20.0] * 3, "cannot be told")],
+)
+def test_a_verdict_needs_four_draws_of_five(steps: list[float], verdict: str) -> None:
+    assert forecast(steps).verdict == verdict

@@ -1,7 +1,5 @@
 """Scores of predictions: proper, of systems kept from the priors, and none that moves unseen."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 
@@ -31,14 +29,11 @@ from harness.prediction.table import read_evidence
 from harness.prediction.truths import made_truths, score_truths
 
 
-def test_the_score_of_normal_draws_is_that_of_the_normal_distribution() -> None:
+def test_scores_are_of_the_normal_distribution_and_of_own_phases() -> None:
     draws = np.random.default_rng(0).normal(2.0, 3.0, 20_000)
     at_mean = 3.0 * (math.sqrt(2 / math.pi) - 1 / math.sqrt(math.pi))  # Gneiting and Raftery (2007), section 4.2
     assert crps(draws, 2.0) == pytest.approx(at_mean, rel=0.02)
     assert crps(np.array([5.0]), 2.0) == 3.0
-
-
-def test_own_phases_stand_in_the_place_of_the_synchronous_rows() -> None:
     sync = StepRow("a:1", "colocate_sync", 4, 4, step_s=100.0, rollout_s=40.0, old_log_prob_s=20.0, update_s=30.0)
     row = StepRow("a:2", "one_step_off", 2, 2, step_s=90.0, old_log_prob_s=25.0, update_s=45.0)
     assert (own_phases_s(row, sync, "train"), own_phases_s(row, sync, "sync")) == (80.0, 60.0)
@@ -61,16 +56,13 @@ def test_no_row_moves_without_its_score(table: str, given: Given, rows: list[str
             )
 
 
-def test_every_published_step_is_scored_and_no_prior_knows_its_system() -> None:
+def test_published_steps_are_scored_blind_and_simulated_ones_predicted() -> None:
     for path in published_tables():
         evidence = read_evidence(path)
         rows = {str(row) for row in evidence.asked if row.step_s}
         for given in ("train", "sync"):
             assert {one.row for one in read_scores(SCORES) if (one.source, one.given) == (path.stem, given)} == rows
         assert evidence.system, f"{path.with_suffix('.yaml')} does not say whose runs they are"
-
-
-def test_simulated_truths_are_predicted_from_rows_of_their_own() -> None:
     scores = score_truths(made_truths(6))
     assert [one.given for one in scores] == ["train", "train", "sync", "sync", "train", "train"]
     assert all(abs(one.off) < 1.0 for one in scores) and summary(scores).own_phases_skill > 0

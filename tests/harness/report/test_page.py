@@ -1,7 +1,5 @@
 """The page of a comparison: whole, self-contained, escaped, and with every number that it promises."""
 
-from __future__ import annotations
-
 import io
 import json
 import math
@@ -117,16 +115,13 @@ def simulated(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
     return compare([make_cell(root, "one", made, range(2))])
 
 
-def test_the_page_is_well_formed_and_refers_to_nothing_outside_itself(whole: str) -> None:
+def test_the_page_is_well_formed_and_holds_every_seed_interval_and_curve(whole: str, comparison: Comparison) -> None:
     page = Page(whole)
     assert len(page.ids) == len(set(page.ids))
     assert all(target == "data:," or target.removeprefix("#") in page.ids for target in page.targets)
     assert set(re.findall(r"https?://[^\s\"'<)]+", whole)) <= {"http://www.w3.org/2000/svg"}  # a name, never fetched
     assert not re.search(r"@import|url\((?!#)|\bfetch\(|XMLHttpRequest|\bimport\(", whole)
     assert "$" not in page.text
-
-
-def test_every_seed_interval_and_what_differs_stands_on_the_page(comparison: Comparison, whole: str) -> None:
     text = Page(whole).text
     for measure in comparison.measures:
         scale = scale_of(measure)
@@ -140,6 +135,14 @@ def test_every_seed_interval_and_what_differs_stands_on_the_page(comparison: Com
     for expected in ("algorithm.learning_rate", "rollout 1 | actor 1", "made_up/asynchronous/seed=3", "a" * 12):
         assert expected in text
     assert "simulated" not in text
+    data = json.loads(Page(whole).scripts["curves-data"])
+    assert [axis for axis, _ in data["axes"]] == ["seconds", "samples", "tokens"]
+    assert data["keys"][0] == ["eval/sampled", "held-out accuracy, sampled"]
+    on_page = {(c["cell"], c["key"], c["axis"]): c for c in data["curves"]}
+    for curve in comparison.curves:
+        drawn = on_page[curve.cell, curve.key, curve.axis]
+        assert drawn["mean"] == pytest.approx(curve.mean.tolist(), rel=1e-4)
+        assert [seed for seed, _ in drawn["seeds"]] == list(curve.per_seed)
 
 
 def test_what_is_left_out_stands_with_the_facts_and_is_no_warning(comparison: Comparison) -> None:
@@ -152,7 +155,7 @@ def test_what_is_left_out_stands_with_the_facts_and_is_no_warning(comparison: Co
     assert "half_step is left out: it needs <3> devices" in printed.getvalue() and "Warning" not in printed.getvalue()
 
 
-def test_names_are_escaped_wherever_they_stand(comparison: Comparison) -> None:
+def test_what_was_said_by_others_is_escaped_and_cannot_end_a_script(comparison: Comparison) -> None:
     cells = tuple(replace(cell, label=f"{HOSTILE}{number}") for number, cell in enumerate(comparison.cells))
     runs = cells[0].runs
     manifest = runs[0].manifest | {"python": HOSTILE, "command": ["\x1b[2J`<script>`", "\u202egpj"]}
@@ -170,9 +173,6 @@ def test_names_are_escaped_wherever_they_stand(comparison: Comparison) -> None:
     table = [line for line in text.splitlines() if line.startswith("| ")]
     assert all(len(re.findall(r"(?<!\\)\|", row)) in (6, 7, 8, 9) for row in table)
     assert not any("<script" in row.replace("\\<", "") for row in table)
-
-
-def test_data_in_a_script_cannot_end_it() -> None:
     script = as_script({"</script>": "<!-- \u2028 é"})
     assert "<" not in script and json.loads(script) == {"</script>": "<!-- \\u2028 é"}
 
@@ -192,17 +192,6 @@ def test_a_simulated_comparison_says_so_in_title_headings_tables_and_markdown(si
     assert "2 x h100" in page.text and "2 prompts x 4 responses" in page.text, "which devices, and how large a batch"
 
 
-def test_curves_on_the_page_are_those_of_the_comparison(comparison: Comparison, whole: str) -> None:
-    data = json.loads(Page(whole).scripts["curves-data"])
-    assert [axis for axis, _ in data["axes"]] == ["seconds", "samples", "tokens"]
-    assert data["keys"][0] == ["eval/sampled", "held-out accuracy, sampled"]
-    on_page = {(c["cell"], c["key"], c["axis"]): c for c in data["curves"]}
-    for curve in comparison.curves:
-        drawn = on_page[curve.cell, curve.key, curve.axis]
-        assert drawn["mean"] == pytest.approx(curve.mean.tolist(), rel=1e-4)
-        assert [seed for seed, _ in drawn["seeds"]] == list(curve.per_seed)
-
-
 def test_the_headlines_are_the_questions_that_people_have(comparison: Comparison) -> None:
     keys = [measure.key for measure in headlines(comparison)]
     assert keys[:3] == ["throughput/samples_per_s", "eval/sampled", "eval/greedy"]
@@ -213,9 +202,7 @@ def test_the_headlines_are_the_questions_that_people_have(comparison: Comparison
     assert against(speed, 0) is None
 
 
-def test_profiles_show_where_the_seeds_of_every_cell_end(
-    comparison: Comparison, simulated: Comparison, whole: str
-) -> None:
+def test_profiles_show_where_seeds_end(comparison: Comparison, simulated: Comparison, whole: str) -> None:
     for cell, profile in zip(comparison.cells, comparison.profiles, strict=True):
         assert f"{cell.label}: {profile_text(profile)}" in whole
     measure = comparison.outcome
@@ -299,9 +286,7 @@ def printed_pt(tex: str) -> float:
     return float(font.get_width_height()[0] / 64)
 
 
-def test_the_table_for_papers_fits_their_text_and_its_numbers_stand_alone(
-    comparison: Comparison, written: dict[str, Path]
-) -> None:
+def test_the_table_for_papers_fits_their_text(comparison: Comparison, written: dict[str, Path]) -> None:
     text = written["table.tex"].read_text(encoding="utf-8")
     body = text.split(r"\toprule")[1].split(r"\bottomrule")[0]
     rows = [line.removesuffix(r" \\").split(" & ") for line in body.strip().splitlines() if " & " in line]
@@ -326,9 +311,7 @@ def test_the_table_for_papers_fits_their_text_and_its_numbers_stand_alone(
     assert sum(widths) + 6 * (len(widths) - 1) < TEXT_PT
 
 
-def test_a_schedule_has_its_colour_whatever_it_stands_beside_and_cells_of_one_schedule_have_different_ones(
-    tmp_path: Path,
-) -> None:
+def test_a_schedule_has_its_colour_and_its_cells_have_different_ones(tmp_path: Path) -> None:
     short = Made(iterations=4)
     cells = [make_cell(tmp_path, name, replace(short, schedule=name), (0,)) for name in SCHEDULES]
     assert dict(zip(SCHEDULES, of_cells(cells), strict=True)) == of_schedules(list(SCHEDULES))
@@ -338,15 +321,12 @@ def test_a_schedule_has_its_colour_whatever_it_stands_beside_and_cells_of_one_sc
     assert len(set(of_schedules(["fully_async", "my_lab.schedules:Mine", "my_lab.schedules:Other"]).values())) == 3
 
 
-def test_marks_can_be_seen_on_a_dark_page() -> None:
+def test_marks_can_be_seen_on_a_dark_page_and_smoke_runs_are_refused(tmp_path: Path) -> None:
     drawn = {*map(on_dark, (*CELLS, *of_schedules(["a:A", "b:B", "c:C"]).values())), *ON_DARK_VERSIONS}
     drawn |= {colour for kind, colour in ON_DARK_KINDS.items() if kind != "wait_for_samples"}
     assert min(contrast(colour, DARK) for colour in drawn) >= 4
     assert contrast("#000000", "#FFFFFF") == pytest.approx(21)
     assert f"--ground: {DARK.lower()};" in files("harness.report.page").joinpath("page.css").read_text()
-
-
-def test_smoke_runs_are_refused_by_name(tmp_path: Path) -> None:
     made = Made(schedule="colocate_sync", iterations=4)
     run = make_run(tmp_path, "hurried", made, 0, manifest={"smoke": True})
     with pytest.raises(ConfigError, match=rf"{re.escape(str(run.path))} is a smoke run"):
@@ -412,18 +392,17 @@ def test_figures_have_the_digits_that_mean_something(value: float, among: list[f
     assert number(value, decimals(among)) == expected
 
 
-def test_intervals_differences_and_shares_in_words() -> None:
+def test_intervals_lags_and_code_are_said_in_words_that_fit(comparison: Comparison) -> None:
     assert bounds(Interval(1.0, 0.5, 1.5), 1) == "[0.5, 1.5]"
     assert bounds(Interval(1.0, -float("inf"), float("inf")), 1) == "one seed"
     assert bounds(None, 1) == "no interval"
     assert [signed(value, 1) for value in (0.04, 0.5, -0.5)] == ["0.0", "+0.5", "−0.5"]
     assert percent(0.1234, 1) == "12.3 %"
-
-
-def test_large_lags_share_the_last_bar(comparison: Comparison) -> None:
     many = replace(comparison.staleness[0], lags=np.arange(20), shares=np.full(20, 0.05))
     bars, names = many.grouped()
     assert names[-1] == "9+" and len(bars) == 10 and sum(bars) == pytest.approx(1.0)
+    row = markdown_table(["cell", "command"], [["a[0]|b", "`bench 'seeds=[0,1]' a|b`"]]).splitlines()[-1]
+    assert row == r"| a\[0]\|b | `bench 'seeds=[0,1]' a\|b` |"
 
 
 KIND = list(KINDS)
@@ -448,7 +427,7 @@ def own(span: Span) -> int:
     return span.version
 
 
-def test_every_span_is_there_once_by_row_and_lane() -> None:
+def test_every_span_is_drawn_once_with_arrows_from_its_first_trainer() -> None:
     timeline = made_up()
     data = timeline_data(timeline, "a run", own)
     assert [(row["role"], row["engine"]) for row in data["rows"]] == list(timeline.placement)
@@ -457,27 +436,18 @@ def test_every_span_is_there_once_by_row_and_lane() -> None:
     assert lane[:FIELDS] == [0, 850_000, KIND.index("generate"), 0, 0]
     assert sum(len(lane) for row in data["rows"] for lane in row["lanes"]) == FIELDS * len(timeline.spans)
     assert data["left_out"] == []
-
-
-def test_arrows_go_from_the_first_trainer_to_every_engine_that_loaded_the_version() -> None:
     arrows = timeline_data(made_up(), "a run", own)["arrows"]
     assert len(arrows) == 20
     assert arrows[:2] == [[2, 0, 800_000, 950_000, 1], [2, 1, 800_000, 950_000, 1]]
-
-
-def test_weights_that_nobody_published_have_no_arrow() -> None:
     timeline = Timeline({("rollout", "0"): Place("rollout", ("device 0",))})
     timeline.add([Span("rollout", "0", "load_weights", 0.0, 0.5, 0, 0)])
     timeline.end_iteration(0, 1.0)
     assert timeline_data(timeline, "a run", own)["arrows"] == []
 
 
-def test_at_first_some_iterations_after_the_warm_up_are_shown() -> None:
+def test_of_long_runs_and_many_engines_some_are_drawn_and_the_rest_counted() -> None:
     assert timeline_data(made_up(10), "a run", own)["window"] == [2_000_000, 8_000_000]
     assert timeline_data(made_up(5), "a run", own)["window"] == [0, 5_000_000]
-
-
-def test_of_a_long_run_whole_iterations_are_left_out_and_counted() -> None:
     timeline = made_up(100)
     data = timeline_data(timeline, "a run", own, most=100)
     assert data["end"] == 16_000_000 and data["ends"][-1] == [15, 16_000_000]  # six spans each
@@ -485,15 +455,7 @@ def test_of_a_long_run_whole_iterations_are_left_out_and_counted() -> None:
     assert data["left_out"] == [
         "Only the first 16 of 100 iterations are here; 504 later spans stand in the run's trace.json."
     ]
-
-
-def test_of_many_engines_some_have_a_row() -> None:
     data = timeline_data(made_up(3, engines=20), "a run", own)
     assert len(data["rows"]) == MOST_ENGINES + 2
     assert data["left_out"] == ["rollout: 16 of 20 engines have a row."]
     assert {arrow[1] for arrow in data["arrows"]} == set(range(MOST_ENGINES))
-
-
-def test_code_in_a_table_of_markdown_stands_as_it_is() -> None:
-    row = markdown_table(["cell", "command"], [["a[0]|b", "`bench 'seeds=[0,1]' a|b`"]]).splitlines()[-1]
-    assert row == r"| a\[0]\|b | `bench 'seeds=[0,1]' a\|b` |"

@@ -1,7 +1,5 @@
 """Plots and summary of a made-up fully asynchronous run, written with the product's own writers."""
 
-from __future__ import annotations
-
 import json
 import math
 import os
@@ -184,9 +182,7 @@ def test_idle_time_stands_below_the_label_of_its_cell_and_the_legend_has_what_is
     assert [text.get_text() for text in alone.legends[0].texts] == ["own work"]
 
 
-def test_rewards_are_drawn_against_time_first_with_held_out_accuracy_where_there_is_any(
-    tmp_path: Path, figures: dict[str, Figure]
-) -> None:
+def test_rewards_are_drawn_against_time_with_held_out_accuracy(tmp_path: Path, figures: dict[str, Figure]) -> None:
     run = write_run(tmp_path, lag=0)
     for version, greedy in ((0, 0.25), (2, 0.5)):
         told = {"at_s": 0.0, "problems": 64, "k": 4, "sampled": None, "pass_at_k": None}
@@ -357,7 +353,7 @@ def test_the_gantt_chart_leaves_out_a_first_iteration_that_dwarfs_the_rest() -> 
     assert first_window(timeline, iterations=200) == ([2, 3, 4], (30.0, 33.0))
 
 
-def test_the_summary_says_what_the_files_say(tmp_path: Path) -> None:
+def test_the_printed_summary_says_what_the_files_say(tmp_path: Path) -> None:
     run = write_run(tmp_path, iterations=40)
     run.write_summary({"throughput/samples_per_s": 12.5, "throughput/tokens_per_s": 250.0})
     summary = summarize(run.path)
@@ -371,9 +367,6 @@ def test_the_summary_says_what_the_files_say(tmp_path: Path) -> None:
     assert summary.lag_mean == pytest.approx(table["lag_mean"].mean())
     assert summary.ledger is not None and summary.ledger["trained"] == 1280
     assert set(summary.idle) == {role for role, _ in PLACEMENT}
-
-
-def test_the_printed_summary_names_the_run_and_every_file_it_wrote(tmp_path: Path) -> None:
     run = write_run(tmp_path, iterations=4)
     (run.path / "gantt.png").touch()
     text = printed([run.path])

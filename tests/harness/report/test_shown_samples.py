@@ -1,7 +1,5 @@
 """Samples of a run to look at, in the shell and from Python: what is said of each, of anybody's folders, too."""
 
-from __future__ import annotations
-
 import shutil
 from pathlib import Path
 
@@ -38,9 +36,7 @@ def _of_80_columns(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.cli.console.PIPE", 80)
 
 
-def test_a_sample_is_shown_with_problem_response_reward_and_versions(
-    made: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_sample_is_shown_with_all_that_is_known(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     text = shown(made, capsys, "sample=5")
     for part in (
         "sample 5",
@@ -56,9 +52,7 @@ def test_a_sample_is_shown_with_problem_response_reward_and_versions(
     assert not set(text) & set("\x1b\x9b\r\u202e\u2066\u200b\ufeff")
 
 
-def test_samples_are_found_by_reward_row_and_fate_and_held_out_ones_by_version(
-    made: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_samples_are_found_by_reward_row_fate_and_version(made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert shown(made, capsys, "worst=1").count("\nsample 5\n") == 1
     assert "sample 6" not in shown(made, capsys, "worst=16"), "it has no reward"
     assert [f"sample {one}\n" in shown(made, capsys, "row=a.jsonl:2") for one in (7, 8, 11, 12)] == [
@@ -88,7 +82,7 @@ def test_samples_are_found_by_reward_row_and_fate_and_held_out_ones_by_version(
         (["run=nowhere"], "run=nowhere is no folder"),
     ],
 )
-def test_what_is_not_there_is_one_line(
+def test_what_lacks_is_one_line(
     arguments: list[str], message: str, made: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["show", f"run={made}", *arguments]) == 2
@@ -104,9 +98,7 @@ def test_a_damaged_file_is_one_line(name: str, made: Path, tmp_path: Path, capsy
     assert f"{name} is damaged" in capsys.readouterr().err
 
 
-def test_a_run_of_before_has_samples_without_problems(
-    made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_an_older_run_has_no_problems(made: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     other = Path(shutil.copytree(made, tmp_path / "seed=0"))
     for name in KEPT:
         (other / f"{name}.parquet").unlink(missing_ok=True)
@@ -115,12 +107,13 @@ def test_a_run_of_before_has_samples_without_problems(
     assert "of no row that is known" in text and text.count("(not kept)") == 3
 
 
-def test_every_fate_has_words(made: Path) -> None:
+def test_every_fate_has_words_and_lines_stay_lines(made: Path) -> None:
     samples = RunSamples(made)
     row = samples.samples.slice(0, 1).to_pylist()[0]
     assert len({samples.fate(row | {"fate": fate}) for fate in FATES}) == len(FATES)
     samples.config["algorithm"]["mask_truncated"] = True
     assert "in no loss" in samples.fate(row | {"finish_reason": "length"})
+    assert visible("a\nb\tc\u2028d\u0301é") == "a\nb\\tc\\u2028d\u0301é"
 
 
 def test_python_reads_the_same(made: Path) -> None:
@@ -132,7 +125,3 @@ def test_python_reads_the_same(made: Path) -> None:
     assert "0 (2 tokens), 3 (1 token)" in str(done.sample(5))
     with pytest.raises(KeyError):
         done.sample(99)
-
-
-def test_lines_stay_lines_and_what_is_unseen_is_escaped() -> None:
-    assert visible("a\nb\tc\u2028d\u0301é") == "a\nb\\tc\\u2028d\u0301é"

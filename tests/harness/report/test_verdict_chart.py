@@ -1,7 +1,5 @@
 """The chart of the verdict: every cell by its paired differences, bold whom the sentence names, none without one."""
 
-from __future__ import annotations
-
 import re
 from dataclasses import astuple, replace
 from pathlib import Path
@@ -75,31 +73,25 @@ def names(panel: Axes) -> dict[str, bool]:
     return {name.get_text(): name.get_fontweight() == "bold" for name in panel.get_yticklabels()}
 
 
-def test_bold_are_the_cells_for_which_the_sentence_is(comparison: Comparison) -> None:
+def test_bold_are_the_cells_of_the_sentence_and_no_ties(comparison: Comparison, tmp_path: Path) -> None:
     first, tied = comparison.verdict.split(" trains ")[0], re.findall(r"different from (\w+) \(", comparison.verdict)
     bold = names(drawn(comparison)[0])
     assert list(bold) == list(STEPS) and len(tied) == 1
     assert {name for name, is_bold in bold.items() if is_bold} == {first, *tied}
     values = [text.get_text() for text in drawn(comparison)[0].texts]
     assert len(values) == 3 and all(re.fullmatch(r"[\d.]+x", value) for value in values)
-
-
-def test_of_what_the_seeds_cannot_tell_apart_nothing_is_called(tmp_path: Path) -> None:
     cells = [make_cell(tmp_path, name, Made(schedule=name, noise=(0.3, 0.1), draw=len(name))) for name in STEPS]
     found = compare(cells)
     speed = drawn(found)[0]
     assert "does not differ significantly" in found.verdict and not any(names(speed).values())
     assert all(mark.get_markerfacecolor() == "white" for mark in lines(speed, "mean").values())
     assert "Bold" not in document(found)
-
-
-def test_where_the_baseline_is_fastest_it_is_filled(tmp_path: Path) -> None:
     cells = [make_cell(tmp_path, "first", Made(step_s=0.5)), make_cell(tmp_path, "second", Made(draw=1))]
     found = compare(cells)
     assert found.verdict.startswith("first trains most") and found.best == (0,)
 
 
-def test_where_algorithms_differ_it_is_about_what_is_learnt(tmp_path: Path) -> None:
+def test_where_algorithms_differ_learning_is_drawn_and_without_rewards_lag(tmp_path: Path) -> None:
     def cell(label: str, exact_match: float, step_s: float) -> Cell:
         settings = (f"algorithm.correction={label}",)
         return make_cell(tmp_path, label, Made(exact_match=exact_match, step_s=step_s, settings=settings))
@@ -107,9 +99,6 @@ def test_where_algorithms_differ_it_is_about_what_is_learnt(tmp_path: Path) -> N
     axes = ("algorithm.correction", "algorithm.token_clip", "algorithm.learning_rate")
     found = compare([cell("none", 0.6, 0.5), cell("tis", 0.9, 1.0)], axes)
     assert found.best == (1,) and "higher: tis" in found.verdict and names(drawn(found)[0])["tis"]
-
-
-def test_without_rewards_lag_stands_against_speed(tmp_path: Path) -> None:
     made = [
         Made(exact_match=None, backend="virtual", lag=lag, step_s=1 - lag / 4, schedule=name)
         for lag, name in enumerate(("colocate_sync", "one_step_off"))

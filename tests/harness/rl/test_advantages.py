@@ -26,25 +26,16 @@ OF_GROUPS = [
 ]
 
 
-def test_advantages_have_mean_zero_and_deviation_one_in_every_group() -> None:
+def test_advantages_of_a_group_are_those_by_hand() -> None:
     rewards = torch.rand(5, 8, generator=torch.Generator().manual_seed(0))
     advantages = group_advantages(rewards)
     torch.testing.assert_close(advantages.mean(1), torch.zeros(5), atol=1e-6, rtol=0)
     torch.testing.assert_close(advantages.std(1), torch.ones(5), atol=1e-4, rtol=0)
-
-
-def test_one_right_answer_of_four_by_hand() -> None:
     rewards, ahead = torch.tensor([[1.0, 0.0, 0.0, 0.0]]), torch.tensor([[3.0, -1.0, -1.0, -1.0]])
     torch.testing.assert_close(group_advantages(rewards), ahead / 2, rtol=1e-5, atol=0)
     torch.testing.assert_close(group_advantages(rewards, unbiased=False), ahead / 3**0.5, rtol=1e-5, atol=0)
-
-
-def test_without_the_deviation_only_the_mean_is_taken_off() -> None:
     advantages = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), divide_by_std=False)
     assert advantages.tolist() == [[0.75, -0.25, -0.25, -0.25]]
-
-
-def test_a_greedy_response_is_what_the_others_of_its_group_are_compared_with() -> None:
     rewards = torch.tensor([[0.5, 1.0, 0.0, 0.5], [0.0, 0.0, 0.0, 1.0]])
     assert remax(rewards).tolist() == [[0.0, 0.5, -0.5, 0.0], [0.0, 0.0, 0.0, 1.0]]
 
@@ -64,9 +55,7 @@ COMPARED = [
 
 @pytest.mark.parametrize("settings", COMPARED, ids=str)
 @pytest.mark.parametrize("n", [2, 4])
-def test_what_a_group_gets_is_the_same_to_the_bit_whatever_groups_are_beside_it(
-    settings: dict[str, Any], n: int
-) -> None:
+def test_what_a_group_gets_is_bit_for_bit_its_own(settings: dict[str, Any], n: int) -> None:
     random, shape = torch.Generator().manual_seed(1), (1000, n)
     # fractions, as rewards are: alone, torch.std rounds one of these groups of 4 otherwise, and 47 of those of 2
     rewards = torch.randint(0, 6, shape, generator=random) / torch.randint(1, 9, shape, generator=random)
@@ -90,38 +79,26 @@ def test_every_way_to_compare_says_nothing_of_a_group_of_equal_rewards(name: str
     assert find("algorithm.advantage", name)(rewards, **given).eq(0).all()
 
 
-def test_the_others_mean_is_the_baseline_that_leaves_one_out() -> None:
+def test_baselines_leave_one_out_weigh_by_length_or_by_how_seldom_a_prompt_is_solved() -> None:
     assert rloo(torch.tensor([[1.0, 0.0, 0.5]])).tolist() == [[0.75, -0.75, 0.0]]
-
-
-def test_a_long_response_weighs_more_in_the_baseline_by_length() -> None:
     advantages = opo(torch.tensor([[1.0, 0.0]]), lengths=torch.tensor([[3, 1]]))
     assert advantages.tolist() == [[0.25, -0.75]]
-
-
-def test_a_prompt_that_is_seldom_solved_weighs_more_by_its_mean() -> None:
     seldom, often = max_rl(torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]]))
     assert seldom.tolist() == [3.0, -1.0, -1.0, -1.0] and often[0] == pytest.approx(1 / 3)
 
 
-def test_rewards_of_a_batch_have_mean_zero_and_variance_one_over_its_tokens() -> None:
+def test_rewards_of_a_batch_are_whitened_over_its_tokens_and_equal_ones_teach_nothing() -> None:
     random = torch.Generator().manual_seed(0)
     rewards, lengths = torch.rand(6, 4, generator=random), torch.randint(1, 30, (6, 4), generator=random)
     for compare in (reinforce_plus_plus, reinforce_plus_plus_baseline):
         tokens = compare(rewards, lengths=lengths).flatten().repeat_interleave(lengths.flatten())
         torch.testing.assert_close(tokens.mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
         torch.testing.assert_close(tokens.var(), torch.tensor(1.0), atol=1e-5, rtol=0)
-
-
-def test_only_a_whole_batch_of_equal_rewards_teaches_nothing_where_batches_are_compared() -> None:
     rewards, lengths = torch.tensor([[0.1, 0.1], [0.1, 0.1]]), torch.ones(2, 2, dtype=torch.int64)
     assert reinforce_plus_plus(rewards, lengths=lengths).eq(0).all()
     assert reinforce_plus_plus_baseline(rewards + torch.tensor([[0.0], [1.0]]), lengths=lengths).eq(0).all()
     right, wrong = reinforce_plus_plus(torch.tensor([[1.0, 1.0], [0.0, 0.0]]), lengths=lengths)
     assert right.tolist() == [-value for value in wrong.tolist()] and right[0] > 0
-
-
-def test_groups_that_differ_get_the_share_of_those_that_do_not() -> None:
     assert gpg(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]])).tolist() == [
         [2.0, -2.0],
         *[[0.0, 0.0]] * 3,

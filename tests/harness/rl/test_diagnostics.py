@@ -43,20 +43,21 @@ def test_the_mismatch_is_taken_over_tokens_of_the_same_version_only() -> None:
     assert policy_metrics(sums)["policy/mismatch_kl"] == pytest.approx((torch.exp(d) - d - 1).item() / 2)
 
 
-def test_the_proximal_policy_is_as_old_as_the_samples_say_on_average() -> None:
+def test_proximal_age_and_kl_coefficient_are_means_and_no_tokens_divide_by_zero() -> None:
     one = torch.zeros(1)
     common = diagnostics(one, one, one, one == 0)
     parts = [common | {"scored": 4.0, "scored_lag": 4.0}, common | {"scored": 4.0, "scored_lag": 0.0}]
     metrics = policy_metrics(functools.reduce(add_diagnostics, parts, {}))
     assert metrics["policy/proximal_lag"] == 0.5
     assert "policy/proximal_lag" not in policy_metrics(common)
-
-
-def test_the_coefficient_of_the_kl_in_rewards_is_its_mean_over_samples() -> None:
     one = torch.zeros(1, 1)
     common = diagnostics(one, one, one, one == 0)
     parts = [common | {"kl_samples": 1.0, "kl_coef": 0.4}, common | {"kl_samples": 3.0, "kl_coef": 0.4}]
     assert policy_metrics(functools.reduce(add_diagnostics, parts, {}))["policy/kl_coef"] == pytest.approx(0.2)
+    zeros = torch.zeros(2, 3)
+    nothing = zeros.bool()
+    sums = diagnostics(zeros, zeros, zeros, nothing, old_log_probs=zeros, same_version=nothing)
+    assert policy_metrics(sums) == {"policy/clip_fraction": 0.0, "policy/ratio_max": 0.0}
 
 
 def test_micro_batches_add_up_to_the_whole() -> None:
@@ -87,13 +88,6 @@ def test_micro_batches_add_up_to_the_whole() -> None:
     assert policy_metrics(whole)["policy/entropy"] == pytest.approx(values["entropies"][mask].mean().item())
 
 
-def test_a_batch_without_tokens_has_no_metrics_that_divide_by_zero() -> None:
-    zeros = torch.zeros(2, 3)
-    nothing = zeros.bool()
-    sums = diagnostics(zeros, zeros, zeros, nothing, old_log_probs=zeros, same_version=nothing)
-    assert policy_metrics(sums) == {"policy/clip_fraction": 0.0, "policy/ratio_max": 0.0}
-
-
 # -- how far from the policy that sampled
 
 
@@ -105,7 +99,7 @@ def drawn(probabilities: torch.Tensor, others: torch.Tensor, tokens: int) -> dic
     return policy_metrics(diagnostics(log_probs, behaviour, ones, ones.bool()))
 
 
-def test_divergences_are_those_of_the_distributions() -> None:
+def test_divergences_and_quantiles_are_those_of_the_distributions() -> None:
     pi, mu = torch.tensor([0.5, 0.3, 0.2]).double(), torch.tensor([0.2, 0.5, 0.3]).double()
     metrics = drawn(pi, mu, tokens=1000)
     forward, reverse = float((mu * (mu / pi).log()).sum()), float((pi * (pi / mu).log()).sum())
@@ -115,9 +109,6 @@ def test_divergences_are_those_of_the_distributions() -> None:
     assert metrics["policy/kl_behaviour_reverse"] == pytest.approx(reverse)
     assert metrics["policy/chi_squared"] == pytest.approx(chi_squared)
     assert metrics["policy/effective_samples"] == pytest.approx(1 / (1 + chi_squared))
-
-
-def test_quantiles_of_the_ratio_are_those_of_its_tokens_to_half_a_percent() -> None:
     d = torch.randn(20_000, generator=torch.Generator().manual_seed(1)) * 0.4
     zeros = torch.zeros_like(d)
     metrics = policy_metrics(diagnostics(d, zeros, zeros, zeros == 0))

@@ -1,7 +1,5 @@
 """Advantages from values, and the loss of values; verl's functions are held against them in tests/oracle."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -19,19 +17,16 @@ def algorithm(**settings: object) -> AlgorithmConfig:
     return AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, advantage="gae", **settings)  # type: ignore[arg-type]
 
 
-def test_without_discount_an_advantage_is_the_reward_less_the_value() -> None:
+def test_an_advantage_is_reward_less_value_or_the_error_of_one_step() -> None:
     advantages, returns = gae(REWARDS, VALUES, MASK, LENGTHS)
     torch.testing.assert_close(advantages, torch.tensor([0.9, 0.8, 0.7, 0.1, 0.0, -0.1, 0.0, -0.2]))
     torch.testing.assert_close(returns, torch.tensor([1.0, 1.0, 1.0, 0.5, 0.0, 0.5, 0.0, 0.0]))
-
-
-def test_with_lambda_0_an_advantage_is_the_error_of_one_step() -> None:
     advantages, _ = gae(REWARDS, VALUES, MASK, LENGTHS, gamma=0.5, lam=0.0)
     expected = [0.5 * 0.2 - 0.1, 0.5 * 0.3 - 0.2, 1.0 - 0.3, 0.5 * 0.6 - 0.4, 0.0, 0.5 - 0.6, 0.0, -0.2]
     torch.testing.assert_close(advantages, torch.tensor(expected))
 
 
-def test_what_tokens_cost_is_taken_off_their_own_rewards() -> None:
+def test_costs_are_taken_off_and_what_an_environment_wrote_changes_nothing() -> None:
     costs = torch.tensor([0.1, 0.2, 0.3, 0.0, 5.0, 0.4, 5.0, 0.5])
     advantages, _ = gae(REWARDS, VALUES, MASK, LENGTHS, costs, gamma=0.5, lam=0.0)
     expected, _ = gae(REWARDS, VALUES, MASK, LENGTHS, gamma=0.5, lam=0.0)
@@ -40,10 +35,7 @@ def test_what_tokens_cost_is_taken_off_their_own_rewards() -> None:
     whole = torch.tensor([0.6, 0.4, 0.5])
     first = REWARDS - whole  # without discount
     torch.testing.assert_close(together[[0, 3, 7]], first - VALUES[[0, 3, 7]])
-
-
-def test_what_an_environment_wrote_changes_nothing() -> None:
-    """Not even where its values are no numbers."""
+    # Not even where its values are no numbers.
     odd = VALUES.masked_fill(~MASK, torch.nan)
     for one, other in zip(
         gae(REWARDS, odd, MASK, LENGTHS, lam=0.9), gae(REWARDS, VALUES, MASK, LENGTHS, lam=0.9), strict=True
@@ -51,26 +43,20 @@ def test_what_an_environment_wrote_changes_nothing() -> None:
         assert torch.equal(one, other)
 
 
-def test_a_responses_advantages_do_not_depend_on_the_others() -> None:
+def test_advantages_are_whitened_over_sampled_tokens_alone_and_do_not_depend_on_others() -> None:
     together, _ = gae(REWARDS, VALUES, MASK, LENGTHS, gamma=0.9, lam=0.8)
     alone, _ = gae(REWARDS[1:2], VALUES[3:7], MASK[3:7], LENGTHS[1:2], gamma=0.9, lam=0.8)
     assert torch.equal(together[3:7], alone)
-
-
-def test_advantages_are_whitened_over_sampled_tokens_and_returns_are_not() -> None:
     advantages, returns = gae_of(algorithm())(REWARDS, VALUES, MASK, LENGTHS)
     plain, expected = gae_of(algorithm(normalise_std=False))(REWARDS, VALUES, MASK, LENGTHS)
     torch.testing.assert_close(advantages[MASK].mean(), torch.tensor(0.0), atol=1e-6, rtol=0)
     torch.testing.assert_close(advantages[MASK].std(), torch.tensor(1.0))
     assert advantages[~MASK].eq(0).all() and torch.equal(returns, expected) and not torch.equal(plain, advantages)
-
-
-def test_an_option_that_is_no_share_is_refused() -> None:
     with pytest.raises(ConfigError, match=r"algorithm\.options\.lam"):
         gae_of(algorithm(options={"lam": 1.5}))
 
 
-def test_a_value_that_moved_too_far_has_no_gradient() -> None:
+def test_values_clip_their_gradient_and_sum_to_metrics() -> None:
     predictions = torch.tensor([0.0, 2.0, 0.1], requires_grad=True)
     values, returns = torch.zeros(3), torch.tensor([1.0, 1.0, 1.0])
     losses = value_losses(predictions, values, returns, torch.tensor([True, True, False]), clip=0.5)
@@ -80,9 +66,6 @@ def test_a_value_that_moved_too_far_has_no_gradient() -> None:
     assert gradient == 0.0
     (gradient,) = torch.autograd.grad(value_losses(moved, values[:1], returns[:1], MASK[:1], clip=None).sum(), moved)
     torch.testing.assert_close(gradient, torch.tensor([-0.2]))
-
-
-def test_sums_of_values_make_metrics_of_a_batch() -> None:
     returns = torch.tensor([1.0, 1.0, 1.0, 0.5, 0.0, 0.5, 0.0, 0.0])
     sums = value_sums(VALUES, VALUES, returns, MASK, clip=0.5) | {"samples": 3.0, "lag": 6.0, "lag_max": 4.0}
     metrics = value_metrics(sums)

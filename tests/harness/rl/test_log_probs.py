@@ -30,16 +30,13 @@ def test_log_probs_of_logits_and_their_gradient_are_those_of_log_softmax(tempera
     torch.testing.assert_close(chunked.grad, plain.grad)
 
 
-def test_bfloat16_logits_are_normalised_in_float32() -> None:
+def test_chunks_slices_and_bfloat16_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, tokens = logits_and_tokens(torch.bfloat16)
     found = token_log_probs(logits.requires_grad_(), tokens)
     assert found.dtype == torch.float32
     torch.testing.assert_close(found, logits.float().log_softmax(-1).gather(2, tokens[..., None]).squeeze(2))
     found.sum().backward()
     assert logits.grad.dtype == torch.bfloat16
-
-
-def test_working_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
     logits, tokens = logits_and_tokens()
     whole, parts = logits.clone().requires_grad_(), logits.clone().requires_grad_()
     one = token_log_probs(whole, tokens, 0.9)
@@ -48,9 +45,6 @@ def test_working_in_chunks_changes_nothing(monkeypatch: pytest.MonkeyPatch) -> N
     other = token_log_probs(parts, tokens, 0.9)
     other.sum().backward()
     assert torch.equal(one, other) and torch.equal(whole.grad, parts.grad)
-
-
-def test_a_slice_of_a_wider_tensor_is_fine() -> None:
     logits, tokens = logits_and_tokens()
     logits.requires_grad_()
     token_log_probs(logits[:, :-1], tokens[:, 1:]).sum().backward()
@@ -87,9 +81,7 @@ def gradients(log_probs: torch.Tensor, hidden: torch.Tensor, weight: torch.Tenso
 @pytest.mark.parametrize("logit_bytes", [1 << 27, 12 * VOCABULARY, 1], ids=["whole", "chunks", "row_by_row"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6, 2.0])
 @pytest.mark.parametrize("of_both", [False, True], ids=["log_probs", "entropies_too"])
-def test_values_and_gradients_of_a_head_are_those_of_log_softmax(
-    of_both: bool, temperature: float, logit_bytes: int
-) -> None:
+def test_values_and_gradients_of_a_head_are_exact(of_both: bool, temperature: float, logit_bytes: int) -> None:
     hidden, weight, tokens = case()
     found, entropies = head_log_probs(hidden, weight, tokens, temperature, logit_bytes=logit_bytes)
     expected, surprise = plain(hidden, weight, tokens, temperature)
@@ -102,9 +94,7 @@ def test_values_and_gradients_of_a_head_are_those_of_log_softmax(
 
 @pytest.mark.parametrize("logit_bytes", [1 << 27, 12 * VOCABULARY], ids=["whole", "chunks"])
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
-def test_squares_of_gradients_are_those_by_the_logits_and_come_with_the_same_log_probs(
-    temperature: float, logit_bytes: int
-) -> None:
+def test_squares_of_gradients_are_those_by_the_logits(temperature: float, logit_bytes: int) -> None:
     hidden, weight, tokens = case()
     *scores, squares = head_gradient_squares(hidden, weight, tokens, temperature, logit_bytes=logit_bytes)
     expected = head_log_probs(hidden, weight, tokens, temperature, logit_bytes=logit_bytes)
@@ -117,16 +107,13 @@ def test_squares_of_gradients_are_those_by_the_logits_and_come_with_the_same_log
     assert not squares.requires_grad
 
 
-def test_the_square_of_a_token_that_is_nearly_certain_keeps_its_first_digits() -> None:
+def test_a_head_is_exact_by_finite_differences_and_for_nearly_certain_tokens() -> None:
     """1 - 2 p + the sum of p^2 in float32 would be 0, or less."""
     weight = torch.tensor([[12.0], [0.0], [0.0]])
     *_, squares = head_gradient_squares(torch.ones(1, 1), weight, torch.tensor([0]))
     p = weight[:, 0].double().softmax(0)
     expected = (1 - p[0]) ** 2 + p[1:].square().sum()
     assert squares.item() == pytest.approx(expected.item(), rel=5e-2)
-
-
-def test_the_gradient_of_a_head_agrees_with_finite_differences() -> None:
     hidden, weight, tokens = (tensor[:3].detach() for tensor in case())
     arguments = [tensor.double().requires_grad_() for tensor in (hidden, weight)]
 
@@ -136,7 +123,7 @@ def test_the_gradient_of_a_head_agrees_with_finite_differences() -> None:
     torch.autograd.gradcheck(log_probs, arguments, eps=1e-2, atol=1e-3, rtol=1e-2)
 
 
-def test_a_bfloat16_head_is_normalised_and_its_gradient_added_up_in_float32() -> None:
+def test_a_head_adds_up_in_float32_by_products_as_by_one() -> None:
     hidden, weight, tokens = case(rows=4096, dtype=torch.bfloat16)
     log_probs, _ = head_log_probs(hidden, weight, tokens, logit_bytes=4 * VOCABULARY)
     assert log_probs.dtype == torch.float32
@@ -146,17 +133,23 @@ def test_a_bfloat16_head_is_normalised_and_its_gradient_added_up_in_float32() ->
     assert found.dtype == torch.bfloat16
     error = (found - exact).abs().max() / exact.abs().max()
     assert error < 2**-7, "4096 rows added up in bfloat16 would be wrong by more"
+    # In three; and in one where a sum of several would take the bytes that all rows need.
+    given = case(600, 1000)
+    whole = gradients(head_log_probs(*given)[0], *given[:2])
+    assert HeadRows(1000, WIDTH, 4, 200_000).product(600) == 200 and HeadRows(1000, 400, 4, 200_000).product(600) == 600
+    torch.testing.assert_close(gradients(head_log_probs(*given, logit_bytes=200_000)[0], *given[:2]), whole)
 
 
-def test_entropy_is_log_n_where_all_are_equal_and_zero_where_one_is_certain() -> None:
+def test_entropy_is_log_n_or_zero_and_a_temperature_of_zero_is_refused() -> None:
     weight = torch.zeros(8, 2)
     weight[3, 1] = torch.finfo(torch.float32).max
     equal, certain = head_log_probs(torch.eye(2), weight, torch.tensor([0, 3]))[1]
     torch.testing.assert_close(equal, torch.tensor(8.0).log())
     assert certain == 0
-
-
-def test_a_temperature_of_zero_is_refused() -> None:
+    weight = torch.zeros(8, 1)
+    weight[5:] = -torch.inf
+    _, entropies = head_log_probs(torch.ones(1, 1), weight, torch.tensor([0]))
+    torch.testing.assert_close(entropies, torch.tensor([5.0]).log())
     with pytest.raises(ValueError, match="temperature must be above 0, not 0"):
         head_log_probs(*case(), 0.0)
     with pytest.raises(ValueError, match="temperature must be above 0, not 0"):
@@ -190,18 +183,3 @@ def test_forward_and_backward_never_hold_more_than_a_chunk_of_logits(chunked: bo
             log_probs = plain(hidden, weight, tokens, 1.0)[0]
         gradients(log_probs, hidden, weight)
     assert largest.elements == (limit if chunked else rows * vocabulary)
-
-
-def test_several_products_make_the_gradient_of_one() -> None:
-    """In three; and in one where a sum of several would take the bytes that all rows need."""
-    given = case(600, 1000)
-    whole = gradients(head_log_probs(*given)[0], *given[:2])
-    assert HeadRows(1000, WIDTH, 4, 200_000).product(600) == 200 and HeadRows(1000, 400, 4, 200_000).product(600) == 600
-    torch.testing.assert_close(gradients(head_log_probs(*given, logit_bytes=200_000)[0], *given[:2]), whole)
-
-
-def test_tokens_that_cannot_be_drawn_add_nothing_to_the_entropy() -> None:
-    weight = torch.zeros(8, 1)
-    weight[5:] = -torch.inf
-    _, entropies = head_log_probs(torch.ones(1, 1), weight, torch.tensor([0]))
-    torch.testing.assert_close(entropies, torch.tensor([5.0]).log())

@@ -1,17 +1,29 @@
+import csv
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from harness.config import AlgorithmConfig
-from harness.config.registries import AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, find
+from harness.config import AlgorithmConfig, ConfigError
+from harness.config.registries import (
+    ADVANTAGES,
+    AGGREGATIONS,
+    CORRECTIONS,
+    FILTERS,
+    KL_ESTIMATORS,
+    REJECTIONS,
+    SHAPING,
+    find,
+)
 from harness.rl.aggregation import aggregation_of
 from harness.rl.kl import estimator_of, k3
 from harness.rl.losses import policy_loss
 from harness.rl.losses.clipped import clip, decoupled
 from harness.rl.losses.importance import masked_importance, no_correction, truncated_importance
 from harness.rl.losses.ratios import policy_ratio, within
+from harness.rl.rejection import rejection_of
 from tests.support.losses import CUTTABLE, WHOLE_BATCH
 from tests.support.policy_batches import algorithm
 
@@ -54,13 +66,10 @@ def gradient(loss: Callable[..., torch.Tensor], inputs: Case, **options: Any) ->
     return log_probs.grad
 
 
-def test_the_plain_policy_gradient_by_hand() -> None:
+def test_plain_and_clipped_gradients_by_hand() -> None:
     inputs = case()
     _, _, advantages, mask = inputs
     torch.testing.assert_close(gradient(no_correction, inputs), torch.where(mask, -advantages, 0.0))
-
-
-def test_the_clipped_gradient_by_hand() -> None:
     inputs = case()
     log_probs, behaviour, advantages, mask = inputs
     ratio = (log_probs - behaviour).exp().detach()
@@ -70,7 +79,7 @@ def test_the_clipped_gradient_by_hand() -> None:
     torch.testing.assert_close(gradient(clip, inputs, clip_low=0.1, clip_high=0.3), expected)
 
 
-def test_the_truncated_weight_is_a_constant_to_the_gradient() -> None:
+def test_a_truncated_weight_is_a_constant_and_without_a_cap_importance_weighting() -> None:
     inputs = case()
     log_probs, behaviour, advantages, mask = inputs
     weight = (log_probs - behaviour).exp().clamp(max=1.2).detach()
@@ -78,9 +87,6 @@ def test_the_truncated_weight_is_a_constant_to_the_gradient() -> None:
     torch.testing.assert_close(
         gradient(truncated_importance, inputs, cap=1.2), torch.where(mask, -weight * advantages, 0.0)
     )
-
-
-def test_without_a_cap_truncated_importance_is_importance_weighting() -> None:
     inputs = case()
 
     def importance(
@@ -89,6 +95,10 @@ def test_without_a_cap_truncated_importance_is_importance_weighting() -> None:
         return -((log_probs - behaviour).exp() * advantages)[mask]
 
     torch.testing.assert_close(gradient(truncated_importance, inputs, cap=float("inf")), gradient(importance, inputs))
+    inputs, proximal = proximal_case()
+    for loss, options in ((truncated_importance, {}), (decoupled, {"proximal_log_probs": proximal})):
+        weights = [gradient(loss, inputs, cap=cap, **options).abs() for cap in (1.1, 1.5, 3.0)]
+        assert all((less <= more).all() for less, more in zip(weights, weights[1:], strict=False))
 
 
 def proximal_case() -> tuple[Case, torch.Tensor]:
@@ -98,7 +108,7 @@ def proximal_case() -> tuple[Case, torch.Tensor]:
     return inputs, (inputs[0].detach() + inputs[1]) / 2 + noise
 
 
-def test_the_decoupled_gradient_by_hand() -> None:
+def test_the_decoupled_gradient_by_hand_and_at_either_end() -> None:
     inputs, proximal = proximal_case()
     log_probs, behaviour, advantages, mask = inputs
     ratio, weight = (log_probs.detach() - proximal).exp(), (proximal - behaviour).exp()
@@ -108,15 +118,9 @@ def test_the_decoupled_gradient_by_hand() -> None:
     expected = torch.where(mask & ~cut_off & ~left_out, -weight * ratio * advantages, 0.0)
     found = gradient(decoupled, inputs, proximal_log_probs=proximal, clip_low=0.1, clip_high=0.3, cap=1.5)
     torch.testing.assert_close(found, expected)
-
-
-def test_a_proximal_policy_that_is_the_behaviour_policy_makes_decoupled_the_clip() -> None:
     inputs = case()
     found = gradient(decoupled, inputs, proximal_log_probs=inputs[1].clone())
     assert torch.equal(found, gradient(clip, inputs))
-
-
-def test_a_proximal_policy_that_is_the_one_in_training_makes_decoupled_importance_weighting() -> None:
     inputs = case()
     plain = gradient(decoupled, inputs, cap=1.5)
     assert torch.equal(plain, gradient(decoupled, inputs, proximal_log_probs=inputs[0].detach().clone(), cap=1.5))
@@ -125,7 +129,7 @@ def test_a_proximal_policy_that_is_the_one_in_training_makes_decoupled_importanc
     torch.testing.assert_close(gradient(decoupled, inputs, cap=None), uncapped)
 
 
-def test_masked_importance_leaves_out_exactly_what_is_outside_of_its_bounds() -> None:
+def test_masked_importance_leaves_out_what_is_outside_of_its_own_bounds() -> None:
     inputs = case()
     log_probs, behaviour, advantages, mask = inputs
     ratio = (log_probs - behaviour).exp().detach()
@@ -135,9 +139,6 @@ def test_masked_importance_leaves_out_exactly_what_is_outside_of_its_bounds() ->
     found = gradient(masked_importance, inputs, low=0.8, high=1.25)
     assert losses[~(inside & mask)].eq(0).all() and found[~(inside & mask)].eq(0).all()
     torch.testing.assert_close(found, torch.where(inside & mask, -ratio * advantages, 0.0))
-
-
-def test_the_bounds_of_masked_importance_belong_to_it() -> None:
     behaviour, mask = torch.tensor([[-2.0, -1.0, -1.0]]), torch.ones(1, 3, dtype=torch.bool)
     ratios = torch.tensor([[2.0, 0.5, 1.0]])
     inputs = (behaviour + ratios.log(), behaviour, torch.ones(1, 3), mask)
@@ -146,22 +147,12 @@ def test_the_bounds_of_masked_importance_belong_to_it() -> None:
     assert gradient(masked_importance, inputs, low=low * 1.001, high=high * 0.999).ne(0).tolist() == [
         [False, False, True]
     ]
-
-
-def test_wider_bounds_never_leave_out_more_and_no_bounds_leave_out_nothing() -> None:
     inputs = case()
     bounds = [(0.95, 1.05), (0.8, 1.25), (0.5, 2.0), (0.0, float("inf"))]
     kept = [gradient(masked_importance, inputs, low=low, high=high).ne(0) for low, high in bounds]
     assert all((narrow <= wide).all() for narrow, wide in zip(kept, kept[1:], strict=False))
     uncapped = gradient(truncated_importance, inputs, cap=float("inf"))
     torch.testing.assert_close(gradient(masked_importance, inputs, low=0.0, high=float("inf")), uncapped)
-
-
-def test_a_higher_cap_never_weighs_a_token_less() -> None:
-    inputs, proximal = proximal_case()
-    for loss, options in ((truncated_importance, {}), (decoupled, {"proximal_log_probs": proximal})):
-        weights = [gradient(loss, inputs, cap=cap, **options).abs() for cap in (1.1, 1.5, 3.0)]
-        assert all((less <= more).all() for less, more in zip(weights, weights[1:], strict=False))
 
 
 def test_settings_reach_the_correction_that_they_name() -> None:
@@ -245,20 +236,14 @@ def test_a_loss_that_looks_at_a_whole_batch_would_be_another_one_of_its_parts(na
     assert (cut - whole).abs().max() > 1e-3 * whole.abs().max()
 
 
-def test_k3_is_zero_for_equal_policies_and_positive_otherwise() -> None:
+def test_k3_is_unbiased_zero_for_equal_policies_and_no_ratio_overflows() -> None:
     log_probs, other, _, mask = case()
     assert k3(log_probs, log_probs, mask).eq(0).all()
     assert k3(log_probs, other, mask)[mask].gt(0).all()
-
-
-def test_k3_is_unbiased_over_the_policys_own_tokens() -> None:
     policy, other = torch.tensor([0.5, 0.3, 0.2]).log(), torch.tensor([0.2, 0.2, 0.6]).log()
     expected = (policy.exp() * (policy - other)).sum()
     estimates = k3(policy, other, torch.ones(3, dtype=torch.bool))
     torch.testing.assert_close((policy.exp() * estimates).sum(), expected)
-
-
-def test_a_ratio_never_overflows() -> None:
     mask = torch.ones(1, 2, dtype=torch.bool)
     assert policy_ratio(torch.tensor([[0.0, -500.0]]), torch.tensor([[-500.0, 0.0]]), mask).isfinite().all()
 
@@ -270,16 +255,74 @@ def test_a_weight_that_is_no_number_is_outside_of_every_bound(high: float | None
     torch.testing.assert_close(within(weight, 0.5, high), torch.tensor(kept))
 
 
-def test_a_sequence_that_is_far_off_is_left_out_whole_where_it_was_worse_than_its_group() -> None:
+def test_sequences_and_tokens_that_are_far_off_are_left_out() -> None:
     behaviour = torch.full((3, 4), -1.0)
     log_probs = behaviour - torch.tensor([[0.5], [0.5], [-0.5]])
     advantages = torch.tensor([[-1.0], [1.0], [-1.0]]).expand(3, 4)
     inputs = (log_probs, behaviour, advantages, torch.ones(3, 4, dtype=torch.bool))
     assert by_name("opsm")(*inputs).ne(0).all(1).tolist() == [False, True, True]
-
-
-def test_the_tokens_farthest_off_are_left_out_until_the_second_moment_is_small() -> None:
     ratios = torch.tensor([[0.1, -0.1, 0.15, 0.6, -0.9]])
     behaviour = torch.full((1, 5), -2.0)
     inputs = (behaviour + ratios, behaviour, torch.ones(1, 5), torch.ones(1, 5, dtype=torch.bool))
     assert by_name("m2po")(*inputs).ne(0).tolist() == [[True, True, True, False, False]]
+
+
+LENGTHS = torch.tensor([2, 3])
+MASK = torch.tensor([True, True, True, False, True])
+RATIOS = torch.tensor([2.0, 0.5, 4.0, 100.0, 1.0])
+
+
+def left(ratios: torch.Tensor = RATIOS, **rejection: tuple[float | None, float | None]) -> list[int]:
+    """The tokens that are left."""
+    algorithm = AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, rejection=rejection)
+    rejected = rejection_of(algorithm)
+    assert rejected is not None
+    return rejected(ratios.log(), torch.zeros(5), MASK, LENGTHS).nonzero().flatten().tolist()
+
+
+@pytest.mark.parametrize(
+    ("measure", "bounds", "kept"),
+    [
+        ("token_ratio", (0.6, 3.0), [0, 4]),
+        ("token_ratio", (None, 3.0), [0, 1, 4]),
+        ("token_ratio", (0.6, None), [0, 2, 4]),
+        ("sequence_ratio", (0.9, 3.0), [0, 1]),
+        ("sequence_ratio", (1.1, 5.0), [2, 4]),
+        ("geometric_ratio", (1.1, 2.1), [2, 4]),
+        ("token_k1", (-0.1, 1.0), [1, 4]),
+        ("max_k2", (None, 0.3), [0, 1]),
+    ],
+)
+def test_what_is_within_bounds_is_left(
+    measure: str, bounds: tuple[float | None, float | None], kept: list[int]
+) -> None:
+    assert left(**{measure: bounds}) == kept
+
+
+def test_what_any_measure_leaves_out_is_left_out(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    assert left(token_ratio=(0.6, None), geometric_ratio=(None, 1.1)) == [0]
+    assert 0 not in left(torch.tensor([torch.nan, 1.0, 1.0, 1.0, 1.0]), token_ratio=(None, None))
+    (tmp_path / "own_rejection.py").write_text("def size(log_ratio, mask, lengths):\n    return log_ratio.abs()\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert left(**{"own_rejection:size": (None, 0.7)}) == [0, 1, 4]
+    with pytest.raises(ConfigError, match=r"algorithm.rejection.token_ratio=\[2.0,0.5\] leaves nothing"):
+        left(token_ratio=(2.0, 0.5))
+
+
+DOCUMENT = Path(__file__).parents[3] / "docs" / "held_to.csv"
+KINDS = {
+    "loss": CORRECTIONS,
+    "advantage": ADVANTAGES,
+    "KL": KL_ESTIMATORS,
+    "rejection": REJECTIONS,
+    "aggregation": AGGREGATIONS,
+    "shaping": SHAPING,
+    "filter": set(FILTERS) - {"none"},
+}
+
+
+def test_every_function_that_can_be_named_stands_in_the_table_of_what_it_is_held_to() -> None:
+    rows = list(csv.DictReader(DOCUMENT.read_text(encoding="utf-8").splitlines()))
+    assert all(row["held to"] for row in rows)
+    told = {kind: [name for row in rows if row["kind"] == kind for name in row["names"].split()] for kind in KINDS}
+    assert {kind: sorted(names) for kind, names in told.items()} == {kind: sorted(of) for kind, of in KINDS.items()}

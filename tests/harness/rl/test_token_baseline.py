@@ -1,7 +1,5 @@
 """A baseline for each token of a group; verl's function is held against it in tests/oracle."""
 
-from __future__ import annotations
-
 import pytest
 import torch
 
@@ -18,24 +16,21 @@ FIRST = (2 * 1.0 + 1 * 0.5) / 1.5
 SECOND = (2 * 4.0 + 1 * 2.0) / 6.0
 
 
-def test_rewards_are_less_their_mean_weighted_by_what_the_responses_have_gathered_by_then() -> None:
+def test_rewards_are_less_their_mean_weighted_by_what_responses_have_gathered() -> None:
     found = optimal_token_baseline(REWARDS, SQUARES, MASK, LENGTHS)
     expected = [2 - FIRST, 2 - SECOND, 1 - FIRST, 0.0, 1 - SECOND, 1.0, 0.0, 0.0]
     torch.testing.assert_close(found, torch.tensor(expected))
     assert found[6:].eq(0).all(), "rewards that are all equal teach nothing, to the bit"
-
-
-def test_what_only_the_longest_response_has_is_compared_with_itself_if_that_is_asked_for() -> None:
     found = optimal_token_baseline(REWARDS, SQUARES, MASK, LENGTHS, zero_tail=False)
     torch.testing.assert_close(found[5], torch.tensor(0.0))
     assert torch.equal(found[:5], optimal_token_baseline(REWARDS, SQUARES, MASK, LENGTHS)[:5])
-
-
-def test_what_an_environment_wrote_changes_nothing() -> None:
-    """Not even where it has no number."""
+    # Not even where it has no number.
     odd = SQUARES.masked_fill(~MASK, torch.nan)
     one, other = (optimal_token_baseline(REWARDS, squares, MASK, LENGTHS) for squares in (odd, SQUARES))
     assert torch.equal(one.masked_fill(~MASK, 0.0), other)
+    settings = {"advantage": "optimal_token_baseline", "options": {"zero_tail": "no"}}
+    with pytest.raises(ConfigError, match=r"algorithm\.options\.zero_tail=no is neither true nor false"):
+        token_advantages_of(AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, **settings))  # type: ignore[arg-type]
 
 
 def test_no_bit_depends_on_the_groups_beside_a_group() -> None:
@@ -74,9 +69,3 @@ def test_what_could_not_be_scored_has_no_part_in_the_baselines_of_tokens(name: s
     rewards = missing.flatten()[kept][None]
     expected = estimate.columns(rewards, tokens[at], mask[at], lengths[kept])["advantage"]
     assert torch.equal(found[at], expected) and expected.any() and not found[~at].any()
-
-
-def test_an_option_that_is_no_switch_is_refused() -> None:
-    settings = {"advantage": "optimal_token_baseline", "options": {"zero_tail": "no"}}
-    with pytest.raises(ConfigError, match=r"algorithm\.options\.zero_tail=no is neither true nor false"):
-        token_advantages_of(AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, **settings))  # type: ignore[arg-type]

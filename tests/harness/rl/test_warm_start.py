@@ -42,7 +42,7 @@ def test_the_same_seed_gives_the_same_weights_and_another_seed_others() -> None:
     assert not all(map(torch.equal, first, other))
 
 
-def test_it_leaves_generators_threads_mode_and_gradients_as_they_were() -> None:
+def test_it_leaves_generators_threads_and_gradients_as_they_were(monkeypatch: pytest.MonkeyPatch) -> None:
     threads, torch_state, numpy_state = torch.get_num_threads(), torch.get_rng_state(), np.random.get_state()[1]
     model = tiny()
     warm_start(model, find("task", "copy")(), steps=2, batch=8)
@@ -51,9 +51,6 @@ def test_it_leaves_generators_threads_mode_and_gradients_as_they_were() -> None:
     assert np.array_equal(np.random.get_state()[1], numpy_state)
     assert not model.training
     assert all(parameter.grad is None for parameter in model.parameters())
-
-
-def test_threads_are_restored_when_training_fails(monkeypatch: pytest.MonkeyPatch) -> None:
     counts: list[int] = []
     monkeypatch.setattr(torch, "set_num_threads", counts.append)
     monkeypatch.setattr(torch, "get_num_threads", lambda: 7)
@@ -71,14 +68,11 @@ def test_it_reports_every_step() -> None:
     assert heard == [(1, 3), (2, 3), (3, 3)]
 
 
-def test_it_learns_to_read_the_prompt() -> None:
+def test_it_learns_to_read_the_prompt_and_the_answer_only() -> None:
     model = tiny(hidden=32)
     warm_start(model, find("task", "reverse")(), steps=150, batch=32, lr=1e-2)
     lengths_and_letters_alone = 2.74  # nats a token: 1 stop in 5.5 tokens, 16 letters alike
     assert answer_loss(model) < lengths_and_letters_alone - 0.3
-
-
-def test_only_the_answer_is_learnt_and_padding_is_absent() -> None:
     task = find("task", "reverse")()
     tokens, present, answers = demonstrations(task, 0, 0, 16, 0.0)
     for row in range(16):
@@ -88,7 +82,7 @@ def test_only_the_answer_is_learnt_and_padding_is_absent() -> None:
     assert tokens[~present].eq(task.pad_token).all()
 
 
-def test_noise_comes_at_its_rates_and_spares_the_stop_token() -> None:
+def test_noise_comes_at_its_rates_after_clean_demonstrations() -> None:
     encode = load_tokenizer().encode
     clean = np.append(np.tile(encode("ab"), 5000), encode("."))
     random = np.random.default_rng(0)
@@ -99,9 +93,6 @@ def test_noise_comes_at_its_rates_and_spares_the_stop_token() -> None:
     assert np.mean(np.array(lengths) == 1) == pytest.approx(module.DROPPED, abs=0.01)
     assert np.mean(np.array(lengths) == 3) == pytest.approx(module.STUTTERED, abs=0.01)
     assert np.array_equal(add_noise(clean, encode("c"), 0.0, random), clean)
-
-
-def test_demonstrations_are_clean_first_and_fully_noisy_at_the_end() -> None:
     levels = [noise_level(step, 100) for step in range(100)]
     assert levels[:50] == [0.0] * 50
     assert levels[90:] == [1.0] * 10

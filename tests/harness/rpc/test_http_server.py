@@ -1,7 +1,5 @@
 """HTTP for those who have the token: what strangers may take of it."""
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import ssl

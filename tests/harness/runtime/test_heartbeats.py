@@ -1,7 +1,5 @@
 """Workers that stop without dying: they are noticed, named and ended."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal
@@ -32,9 +30,7 @@ def started(runtime: LocalRuntime, name: str, *numbers: int) -> list[RemoteRole[
     return runtime.start_worker(name, (), {("echo", number): EchoRole for number in numbers}, build_echoes)
 
 
-async def test_a_process_that_is_stopped_counts_as_dead_and_every_call_of_it_ends_with_the_reason(
-    runtime: LocalRuntime,
-) -> None:
+async def test_a_process_that_is_stopped_counts_as_dead_and_its_calls_end(runtime: LocalRuntime) -> None:
     stopped, other = started(runtime, "one", 0, 1), started(runtime, "other", 2)
     told: list[str] = []
     beats = Heartbeats([*stopped, *other], LIMIT_S, told.append)
@@ -59,9 +55,7 @@ async def test_a_process_that_is_stopped_counts_as_dead_and_every_call_of_it_end
     assert await stopped[0].death() == told[0]
 
 
-async def test_who_only_waited_for_the_one_that_is_stopped_is_freed_and_not_ended(
-    runtime: LocalRuntime, tmp_path: Path
-) -> None:
+async def test_who_only_waited_for_the_one_stopped_is_freed(runtime: LocalRuntime, tmp_path: Path) -> None:
     (waiting,), (stopped,) = started(runtime, "one", 0), started(runtime, "other", 1)
     freed, told = tmp_path / "freed", list[str]()
 

@@ -1,7 +1,5 @@
 """Ctrl-C while modules are loaded, and while a loop runs; each in a process of its own, which takes the signals."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from pathlib import Path
@@ -107,7 +105,7 @@ def said(script: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("times", "expected"), [(1, ["loaded", "interrupted"]), (2, ["interrupted"])])
-def test_an_interrupt_waits_for_the_end_of_an_import_and_a_second_one_does_not(
+def test_an_interrupt_waits_for_an_import_and_a_second_does_not(
     times: int, expected: list[str], tmp_path: Path
 ) -> None:
     (tmp_path / "slow_module.py").write_text(SLOW_MODULE.format(times=times))
@@ -119,11 +117,8 @@ def test_an_interrupt_of_a_finalizer_is_not_lost(times: int, loop: bool, tmp_pat
     assert said(FINALIZER.format(times=times, loop=loop), tmp_path) == ["interrupted"]
 
 
-def test_what_a_loop_runs_is_cancelled(tmp_path: Path) -> None:
+def test_what_a_loop_runs_is_cancelled_unless_interrupts_are_ignored(tmp_path: Path) -> None:
     assert said(LOOP, tmp_path) == ["cancelled", "interrupted"]
-
-
-def test_where_interrupts_are_ignored_they_stay_so(tmp_path: Path) -> None:
     assert said(IGNORED, tmp_path) == ["goes on"]
 
 

@@ -1,7 +1,5 @@
 """What travels between the driver and its workers arrives as it was, or is refused by name."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -187,12 +185,19 @@ def test_errors_arrive_as_themselves(error: Exception) -> None:
         assert repr(same) == repr(error)
 
 
-def test_an_unknown_error_arrives_as_its_nearest_base_and_says_what_it_was() -> None:
+def test_an_unknown_error_arrives_as_its_nearest_base_and_says_where_it_came_from() -> None:
     novel = type("Novel", (TimeoutError,), {"__module__": "elsewhere"})
     assert repr(travelled(novel("late"))) == "TimeoutError('Novel: late')"
     strange = type("Strange", (Exception,), {"__module__": "elsewhere"})
     assert repr(travelled(strange("odd"))) == "RuntimeError('Strange: odd')"
     assert repr(travelled(asyncio.CancelledError())) == "RuntimeError('CancelledError: ')"
+    try:
+        raise ValueError("no")
+    except ValueError as error:
+        error.add_note("mind the gap")
+        notes = travelled(error, "actor[0].train").__notes__
+    assert notes[0] == "mind the gap"
+    assert notes[1].startswith("in actor[0].train:\n") and "test_messages.py" in notes[1]
 
 
 @pytest.mark.parametrize(
@@ -207,13 +212,3 @@ def test_an_unknown_error_arrives_as_its_nearest_base_and_says_what_it_was() -> 
 def test_an_error_that_no_message_can_hold_arrives_with_its_text(error: Exception, arrives: Exception) -> None:
     same = travelled(error, "here")
     assert type(same) is type(arrives) and str(same).startswith(str(arrives))
-
-
-def test_an_error_says_where_it_came_from() -> None:
-    try:
-        raise ValueError("no")
-    except ValueError as error:
-        error.add_note("mind the gap")
-        notes = travelled(error, "actor[0].train").__notes__
-    assert notes[0] == "mind the gap"
-    assert notes[1].startswith("in actor[0].train:\n") and "test_messages.py" in notes[1]

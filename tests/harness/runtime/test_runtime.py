@@ -1,7 +1,5 @@
 """A run in which nothing happens ends, and says who waits for what; on a clock that the test moves."""
 
-from __future__ import annotations
-
 import asyncio
 from contextlib import closing
 
@@ -35,7 +33,7 @@ async def two_loops() -> list[str]:
     return ["rollout[0].feed waits for a free slot", "actor[0].train waits for rows of batch 3"]
 
 
-async def test_nothing_for_the_whole_timeout_is_a_stall_that_names_the_waiting_loops() -> None:
+async def test_a_stall_names_the_waiting_loops_or_says_that_there_is_none() -> None:
     clock = HandClock()
     with pytest.raises(Stalled) as caught:
         await watch_progress(clock.progress, two_loops, 600.0, clock)
@@ -44,6 +42,12 @@ async def test_nothing_for_the_whole_timeout_is_a_stall_that_names_the_waiting_l
         "actor[0].train waits for rows of batch 3"
     )
     assert 600 <= clock.time <= 630
+
+    async def no_loop() -> list[str]:
+        return []
+
+    with pytest.raises(Stalled, match="waiting: no loop"):
+        await watch_progress(HandClock().progress, no_loop, 5.0, HandClock())
 
 
 @pytest.mark.parametrize("last_event", [10.0, 1000.0])
@@ -56,9 +60,7 @@ async def test_progress_puts_the_stall_off(last_event: float) -> None:
 
 
 @pytest.mark.parametrize(("leaves_at", "ends"), [(None, 1800.0), (0.0, 1060.0), (1300.0, 1300.0)])
-async def test_what_is_slower_than_ever_is_told_once_and_ends_a_run_that_was_asked_to_leave(
-    leaves_at: float | None, ends: float
-) -> None:
+async def test_what_is_slower_than_ever_is_told_once_or_ends_a_run(leaves_at: float | None, ends: float) -> None:
     clock, told = HandClock(), list[tuple[float, str]]()
     clock.last_event = 1000.0
 
@@ -103,14 +105,6 @@ async def test_a_watch_is_a_timeout_and_can_be_cancelled() -> None:
     assert issubclass(Stalled, TimeoutError)
 
 
-async def test_a_stall_in_which_no_loop_waits_says_so() -> None:
-    async def no_loop() -> list[str]:
-        return []
-
-    with pytest.raises(Stalled, match="waiting: no loop"):
-        await watch_progress(HandClock().progress, no_loop, 5.0, HandClock())
-
-
 class Worker:
     """Answers, unless it computes."""
 
@@ -121,7 +115,7 @@ class Worker:
         self.waits = Waits(name)
 
     @property
-    def role(self) -> Worker:
+    def role(self) -> "Worker":
         return self
 
     async def waiting(self) -> list[str]:
@@ -135,7 +129,7 @@ class Worker:
         return self.tokens
 
 
-async def test_a_worker_that_computes_is_told_apart_and_holds_up_no_other() -> None:
+async def test_who_computes_is_told_apart_and_counts_once_it_answers() -> None:
     workers = [Worker("reward[0]", False), Worker("actor[0]", True), Worker("reward[1]", False)]
     with workers[0].waits("work", "rows of train_3"), workers[0].waits("load", "version 3"):
         assert await collect_waits(workers, answer_s=0.01) == [
@@ -143,6 +137,16 @@ async def test_a_worker_that_computes_is_told_apart_and_holds_up_no_other() -> N
             "reward[0].load waits for version 3",
             "actor[0] does not answer (computing, or dead)",
         ]
+    trainer = Worker("actor[0]", True)
+    with closing(Progress([trainer], answer_s=0.01)) as roles:
+        assert await roles.now() == await roles.now() == ()
+        trainer.free.set()
+        assert await roles.now() == (("actor[0]", 0),)
+        trainer.free.clear()
+        trainer.speed = 1
+        assert await roles.now() == (("actor[0]", 0),)
+        trainer.free.set()
+        assert await roles.now() == (("actor[0]", 1),), "asked while it computed, answered after that"
 
 
 async def test_an_engine_that_samples_puts_the_stall_off_and_one_that_is_stuck_does_not() -> None:
@@ -156,19 +160,6 @@ async def test_an_engine_that_samples_puts_the_stall_off_and_one_that_is_stuck_d
         with pytest.raises(Stalled, match="nothing happened for 100 s"):
             await watch_progress(progress, two_loops, 100.0, clock)
     assert 595 <= clock.time <= 615
-
-
-async def test_an_answer_that_comes_late_is_progress_and_one_that_does_not_come_is_none() -> None:
-    trainer = Worker("actor[0]", True)
-    with closing(Progress([trainer], answer_s=0.01)) as roles:
-        assert await roles.now() == await roles.now() == ()
-        trainer.free.set()
-        assert await roles.now() == (("actor[0]", 0),)
-        trainer.free.clear()
-        trainer.speed = 1
-        assert await roles.now() == (("actor[0]", 0),)
-        trainer.free.set()
-        assert await roles.now() == (("actor[0]", 1),), "asked while it computed, answered after that"
 
 
 def test_a_wait_is_taken_down_when_it_ends_also_by_an_error() -> None:

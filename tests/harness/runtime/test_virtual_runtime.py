@@ -1,7 +1,5 @@
 """Time that jumps: as asyncio has it, without waiting, and with an error where nothing can ever happen."""
 
-from __future__ import annotations
-
 import asyncio
 import signal
 import socket
@@ -201,7 +199,7 @@ class Host:
         raise KeyError("itself")
 
 
-def test_a_role_of_this_process_is_called_as_one_far_away() -> None:
+def test_roles_and_queues_of_this_process_are_called_as_far_ones() -> None:
     async def main() -> None:
         host = ("host", 3)
         (handle,) = VirtualRuntime().start_worker("here", (), {host: Host}, lambda roles: {host: Host(3, "hello")})
@@ -213,8 +211,6 @@ def test_a_role_of_this_process_is_called_as_one_far_away() -> None:
     run_virtual(main())
     assert LocalRole("a", None).name == "a"
 
-
-def test_the_queue_of_the_virtual_runtime_lives_in_this_process() -> None:
     async def main() -> None:
         spec = QueueSpec({"prompt": ColumnSpec("int64", ragged=True)}, {"rollout": TaskSpec(("prompt",))}, 8)
         assert await VirtualRuntime().start_queue(spec).get("rollout", 1, timeout_s=None) is None

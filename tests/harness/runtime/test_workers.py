@@ -1,7 +1,5 @@
 """Workers as processes: calls, refusals, deaths, ends."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import json
@@ -20,6 +18,7 @@ from typing import Any
 import psutil
 import pytest
 
+from harness.config.placement import Placement
 from harness.metrics.system import own_seconds
 from harness.protocols import Span
 from harness.rpc.handshake import ANSWER, REFUSED, STEP
@@ -27,6 +26,8 @@ from harness.rpc.sockets import Framer, listen
 from harness.runtime import messages as m
 from harness.runtime.fork_server import ForkServer
 from harness.runtime.local_runtime import LocalRuntime, launch_server
+from harness.runtime.ray_cluster import bundles
+from harness.runtime.ray_worker import take_end
 from harness.runtime.runtime import WorkerDied
 from harness.runtime.worker_client import RemoteRole, WorkerConnection
 from harness.runtime.worker_server import WorkerServer
@@ -70,14 +71,11 @@ async def test_roles_of_one_worker_answer_from_one_process_that_has_imported_bef
     assert await first.role.report(Report(sums={"x": 1.0}), [span]) == Report(sums={"x": 1.0}, spans=[span])
 
 
-async def test_many_calls_run_at_a_time(start: Start) -> None:
+async def test_calls_run_side_by_side_and_what_is_too_long_is_refused_alone(start: Start) -> None:
     first, _ = start()
     assert await asyncio.gather(*(first.role.after(turn) for turn in (3, 2, 1, 0))) == [3, 2, 1, 0]
     assert await first.role.answered() == [0, 1, 2, 3]
     assert await asyncio.gather(*(first.role.echo(i) for i in range(500))) == [[i] for i in range(500)]
-
-
-async def test_what_is_too_long_for_a_message_is_refused_and_the_worker_goes_on(start: Start) -> None:
     first, _ = start()
     with pytest.raises(ValueError, match=r"a call with \d+ bytes of arguments is too long to travel"):
         await first.connection.ask(m.Call("echo[0]", "echo", m.msgspec.Raw(bytes(m.FRAME_LIMIT + 1))))
@@ -86,13 +84,10 @@ async def test_what_is_too_long_for_a_message_is_refused_and_the_worker_goes_on(
     assert await first.role.echo(7) == [7]
 
 
-async def test_roles_of_a_worker_share_its_clock(start: Start) -> None:
+async def test_roles_of_a_worker_share_its_clock_which_is_read_before_it_is_set(start: Start) -> None:
     first, second = start()
     await first.connection.start_clock(12.5)
     assert await first.role.origin() == await second.role.origin() == 12.5
-
-
-async def test_the_clock_of_another_host_is_read_before_it_is_set(start: Start) -> None:
     first, _ = start()
     await first.role.move_to_a_host_with_another_clock(ahead_s=1000.0)
     before = time.monotonic()
@@ -142,7 +137,7 @@ async def test_exceptions_arrive_as_themselves(start: Start) -> None:
     ("build", "error", "message"),
     [(fail_to_build, MemoryError, "no room for the weights"), (Unpicklable(), ModuleNotFoundError, "my_lab")],
 )
-async def test_where_roles_cannot_be_made_every_call_says_why(
+async def test_roles_that_cannot_be_made_say_why(
     start: Start, build: Any, error: type[Exception], message: str
 ) -> None:
     handles = start(build)
@@ -154,9 +149,7 @@ async def test_where_roles_cannot_be_made_every_call_says_why(
         assert await handle.death() is None
 
 
-async def test_a_worker_that_is_killed_fails_its_calls_at_once_and_says_how(
-    start: Start, runtime: LocalRuntime
-) -> None:
+async def test_a_worker_that_is_killed_fails_its_calls_at_once(start: Start, runtime: LocalRuntime) -> None:
     first, second = start()
     pid = await first.role.pid()
     calls = [asyncio.create_task(call) for call in (first.role.wait(), second.role.block())]
@@ -171,13 +164,10 @@ async def test_a_worker_that_is_killed_fails_its_calls_at_once_and_says_how(
     await second.end()
 
 
-async def test_a_worker_that_exits_says_with_what(start: Start) -> None:
+async def test_a_worker_that_exits_is_named_and_a_busy_one_ended(start: Start, runtime: LocalRuntime) -> None:
     first, _ = start()
     with pytest.raises(WorkerDied, match="died during exit: ended with exit code 3"):
         await first.role.exit(3)
-
-
-async def test_a_worker_that_is_busy_is_alive_and_can_be_ended(runtime: LocalRuntime) -> None:
     (only,) = runtime.start_worker("busy", (), {("echo", 0): EchoRole}, build_echoes)
     pid = await only.role.pid()
     call = asyncio.create_task(only.role.block())
@@ -189,16 +179,13 @@ async def test_a_worker_that_is_busy_is_alive_and_can_be_ended(runtime: LocalRun
         await call
 
 
-async def test_a_call_that_is_not_answered_in_time_says_so(start: Start) -> None:
+async def test_a_call_has_its_limit_of_time_unless_it_is_for_work(start: Start) -> None:
     first, _ = start()
     hasty = RemoteRole("echo[0]", EchoRole, first.connection, call_timeout_s=0.01)
     await first.connected()
     with pytest.raises(TimeoutError, match=r"^echo\[0\] did not answer wait within 0.01 s$"):
         await hasty.role.wait()
     assert await first.role.echo(1) == [1]
-
-
-async def test_a_call_for_work_has_no_limit_of_time_and_any_other_call_has(start: Start) -> None:
     first, _ = start()
     await first.connected()
     hasty = RemoteRole("echo[0]", EchoRole, first.connection, call_timeout_s=0.0)
@@ -351,16 +338,13 @@ async def test_a_server_hears_that_its_driver_left_and_a_stranger_is_none() -> N
     assert left == ["driver"]
 
 
-async def test_leaving_the_runtime_closes_roles(tmp_path: Path) -> None:
+async def test_leaving_the_runtime_closes_roles_and_ends_busy_workers(tmp_path: Path) -> None:
     with LocalRuntime(gpu=False, start_timeout_s=60, call_timeout_s=60, logs=tmp_path) as runtime:
         runtime.stop_s = 60.0
         idle = runtime.start_worker("idle", (), TWO, build_echoes)
         pid = await idle[0].role.pid()
     assert is_gone(pid)
     assert (tmp_path / "idle.log").read_text() == "echo[0] was closed\necho[1] was closed\n"
-
-
-async def test_leaving_the_runtime_ends_busy_workers_too(tmp_path: Path) -> None:
     with LocalRuntime(gpu=False, start_timeout_s=60, call_timeout_s=60, logs=tmp_path) as runtime:
         runtime.stop_s = 0.5
         busy = runtime.start_worker("busy", (), TWO, build_echoes)
@@ -424,9 +408,7 @@ with LocalRuntime(gpu=False, start_timeout_s=60, call_timeout_s=None) as runtime
 
 
 @pytest.mark.parametrize("server_stands_still", [False, pytest.param(True, marks=pytest.mark.slow)])
-def test_a_driver_that_is_killed_leaves_no_worker_and_its_script_runs_once(
-    server_stands_still: bool, tmp_path: Path
-) -> None:
+def test_a_driver_that_is_killed_leaves_no_worker(server_stands_still: bool, tmp_path: Path) -> None:
     script = tmp_path / "driver.py"
     script.write_text(DRIVER)
     environment = os.environ | {"PYTHONPATH": str(ROOT)}
@@ -536,3 +518,25 @@ def test_a_driver_may_have_a_connection_to_each_of_many_workers() -> None:
         assert resource.getrlimit(resource.RLIMIT_NOFILE)[0] == before[1]
     finally:
         resource.setrlimit(resource.RLIMIT_NOFILE, before)
+
+
+APART = Placement({"rollout": (0, 1, 2, 3), "actor": (4, 5, 6, 7), "actor_fwd": (4, 5, 6, 7)})
+TOGETHER = Placement({"rollout": (0, 1, 2), "actor": (0, 1, 2)})
+
+
+def test_what_trains_is_on_one_node_where_it_can_be_and_else_cut_where_neighbours_stay_together() -> None:
+    assert bundles(APART, [2, 4]) == [(0,), (1,), (2,), (3,), (4, 5, 6, 7)]
+    assert bundles(APART, [8], per_engine=2) == [(0, 1), (2, 3), (4, 5, 6, 7)]
+    assert bundles(TOGETHER, [2, 2]) == [(0, 1), (2,)], "engines that share devices with training are where it is"
+    four = Placement(dict.fromkeys(("rollout", "actor"), (0, 1, 2, 3)))
+    assert bundles(four, [3, 3], per_engine=2) == [(0, 1), (2, 3)], "on one node each, if they have several"
+    assert bundles(APART, [3, 3, 2], together=2)[4:] == [(4, 5), (6, 7)]
+    assert bundles(APART, [1, 1], together=2)[4:] == [(4, 5), (6, 7)], "more nodes may come"
+
+
+def test_of_a_long_output_the_end_is_taken_and_what_is_left_out_is_said(tmp_path: Path) -> None:
+    file = tmp_path / "worker.log"
+    for printed, taken in ((b"whole", b"whole"), (b"beginning end", b"[8 bytes before this were left out]\ng end")):
+        file.write_bytes(printed)
+        assert take_end(file, 5) == taken
+        assert not file.exists()

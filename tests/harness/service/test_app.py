@@ -1,7 +1,5 @@
 """The service over HTTP: what each verb answers, and what it refuses."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 from collections.abc import AsyncIterator, Mapping
@@ -131,15 +129,7 @@ async def test_what_makes_no_sense_is_refused_in_words(
     assert refused.status_code == status and said in str(refused.json()["detail"])
 
 
-async def test_a_version_of_more_digits_than_a_file_may_have_in_its_name_is_refused(http: httpx2.AsyncClient) -> None:
-    await begun(http)
-    refused = await http.get("/weights/" + "1" * 300)
-    assert refused.status_code == 422 and refused.json()["detail"][0]["type"] == "less_than_equal"
-
-
-async def test_weights_that_newer_ones_replaced_are_gone_and_those_to_come_are_unknown(
-    http: httpx2.AsyncClient,
-) -> None:
+async def test_weights_that_were_replaced_are_gone_and_later_ones_unknown(http: httpx2.AsyncClient) -> None:
     await begun(http)
     for version in range(1, 3):
         lease = (await receive(http, "rollout", "a")).headers["X-Lease"]
@@ -190,13 +180,6 @@ async def test_prompts_with_what_a_task_writes_are_refused_and_change_nothing(ht
     assert (await put(http, "/load_prompt_data", prompts)).json() == {"batch": 1}
 
 
-async def test_prompts_after_the_last_are_refused(http: httpx2.AsyncClient) -> None:
-    await begun(http)
-    assert (await http.post("/close")).json() == {"batches": 1}
-    refused = await put(http, "/load_prompt_data", {"prompt": np.arange(4)})
-    assert refused.status_code == 409 and "comes after the queue was closed" in refused.json()["detail"]
-
-
 async def begin(http: httpx2.AsyncClient, request: str, body: bytes, *, length: int) -> asyncio.StreamWriter:
     """A connection with this request, whose body is `length` bytes long, or would be."""
     headers = f"Host: x\r\nAuthorization: Bearer {TOKEN}\r\nContent-Type: application/json\r\nContent-Length: {length}"
@@ -216,9 +199,7 @@ async def leave_while_waiting(http: httpx2.AsyncClient, task: str) -> None:
 
 
 @pytest.mark.parametrize("task", ["rollout", "train"])
-async def test_rows_that_come_when_their_reader_is_gone_are_kept_for_the_next(
-    http: httpx2.AsyncClient, task: str
-) -> None:
+async def test_rows_whose_reader_is_gone_are_kept_for_the_next(http: httpx2.AsyncClient, task: str) -> None:
     for_good = {"reads": ["prompt"], "writes": ["response"]}  # without a lease no row goes out twice
     await begun(http, JOB | {"tasks": TASKS | {"rollout": for_good}})
     if task == "train":
@@ -235,9 +216,7 @@ async def test_rows_that_come_when_their_reader_is_gone_are_kept_for_the_next(
     assert again.status_code == 200 and len(load(again.content)["rows"]) == 4
 
 
-async def test_a_client_that_goes_while_it_waits_or_sends_is_no_error(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+async def test_a_client_that_goes_in_the_middle_is_no_error(tmp_path: Path, capfd: pytest.CaptureFixture[str]) -> None:
     async with served(tmp_path) as http:
         await begun(http)
         await leave_while_waiting(http, "train")
@@ -268,3 +247,16 @@ async def test_without_a_job_nothing_is_done(http: httpx2.AsyncClient) -> None:
     refused = await http.get("/ledger")
     assert refused.status_code == 409 and "POST /init_engines first" in refused.json()["detail"]
     assert (await http.get("/health")).json() == {"job": False, "waiting": []}
+
+
+async def test_a_version_of_more_digits_than_a_file_may_have_in_its_name_is_refused(http: httpx2.AsyncClient) -> None:
+    await begun(http)
+    refused = await http.get("/weights/" + "1" * 300)
+    assert refused.status_code == 422 and refused.json()["detail"][0]["type"] == "less_than_equal"
+
+
+async def test_prompts_after_the_last_are_refused(http: httpx2.AsyncClient) -> None:
+    await begun(http)
+    assert (await http.post("/close")).json() == {"batches": 1}
+    refused = await put(http, "/load_prompt_data", {"prompt": np.arange(4)})
+    assert refused.status_code == 409 and "comes after the queue was closed" in refused.json()["detail"]

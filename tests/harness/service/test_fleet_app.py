@@ -47,11 +47,14 @@ async def requested(client: httpx2.AsyncClient) -> list[str | None]:
     return [member["requested"] for member in await members(client)]
 
 
-async def test_a_request_without_the_token_is_refused_and_changes_nothing(url: str, client: httpx2.AsyncClient) -> None:
+async def test_it_binds_loopback_and_refuses_who_has_no_token(url: str, client: httpx2.AsyncClient) -> None:
     async with client_of(url, "another token") as stranger:
         for answer in (await stranger.get("/topology"), await stranger.post("/members/a/leave")):
             assert answer.status_code == 401 and "the token is wrong or missing" in answer.text
     assert await requested(client) == [None, None]
+    assert url.startswith("http://127.0.0.1:")
+    with pytest.raises(ValueError, match="needs a token"):
+        fleet_app(fleet_of(Engine("a"))[0], "", now=lambda: 7.0)
 
 
 async def test_connections_without_a_request_do_not_keep_members_out(url: str, client: httpx2.AsyncClient) -> None:
@@ -61,12 +64,6 @@ async def test_connections_without_a_request_do_not_keep_members_out(url: str, c
     assert await strangers[0][0].read() == b"", "the oldest was sent away"
     for _, writer in strangers:
         writer.close()
-
-
-async def test_it_binds_loopback_and_needs_a_token(url: str) -> None:
-    assert url.startswith("http://127.0.0.1:")
-    with pytest.raises(ValueError, match="needs a token"):
-        fleet_app(fleet_of(Engine("a"))[0], "", now=lambda: 7.0)
 
 
 # --- the engines of a run --------------------------------------------------------------------------------------------

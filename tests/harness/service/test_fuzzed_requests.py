@@ -1,8 +1,6 @@
 """Every operation of the service's description, asked with what fits it and with what does not, from a fixed seed: each
 answer is one that the description has, and who behaves is served meanwhile and afterwards."""
 
-from __future__ import annotations
-
 import asyncio
 import logging
 import threading
@@ -129,7 +127,7 @@ def asked(draw: st.DrawFn, operation: schemathesis.APIOperation) -> Case:
 
 
 @pytest.mark.parametrize("label", OPERATIONS)
-def test_whatever_is_asked_of_an_operation_is_answered_as_described(
+def test_whatever_is_asked_is_answered_as_described(
     label: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
     statuses = Counter[int]()

@@ -1,7 +1,5 @@
 """A job of somebody else: whatever its trainer and engines do, no sample lags by more than promised."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import os
@@ -102,9 +100,7 @@ def test_whatever_they_do_no_sample_lags_by_more_than_promised_and_each_is_train
     asyncio.run(play())
 
 
-async def test_rows_of_an_engine_that_says_nothing_go_to_another_and_what_it_sends_late_is_refused(
-    tmp_path: Path,
-) -> None:
+async def test_rows_of_a_silent_engine_go_to_another_and_come_too_late(tmp_path: Path) -> None:
     time = Time()
     job = ServedJob(request(), tmp_path, lambda: time.now)
     await job.load({"prompt": np.arange(4)})

@@ -1,7 +1,5 @@
 """Paper experiments: their files, what is printed and written, and fits that see what they are fitted to, no more."""
 
-from __future__ import annotations
-
 import csv
 import io
 from collections.abc import Mapping
@@ -43,6 +41,7 @@ from harness.studies.papers.result import Result, ResultLine
 from harness.studies.papers.run import KINDS, run_papers
 from harness.studies.papers.scaling import ScalingStep, ScalingVariation, jobs_of, linearity
 from harness.studies.papers.simulated import Gantt, run_gantt
+from harness.studies.schedule_table import AGENTS, CONDITIONS, SIZES, ScheduleFigures, as_csv, page
 
 SMALL = [
     "model=qwen1.5b",
@@ -83,12 +82,9 @@ def test_every_experiment_can_be_read_and_says_where_each_setting_is_from(name: 
     compose_job(experiment.overrides())
 
 
-def test_an_unknown_paper_is_refused_with_the_names_there_are(tmp_path: Path) -> None:
+def test_unknown_papers_settings_and_ways_are_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="paper=asyncflow is unknown; choose all, or one of .*asyncflow_ablation"):
         run_papers("asyncflow", context(tmp_path))
-
-
-def test_a_setting_that_no_kind_has_is_refused_by_its_name() -> None:
     experiment = replace(read_experiment("asyncflow_gantt"), settings={})
     with pytest.raises(ConfigError, match="asyncflow_gantt.paper.yaml: settings"):
         experiment.read(Gantt)
@@ -96,6 +92,12 @@ def test_a_setting_that_no_kind_has_is_refused_by_its_name() -> None:
         parse(
             {"name": "new", "kind": "guess", "title": "t", "source": "s", "compares": "c", "scale": "s", "settings": {}}
         )
+    relax = read_experiment("relax")
+    with pytest.raises(ConfigError, match=r"'delayed' is in no row of made.csv; there are \['in seq"):
+        ablation({"in sequence": 1.0, "streamed": 1.8}, tmp_path, monkeypatch)
+    monkeypatch.setattr(PaperExperiment, "published", lambda experiment: [{"mode": "another", "step_s": "1"}])
+    with pytest.raises(ConfigError, match="relax.paper.yaml: 'colocate_sync' is in no row of relax.csv"):
+        run_calibrated(relax, context(tmp_path))
 
 
 BASE = Mode("in sequence", ["schedule=separated_sync", "schedule.streaming=false"], "base")
@@ -139,23 +141,12 @@ def test_the_fit_does_not_see_what_is_predicted(tmp_path: Path, monkeypatch: pyt
     assert changed.error == pytest.approx(2 * (1 + last.error) - 1)
 
 
-def test_a_prediction_is_drawn_in_systems_that_reach_what_is_fitted_to(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_prediction_is_drawn_in_systems_that_fit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     result = ablation({"in sequence": 1.0, "streamed": 1.4, "delayed": 2.74}, tmp_path, monkeypatch)
     drawn, beside = [line for line in result.lines if "in systems drawn" in line.quantity]
     assert drawn.interval is not None and drawn.interval[0] < drawn.interval[1]
     assert (drawn.published, drawn.verdict) == (2.74, "faster") and beside.quantity.startswith("times as fast as stre")
     assert any("of 4 systems drawn reach 1.4" in note for note in result.notes)
-
-
-def test_a_way_of_working_that_no_row_is_about_is_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    relax = read_experiment("relax")
-    with pytest.raises(ConfigError, match=r"'delayed' is in no row of made.csv; there are \['in seq"):
-        ablation({"in sequence": 1.0, "streamed": 1.8}, tmp_path, monkeypatch)
-    monkeypatch.setattr(PaperExperiment, "published", lambda experiment: [{"mode": "another", "step_s": "1"}])
-    with pytest.raises(ConfigError, match="relax.paper.yaml: 'colocate_sync' is in no row of relax.csv"):
-        run_calibrated(relax, context(tmp_path))
 
 
 @pytest.mark.parametrize("halve", [False, True])
@@ -165,11 +156,19 @@ def test_an_unknown_is_found_between_its_ends_or_not_at_all(halve: bool) -> None
     assert fit_unknown(lambda value: 3 / value, 1.0, 4.0, 100.0, halve=halve) is None
 
 
-def test_a_ratio_is_found_again_from_the_speed_up_that_it_makes() -> None:
+def test_ratios_and_unknowns_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
     speedup = RatioSimulation(SETUP).speedup(STREAMED, 2.0)
     found = fit_ratio(speedup, SETUP)
     assert found.ratio == pytest.approx(2.0, rel=0.1)
     assert fit_ratio(5.0, SETUP).ratio is None
+    monkeypatch.setattr("harness.studies.papers.fits._NEAR", 0.003)
+    mode = Mode("in turn", ["schedule=colocate_sync"], "base")
+    job = [*SMALL, "cluster.devices=4", "training.recompute_activations=true"]
+    form = Calibrated("cost.lengths.mean", 20.0, 160.0, [mode], 0.1)
+    wanted = steps(job_of(mode, [*job, "cost.lengths.mean=70.0"])).seconds
+    assert fit_workload(job, wanted, form).value == pytest.approx(70.0, rel=0.1)
+    with pytest.raises(ConfigError, match="no cost.lengths.mean from 20 to 160"):
+        fit_workload(job, 100 * wanted, form)
 
 
 def test_the_base_takes_what_its_tasks_take() -> None:
@@ -184,17 +183,6 @@ def test_the_base_takes_what_its_tasks_take() -> None:
     around_s = beside.before_s + beside.serial_s + beside.hidden_s
     whole_s = steps(ratio_job(setup, BASE, 3.0, beside)).seconds
     assert whole_s == pytest.approx(rollout_s + 6.0 + around_s, rel=0.01)
-
-
-def test_an_unknown_of_the_workload_is_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("harness.studies.papers.fits._NEAR", 0.003)
-    mode = Mode("in turn", ["schedule=colocate_sync"], "base")
-    job = [*SMALL, "cluster.devices=4", "training.recompute_activations=true"]
-    form = Calibrated("cost.lengths.mean", 20.0, 160.0, [mode], 0.1)
-    wanted = steps(job_of(mode, [*job, "cost.lengths.mean=70.0"])).seconds
-    assert fit_workload(job, wanted, form).value == pytest.approx(70.0, rel=0.1)
-    with pytest.raises(ConfigError, match="no cost.lengths.mean from 20 to 160"):
-        fit_workload(job, 100 * wanted, form)
 
 
 def test_a_pool_is_one_device_as_fast_as_its_ranks() -> None:
@@ -288,11 +276,8 @@ def metrics(*values: float) -> list[dict[str, float]]:
     return [{"reward/exact_match": value} for value in values]
 
 
-def test_a_figure_is_the_mean_of_the_last_iterations() -> None:
+def test_figures_are_means_of_the_last_iterations_relative_to_one_cell() -> None:
     assert value_of(FIGURE, metrics(0.0, 0.0, 0.4, 0.6)) == pytest.approx(0.5)
-
-
-def test_both_sides_are_relative_to_one_cell() -> None:
     cells = [MeasuredCell("fresh", []), MeasuredCell("stale", [])]
     read = {"fresh": [metrics(0.8, 0.8), metrics(0.6, 0.6)], "stale": [metrics(0.3, 0.3), metrics(0.4, 0.4)]}
     published = {("fresh", "accuracy"): 90.0, ("stale", "accuracy"): 81.0}
@@ -302,9 +287,7 @@ def test_both_sides_are_relative_to_one_cell() -> None:
     assert stale.error is None  # what is published is of another model and task
 
 
-def test_cells_with_batches_of_their_own_are_compared_by_samples_and_to_the_cell_of_the_first_figure(
-    tmp_path: Path,
-) -> None:
+def test_cells_with_batches_of_their_own_are_compared_by_samples(tmp_path: Path) -> None:
     halves = [one.replace("batch_groups=8", "batch_groups=4") for one in SMALL]
     job = ["schedule=colocate_sync", "cluster.devices=2", "cost.lengths.sigma=0", "cost.lengths.common=0"]
     cells = [MeasuredCell(name, [], simulated=[*job, *its]) for name, its in (("whole", SMALL), ("halves", halves))]
@@ -315,7 +298,7 @@ def test_cells_with_batches_of_their_own_are_compared_by_samples_and_to_the_cell
     assert speedup.simulated == pytest.approx(2 * lines[1].simulated / lines[0].simulated, rel=0.15)  # type: ignore[operator]
 
 
-def test_linearity_is_throughput_over_devices() -> None:
+def test_linearity_is_throughput_over_devices_with_which_a_batch_grows() -> None:
     candidate = Candidate(1, 1, 0, False, 1, 1, 1, False, 1)
 
     def outcome(samples_per_s: float) -> TrialResult:
@@ -323,11 +306,33 @@ def test_linearity_is_throughput_over_devices() -> None:
 
     span = ScalingStep("7b", ["model=qwen1.5b"], (16, 64))
     assert linearity([(candidate, outcome(10.0)), (candidate, outcome(30.0))], span) == pytest.approx(0.75)
-
-
-def test_a_batch_grows_with_the_devices_where_it_is_asked_to() -> None:
     span = ScalingStep("7b", ["model=qwen1.5b", "algorithm.batch_groups=32"], (16, 64))
     fixed = jobs_of(["schedule=delayed_update"], span, ScalingVariation("fixed"))
     grown = jobs_of(["schedule=delayed_update"], span, ScalingVariation("grown", grows=True))
     assert [(job.cluster.devices, job.algorithm.batch_groups) for job in fixed] == [(16, 32), (64, 32)]
     assert [(job.cluster.devices, job.algorithm.batch_groups) for job in grown] == [(16, 32), (64, 128)]
+
+
+SLOW = ScheduleFigures(
+    samples_per_s=10.0, lag_mean=0.5, lag_worst=1.0, rollout_idle=0.25, training_idle=-1e-17, exposed_s=0.1
+)
+FAST = replace(SLOW, samples_per_s=20.0, lag_mean=1.0)
+STUDY = {each: {"half_step": SLOW, "delayed_update": FAST} for each in (*CONDITIONS, *AGENTS, *SIZES)}
+LAST = {"half_step": replace(SLOW, samples_per_s=5.0), "delayed_update": FAST}
+
+
+def test_a_page_says_what_each_schedule_reaches_of_the_best_and_what_tools_and_devices_leave() -> None:
+    slow_transfer = {"half_step": FAST, "delayed_update": FAST}
+    text = page(STUDY | {CONDITIONS[1]: slow_transfer, AGENTS[1]: LAST, SIZES[-1]: LAST}, minutes=7.2)
+    assert "in 7 minutes of one core" in text.replace("\n", " ")
+    assert "| half_step | 50% to 100% | 50% to 50% | 50% to 50% |" in text
+    assert "keeps 50% to 100% where training is the bottleneck" in text and "1.00 instead of 0.50" in text
+    assert "| half_step | 10.00 | 5.00 | 50% | 25% | 0.50 |" in text
+    assert "| half_step | 0.312 | 0.039 | 0.005 | 2% | 0.50 |" in text
+
+
+def test_all_figures_stand_in_the_csv_by_condition_and_schedule() -> None:
+    first, second, *_ = csv.DictReader(as_csv(STUDY).splitlines())
+    assert first["schedule"] == "half_step" and second["transfer"] == "fast transfer"
+    assert (first["tools"], first["devices"]) == ("no tools", "16")
+    assert float(first["rollout_idle"]) == 0.25 and second["samples_per_s"] == "20"

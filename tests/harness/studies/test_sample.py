@@ -1,5 +1,3 @@
-from __future__ import annotations
-
 from pathlib import Path
 
 import pytest
@@ -8,9 +6,7 @@ from harness.studies import sample
 from harness.tasks.tokenizer import load_tokenizer
 
 
-def test_transformers_reads_the_tokens_of_the_sample_as_its_training_does(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_transformers_reads_the_tokens_of_the_sample(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     from transformers import AutoTokenizer
 
     monkeypatch.setattr(sample, "STEPS", 1)

@@ -1,7 +1,5 @@
 """Records: what makes one, what is refused, what is noticed of one that was altered, and the book of all."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import subprocess
@@ -161,9 +159,7 @@ def often(told: dict[str, Any]) -> None:
         (lambda f: rewritten(f, lambda told: told.update(devices=1)), "another schedule or number of devices"),
     ],
 )
-def test_what_was_altered_since_is_named(
-    alter: Callable[[Path], object], message: str, track: Track, folder: Path
-) -> None:
+def test_what_was_altered_is_named(alter: Callable[[Path], object], message: str, track: Track, folder: Path) -> None:
     alter(folder)
     with pytest.raises(ConfigError, match=message):
         check_record(folder, track)
@@ -196,12 +192,11 @@ def test_what_is_no_record_is_refused(
         record_of(track, runs_of(tmp_path, seeds, made, reached, manifest), [])
 
 
-def test_a_target_that_the_policy_has_before_it_learns_makes_no_record(track: Track, runs: list[Run]) -> None:
+def test_a_target_held_from_the_start_and_two_machines_make_no_record(
+    track: Track, runs: list[Run], tmp_path: Path
+) -> None:
     with pytest.raises(ConfigError, match=r"track=made_up_v1 asks for 0\.5, which its policy has untaught"):
         record_of(replace(track, target=0.5), runs, [])
-
-
-def test_runs_of_two_machines_are_no_record(track: Track, runs: list[Run], tmp_path: Path) -> None:
     other = runs_of(tmp_path, [runs[2].identity.seed], manifest={"hardware": MANIFEST["hardware"] | {"cpu": "another"}})
     with pytest.raises(ConfigError, match="has another hardware than .* run all seeds on one machine"):
         record_of(track, [*runs[:2], *other], [])
@@ -245,14 +240,11 @@ def test_the_book_has_every_record_by_hardware_the_soonest_first(track: Track, f
     assert write_book(results).read_text().count(fast.name) == 1
 
 
-def test_the_committed_book_is_that_of_the_committed_records_which_all_hold() -> None:
+def test_committed_records_hold_and_their_tracks_never_change() -> None:
     results = ROOT / "results"
     records = {folder: check_record(folder, read_track(folder.parent.name)) for folder in record_folders(results)}
     assert (results / PAGE).read_text(encoding="utf-8") == page(records, results)
     assert all(folder.name == record.name for folder, record in records.items())
-
-
-def test_a_track_with_records_never_changes_and_is_the_job_that_its_settings_ask_for() -> None:
     assert track_names() == [*FROZEN_FILES]
     for name, digest in FROZEN_FILES.items():
         assert hashlib.sha256((TRACKS / f"{name}.yaml").read_bytes()).hexdigest() == digest

@@ -1,7 +1,5 @@
 """Problems from files: every option, every preset, and 300 rows that are no problems, each of them named."""
 
-from __future__ import annotations
-
 import csv
 import io
 import json
@@ -120,9 +118,7 @@ def odd(**options: Any) -> dict[str, Any]:
     return {"data": path, "max_prompt_tokens": 8, "max_response_tokens": 8, **options}
 
 
-def test_a_census_counts_what_is_odd_about_rows_and_splits_by_what_prompts_say(
-    tmp_path: Path, chatty: Tokenizer
-) -> None:
+def test_a_census_counts_what_is_odd_about_rows_and_prompts(tmp_path: Path, chatty: Tokenizer) -> None:
     task = DataTask(**odd(folder=tmp_path, tokenizer=chatty, chat=False, held_out_share=0.4))
     census, source = task.census, task.census["source"]
     counted = ("rows", "kept", "too_long", "duplicates", "conflicting", "unreachable")
@@ -182,18 +178,16 @@ def test_a_giant_row_is_left_out_in_little_memory(tmp_path: Path, chatty: Tokeni
     assert longest <= 1 << 16
 
 
-def test_held_out_rows_may_be_a_file_of_their_own(tmp_path: Path) -> None:
+def test_held_out_rows_may_be_another_file_and_a_changed_one_is_read_anew(tmp_path: Path) -> None:
     files = [lines(tmp_path / f"{name}.jsonl", {"prompt": f"{name}=", "answer": name}) for name in "ab"]
     task = DataTask(data=files[0], held_out_data=files[1])
     assert (task.problem(3, 1).answer, task.held_out(2).answer) == ("a", "b")
     with pytest.raises(ValueError, match="task data holds no row out; set task.held_out_share=0.1, or"):
         DataTask(data=files[0], held_out_share=0.0).held_out(0)
-
-
-def test_another_file_of_the_same_name_is_read_anew(tmp_path: Path) -> None:
     first = DataTask(data=lines(tmp_path / "a.jsonl", {"prompt": "a=", "answer": "1"})).problem(0, 0)
     second = DataTask(data=lines(tmp_path / "a.jsonl", {"prompt": "a=", "answer": "12"})).problem(0, 0)
     assert (first.answer, second.answer) == ("1", "12")
+    assert DataTask(data=lines(tmp_path / "a.jsonl", GOOD)).problem(0, 0).prompt.dtype == np.int64
 
 
 # -- prompts
@@ -316,7 +310,7 @@ def test_options_that_cannot_work_are_named(tmp_path: Path, options: dict[str, A
     assert told in refused(data=lines(tmp_path / "a.jsonl", GOOD), **options)
 
 
-def test_sources_that_cannot_work_are_named(tmp_path: Path) -> None:
+def test_sources_that_cannot_work_are_named_also_a_bad_row_by_number(tmp_path: Path) -> None:
     told = refused(data=f"{tmp_path}/a.jsonl")
     assert told.endswith("a.jsonl is no file; name one with a row for each problem")
     assert "is no file of a known kind; give .jsonl" in refused(data=f"{tmp_path}/a.txt")
@@ -324,6 +318,8 @@ def test_sources_that_cannot_work_are_named(tmp_path: Path) -> None:
     told = refused(data="hf:nobody/nothing")
     assert told.startswith("hf:nobody/nothing (subset None, split train) cannot be loaded: ")
     assert told.endswith("without a network name a file")
+    pq.write_table(pa.Table.from_pylist([GOOD, {"prompt": None, "answer": "1"}]), tmp_path / "a.parquet")
+    assert refused(data=f"{tmp_path}/a.parquet").startswith(f"{tmp_path}/a.parquet row 1: column 'prompt' must hold")
 
 
 def test_what_is_wrong_with_a_file_is_one_line_before_anything_starts(tmp_path: Path) -> None:
@@ -364,9 +360,7 @@ PUBLISHED: dict[str, dict[str, Any]] = {
         ("aime", "Find it.\n\nThink", r"it is \boxed{204}", "204 or 205"),
     ],
 )
-async def test_presets_read_the_published_columns_and_judge(
-    tmp_path: Path, name: str, asked: str, right: str, wrong: str
-) -> None:
+async def test_presets_read_published_columns(tmp_path: Path, name: str, asked: str, right: str, wrong: str) -> None:
     row = PUBLISHED[name]
     pq.write_table(pa.Table.from_pylist([row, row | {"id": 61}] if "id" in row else [row, row]), tmp_path / "a.parquet")
     folder = text_tokenizer(tmp_path / "tokenizer")
@@ -446,17 +440,6 @@ def test_each_malformed_row_is_named_with_file_and_line(kind: str, tmp_path: Pat
         ("a.parquet", b"PAR1nothing", "a.parquet cannot be read as parquet"),
     ],
 )
-def test_files_that_are_not_what_they_are_called_are_named(
-    tmp_path: Path, name: str, content: bytes, told: str
-) -> None:
+def test_files_that_are_not_what_they_say_are_named(tmp_path: Path, name: str, content: bytes, told: str) -> None:
     (tmp_path / name).write_bytes(content)
     assert re.search(re.escape(told), refused(data=str(tmp_path / name)))
-
-
-def test_a_bad_row_of_a_parquet_file_is_named_by_its_number(tmp_path: Path) -> None:
-    pq.write_table(pa.Table.from_pylist([GOOD, {"prompt": None, "answer": "1"}]), tmp_path / "a.parquet")
-    assert refused(data=f"{tmp_path}/a.parquet").startswith(f"{tmp_path}/a.parquet row 1: column 'prompt' must hold")
-
-
-def test_prompts_are_int64(tmp_path: Path) -> None:
-    assert DataTask(data=lines(tmp_path / "a.jsonl", GOOD)).problem(0, 0).prompt.dtype == np.int64

@@ -1,7 +1,5 @@
 """Rewards that have names: what is right, what is wrong, and what costs nothing but itself."""
 
-from __future__ import annotations
-
 import json
 from dataclasses import replace
 from functools import partial
@@ -31,10 +29,18 @@ def said(response: str, answer: str, *, stopped: bool = True, tokens: int = 1) -
     return Sample("", response, answer, stopped, tokens)
 
 
-def test_exact_is_the_same_text_that_came_to_its_end() -> None:
+def test_exact_regex_form_and_length_do_what_they_say() -> None:
     assert exact(said(" a b\n", "a b")) == RIGHT
     assert exact(said("a b", "a b", stopped=False)) == exact(said("A b", "a b")) == WRONG
     assert exact(said("A b", "a b"), ignore_case=True) == RIGHT
+    assert regex(said("it is (4)!", "(4)"), pattern=r"is {answer}") == RIGHT
+    assert regex(said("it is 4", "(4)"), pattern=r"is {answer}") == WRONG
+    answered = "<think>so\nit</think>\n<answer> {} </answer>"
+    assert form(said(answered.format("4"), "4")) == RIGHT
+    assert form(said(answered.format("5"), "4")) == Score(0.1, False)
+    assert form(said("4", "4")) == WRONG
+    lengths = [length(said("a", "a", tokens=n), limit=10, buffer=4).reward for n in (1, 6, 8, 10, 99)]
+    assert lengths == [1.0, 1.0, 0.5, 0.0, 0.0]
 
 
 @pytest.mark.parametrize(
@@ -103,17 +109,6 @@ def test_numeric_holds_the_last_numbers_against_each_other(response: str, answer
 )  # fmt: skip
 def test_math_knows_equal_expressions(response: str, answer: str, right: bool) -> None:
     assert math(said(response, answer)).exact_match is right
-
-
-def test_regex_form_and_length_do_what_they_say() -> None:
-    assert regex(said("it is (4)!", "(4)"), pattern=r"is {answer}") == RIGHT
-    assert regex(said("it is 4", "(4)"), pattern=r"is {answer}") == WRONG
-    answered = "<think>so\nit</think>\n<answer> {} </answer>"
-    assert form(said(answered.format("4"), "4")) == RIGHT
-    assert form(said(answered.format("5"), "4")) == Score(0.1, False)
-    assert form(said("4", "4")) == WRONG
-    lengths = [length(said("a", "a", tokens=n), limit=10, buffer=4).reward for n in (1, 6, 8, 10, 99)]
-    assert lengths == [1.0, 1.0, 0.5, 0.0, 0.0]
 
 
 @given(st.text())
@@ -284,9 +279,7 @@ async def test_reasoning_gym_asks_and_judges_by_the_name_of_a_data_set(tmp_path:
         make_task(compose_job(["task=reasoning_gym", "task.dataset=chess_960"]))
 
 
-async def test_reasoning_gym_in_several_turns_says_what_is_wrong_as_a_user_and_scores_the_last_answer(
-    tmp_path: Path,
-) -> None:
+async def test_reasoning_gym_in_several_turns_scores_the_last_answer(tmp_path: Path) -> None:
     pytest.importorskip("reasoning_gym")
     settings = ["task=reasoning_gym", "task.dataset=chain_sum", "task.turns=3", "task.feedback=No."]
     task = make_task(compose_job([*settings, f"model.tokenizer={text_tokenizer(tmp_path)}"]))

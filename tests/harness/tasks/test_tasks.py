@@ -30,13 +30,17 @@ def task(request: pytest.FixtureRequest) -> Task:
     return find("task", request.param)()
 
 
-def test_the_shipped_tokenizer_has_a_token_for_each_of_32_characters() -> None:
+def test_the_shipped_tokenizer_and_templates_keep_what_is_asked(tmp_path: Path) -> None:
     tokenizer = load_tokenizer()
     assert tokenizer.encode(CHARACTERS).tolist() == list(range(32)) and tokenizer.vocabulary_size == 32
     assert tokenizer.decode(np.arange(32)) == CHARACTERS
     assert (tokenizer.pad_token, tokenizer.stop_tokens) == (0, (1,))
     with pytest.raises(ValueError, match="'abZ' holds a character that the tokenizer in .*character_tokenizer lacks"):
         tokenizer.encode("abZ")
+    template = "{% for m in messages if m.role == 'user' %}{{ m.text }}{% endfor %}"
+    (text_tokenizer(tmp_path) / "chat_template.jinja").write_text(template)
+    with pytest.raises(ValueError, match="the chat template leaves out what the user says"):
+        load_tokenizer(tmp_path).chat([{"role": "user", "content": "1 + 1"}], {})
 
 
 @pytest.mark.parametrize(
@@ -55,9 +59,7 @@ def test_the_shipped_tokenizer_has_a_token_for_each_of_32_characters() -> None:
         ("tokenizer.json", {"model": None}, "tokenizer.json is no tokenizer"),
     ],
 )
-def test_what_a_folder_names_as_ends_and_padding_are_tokens(
-    file: str, settings: dict[str, object], said: str, tmp_path: Path
-) -> None:
+def test_a_folder_names_ends_and_padding(file: str, settings: dict[str, object], said: str, tmp_path: Path) -> None:
     text_tokenizer(tmp_path)
     (tmp_path / "generation_config.json").write_text('{"eos_token_id": ["<|im_end|>", 0], "pad_token_id": -1}')
     (tmp_path / "config.json").write_text('{"vocab_size": 258}')
@@ -69,26 +71,33 @@ def test_what_a_folder_names_as_ends_and_padding_are_tokens(
         load_tokenizer(tmp_path)
 
 
-def test_a_chat_template_that_leaves_out_what_is_asked_is_refused(tmp_path: Path) -> None:
-    template = "{% for m in messages if m.role == 'user' %}{{ m.text }}{% endfor %}"
-    (text_tokenizer(tmp_path) / "chat_template.jinja").write_text(template)
-    with pytest.raises(ValueError, match="the chat template leaves out what the user says"):
-        load_tokenizer(tmp_path).chat([{"role": "user", "content": "1 + 1"}], {})
-
-
-def test_answers_are_right_and_demonstrations_end_in_the_stop_token(task: Task) -> None:
+def test_answers_are_right_earn_everything_and_end_in_the_stop_token(task: Task) -> None:
     for group in range(300):
         problem = task.problem(group, seed=1)
         prompt = task.decode(problem.prompt)
         assert prompt.endswith("=") and problem.answer == ORACLES[task.name](prompt[:-1])
         assert not set("._") & set(prompt + problem.answer)
         assert task.decode(task.demonstration(problem)) == problem.answer + "."
+    problem = task.problem(3, 4)
+    sample = sample_of(task, problem.prompt, task.demonstration(problem), problem.answer)
+    assert (sample.response, sample.stopped, sample.tokens) == (problem.answer, True, len(problem.answer) + 1)
+    assert score_characters(sample) == Score(1.0, True)
 
 
-def test_problems_stay_within_the_lengths_that_a_task_declares(task: Task) -> None:
+def test_problems_follow_from_seed_and_group_within_their_lengths(task: Task) -> None:
     problems = [task.problem(group, seed=2) for group in range(2000)]
     assert max(len(problem.prompt) for problem in problems) <= task.max_prompt_tokens
     assert max(len(task.demonstration(problem)) for problem in problems) <= task.max_response_tokens
+
+    def prompts(groups: range, seed: int) -> list[str]:
+        return [task.decode(task.problem(group, seed).prompt) for group in groups]
+
+    assert prompts(range(50), 0) != prompts(range(50), 1)
+    assert prompts(range(50), 0) != prompts(range(50, 100), 0)
+    assert len(set(prompts(range(50), 0))) > 20
+    held_out = [task.decode(task.held_out(index).prompt) for index in range(50)]
+    assert held_out == [task.decode(task.held_out(index).prompt) for index in range(50)]
+    assert held_out != [task.decode(task.problem(index, 0).prompt) for index in range(50)]
 
 
 @given(group=keys, seed=keys)
@@ -96,28 +105,6 @@ def test_a_problem_follows_from_seed_and_group_alone(group: int, seed: int) -> N
     first, again = Reverse().problem(group, seed), Reverse().problem(group, seed)
     assert first.prompt.dtype == np.int64
     assert np.array_equal(first.prompt, again.prompt) and first.answer == again.answer
-
-
-def test_other_groups_and_other_seeds_get_other_problems(task: Task) -> None:
-    def prompts(groups: range, seed: int) -> list[str]:
-        return [task.decode(task.problem(group, seed).prompt) for group in groups]
-
-    assert prompts(range(50), 0) != prompts(range(50), 1)
-    assert prompts(range(50), 0) != prompts(range(50, 100), 0)
-    assert len(set(prompts(range(50), 0))) > 20
-
-
-def test_held_out_problems_are_the_same_for_every_run_and_none_of_its_own(task: Task) -> None:
-    held_out = [task.decode(task.held_out(index).prompt) for index in range(50)]
-    assert held_out == [task.decode(task.held_out(index).prompt) for index in range(50)]
-    assert held_out != [task.decode(task.problem(index, 0).prompt) for index in range(50)]
-
-
-def test_the_answer_itself_earns_everything(task: Task) -> None:
-    problem = task.problem(3, 4)
-    sample = sample_of(task, problem.prompt, task.demonstration(problem), problem.answer)
-    assert (sample.response, sample.stopped, sample.tokens) == (problem.answer, True, len(problem.answer) + 1)
-    assert score_characters(sample) == Score(1.0, True)
 
 
 @given(response=texts, answer=texts, stopped=st.booleans())

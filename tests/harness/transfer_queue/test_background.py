@@ -1,7 +1,5 @@
 """A task that nobody waits for: it looks at rows, gives them back, and is told later that they are finished."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 
@@ -61,7 +59,7 @@ async def test_what_was_given_back_is_read_again_and_freed_once_it_is_finished()
 
 
 @virtual
-async def test_rows_are_finished_before_they_are_ready_and_in_several_partitions_at_once() -> None:
+async def test_rows_are_finished_whenever_and_handed_out_a_partition_at_a_time() -> None:
     queue = LocalQueue(SPEC)
     await trained(queue, "a", range(2))
     await queue.create_partition("b", range(2, 4), 2)
@@ -69,10 +67,6 @@ async def test_rows_are_finished_before_they_are_ready_and_in_several_partitions
     assert await queue.clear_finished() == ["a"], "what is still to be written of b would come too late"
     await queue.put("b", range(2, 4), {"reward": np.zeros(2, np.float32)})
     assert await queue.get("train", 2) is not None and await queue.clear_finished() == ["b"]
-
-
-@virtual
-async def test_rows_of_several_partitions_are_handed_out_a_partition_at_a_time() -> None:
     queue = LocalQueue(SPEC)
     await filled(queue, "a", range(2))
     await filled(queue, "b", range(2, 4))

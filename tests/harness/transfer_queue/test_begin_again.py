@@ -1,7 +1,5 @@
 """Rows that begin again: what was made of them is forgotten, and readers wait for what comes instead."""
 
-from __future__ import annotations
-
 import asyncio
 from pathlib import Path
 
@@ -86,7 +84,7 @@ async def test_a_consumer_that_dies_gives_back_nothing_that_began_again() -> Non
 
 
 @virtual
-async def test_what_is_settled_or_part_of_a_group_cannot_begin_again() -> None:
+async def test_what_is_settled_handed_out_or_part_of_a_group_is_neither_begun_again_nor_given_up() -> None:
     queue = LocalQueue(SPEC)
     await rolled(queue)
     await written(queue, "kept", range(2))
@@ -94,6 +92,15 @@ async def test_what_is_settled_or_part_of_a_group_cannot_begin_again() -> None:
         await queue.begin_again("a", [0, 1])
     with pytest.raises(ValueError, match="in whole groups of 2, not \\[2\\]"):
         await queue.begin_again("a", [2])
+    queue = LocalQueue(SPEC)
+    await rolled(queue)
+    await written(queue, "kept", range(2))
+    assert await queue.get("train", 2) is not None
+    with pytest.raises(ValueError, match="cannot be given up: task 'train' has, or had, them"):
+        await queue.give_up("a", range(4))
+    with pytest.raises(ValueError, match="are given up in whole groups of 2, not \\[2\\]"):
+        await queue.give_up("a", [2])
+    await queue.give_up("a", [2, 3])
 
 
 @virtual
@@ -111,14 +118,6 @@ async def test_what_began_again_is_so_in_a_saved_queue(tmp_path: Path) -> None:
         await again.get("roll", 2, partition="a", timeout_s=1)
 
 
-async def test_rows_begin_again_through_a_socket() -> None:
-    async with serving() as (_, queue):
-        await queue.create_partition("a", range(2))
-        await queue.put("a", [0], {"reward": np.zeros(1, np.float32)})
-        await queue.begin_again("a", [0])
-        await queue.put("a", [0], {"reward": np.ones(1, np.float32)})
-
-
 @virtual
 async def test_what_is_given_up_is_trained_by_nobody_and_waited_for_by_nobody() -> None:
     queue = LocalQueue(SPEC)
@@ -134,19 +133,6 @@ async def test_what_is_given_up_is_trained_by_nobody_and_waited_for_by_nobody() 
     assert await queue.get("roll", 2, partition="a") is None and await queue.clear_finished() == ["a"]
 
 
-@virtual
-async def test_what_was_handed_out_and_part_of_a_group_cannot_be_given_up() -> None:
-    queue = LocalQueue(SPEC)
-    await rolled(queue)
-    await written(queue, "kept", range(2))
-    assert await queue.get("train", 2) is not None
-    with pytest.raises(ValueError, match="cannot be given up: task 'train' has, or had, them"):
-        await queue.give_up("a", range(4))
-    with pytest.raises(ValueError, match="are given up in whole groups of 2, not \\[2\\]"):
-        await queue.give_up("a", [2])
-    await queue.give_up("a", [2, 3])
-
-
 async def test_a_saved_queue_and_a_socket_know_what_was_given_up(tmp_path: Path) -> None:
     queue = Queue()
     await queue.service.create_partition("a", range(2))
@@ -159,3 +145,15 @@ async def test_a_saved_queue_and_a_socket_know_what_was_given_up(tmp_path: Path)
         await client.give_up("a", [0])
         with pytest.raises(ValueError, match="cannot be given up"):
             await client.give_up("a", [0])
+
+
+async def test_rows_that_were_handed_over_go_out_again_where_their_new_consumer_dies() -> None:
+    queue = Queue()
+    await queue.service.create_partition("a", range(4))
+    queue.put([0, 1, 2, 3])
+    assert queue.get("train", consumer="lent")[1] == [0, 1]
+    queue.service.reassign("train", [1], "other")
+    queue.service.release("lent")
+    assert queue.get("train", 1)[1] == [0]
+    queue.service.release("other")
+    assert queue.get("train", 1)[1] == [1]

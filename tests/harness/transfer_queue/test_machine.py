@@ -1,8 +1,6 @@
 """Every implementation that needs no other server, against the one model in plain Python: any order of calls, exactly
 once."""
 
-from __future__ import annotations
-
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.transfer_queue.storage.shm import ShmBackend
 from tests.support.queue_machine import TASKS, TIMED, UNTIMED, run_machine

@@ -1,7 +1,5 @@
 """Where ranks meet: agreements in one order, counts that are waited for."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest
@@ -16,9 +14,7 @@ from tests.support.local_queue import virtual
 
 
 @given(st.lists(st.tuples(st.integers(0, 2), st.integers(0, 5)), unique=True, max_size=18))
-def test_what_all_ranks_asked_for_is_numbered_in_the_order_in_which_the_last_one_did(
-    asked: list[tuple[int, int]],
-) -> None:
+def test_what_all_ranks_asked_for_is_numbered_in_the_order_of_the_last(asked: list[tuple[int, int]]) -> None:
     async def play() -> None:
         meetings, found = Meetings(), list[tuple[int, int, int]]()
 

@@ -1,7 +1,5 @@
 """In which order rows go, how they are cut into shares, and what the control plane keeps and reports."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from itertools import combinations
@@ -113,21 +111,15 @@ async def weighed(task: TaskSpec, sizes: list[int], group_size: int = 1) -> Loca
     return q
 
 
-async def test_longest_first_hands_out_the_heaviest_rows_and_of_equal_ones_the_first() -> None:
+async def test_heavy_rows_and_groups_go_first_also_when_they_come_back() -> None:
     q = await weighed(TaskSpec(("tokens",), policy="longest_first", weight="tokens"), [3, 9, 1, 9, 4])
     assert [ids(await q.get("train", 2)) for _ in range(3)] == [[1, 3], [4, 0], [2]]
-
-
-async def test_a_group_weighs_the_sum_of_its_rows_whichever_writer_wrote_them() -> None:
     q = queue(train=TaskSpec(("tokens", "reward"), policy="longest_first", weight="tokens", whole_groups=True))
     await q.create_partition("a", range(6), group_size=2)
     await q.put("a", [5, 0, 2], {"tokens": lengths(1, 4, 6)})
     await q.put("a", [3, 4, 1], {"tokens": lengths(1, 9, 4)})
     await q.put("a", range(6), {"reward": np.zeros(6, np.float32)})
     assert [ids(await q.get("train", 2)) for _ in range(3)] == [[4, 5], [0, 1], [2, 3]]
-
-
-async def test_a_row_that_comes_back_is_as_heavy_as_before() -> None:
     q = await weighed(TaskSpec(("tokens",), policy="longest_first", weight="tokens"), [3, 9, 1])
     batch = await q.get("train", 2)
     assert batch is not None and ids(batch) == [1, 0]
@@ -185,9 +177,7 @@ def lengths_of(seed: int, count: int) -> np.ndarray:
 
 @settings(max_examples=examples(300))
 @given(weights=st.lists(st.integers(0, 1000), max_size=40), shares=st.integers(1, 9))
-def test_every_unit_is_in_one_share_and_shares_differ_by_no_more_than_the_heaviest(
-    weights: list[int], shares: int
-) -> None:
+def test_shares_have_every_unit_and_differ_by_no_more_than_the_heaviest(weights: list[int], shares: int) -> None:
     array = np.array(weights, np.int64)
     parts = balanced(array, shares)
     assert [part.size for part in parts] == [part.size for part in contiguous(array, shares)]
@@ -248,16 +238,13 @@ def test_a_late_acknowledgement_is_refused_however_many_leases_were_lost_since()
     leases.check_kept(acknowledged.number)
 
 
-def test_one_reader_that_holds_on_does_not_pile_up_the_leases_of_the_others() -> None:
+def test_leases_do_not_pile_up_and_one_without_end_is_never_due() -> None:
     leases = Leases()
     held = leases.issue(ASK, share(), 1.0)
     for at in range(1000):
         leases.close(leases.issue(ASK, share(), 2.0 + at).number)
     assert len(leases._due) < 100
     assert leases.next_due() == 1.0 and leases.overdue(5000) == [held]
-
-
-def test_a_lease_without_end_is_never_due() -> None:
     leases = Leases()
     leases.issue(ASK, share(), float("inf"))
     assert leases.next_due() is None and len(leases) == 1

@@ -1,33 +1,24 @@
 """What this queue promises and TransferQueue 0.1.11 was seen not to keep, one test each."""
 
-from __future__ import annotations
-
 import ast
 import asyncio
 import os
 import pickle
-import tomllib
-from collections import Counter
+import re
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
-import setuptools
-from hypothesis import given, settings
-from hypothesis import strategies as st
 from torch.utils.data import DataLoader
 
 from harness.rpc.handshake import ANSWER
 from harness.transfer_queue import Batch, Column, ColumnSpec, GetRequest, QueueSpec, Ragged, TaskSpec, TransferQueue
-from harness.transfer_queue.control.policies import POLICIES
 from harness.transfer_queue.loader import StreamingDataLoader
 from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.storage.shm import ShmBackend
-from harness.workers.dataflow import REWARD_COLUMNS, ROLLOUT_COLUMNS, JobShape, partition_name, queue_spec
-from tests.support.examples import examples
 from tests.support.local_queue import virtual
 from tests.support.project import ROOT
 from tests.support.remote_queue import Stranger, serving, until
@@ -52,28 +43,6 @@ def ids(batch: Batch | None) -> list[int]:
 # -- groups
 
 
-@pytest.mark.parametrize("policy", POLICIES)
-@settings(max_examples=examples(20))
-@given(order=st.permutations([(row, column) for row in range(12) for column in COLUMNS]), count=st.sampled_from([4, 8]))
-def test_groups_never_mix_across_prompts_however_their_rows_become_ready(
-    policy: str, order: list[tuple[int, str]], count: int
-) -> None:
-    """TransferQueue 0.1.11 cut whatever was ready into groups by count: responses to different prompts shared one."""
-
-    async def run() -> None:
-        task = TaskSpec(tuple(COLUMNS), policy, whole_groups=True, weight="tokens")
-        queue = LocalQueue(QueueSpec(COLUMNS, {"train": task}))
-        await queue.create_partition("a", range(12), group_size=4)
-        readers = [asyncio.ensure_future(queue.get("train", count, minimum=4, partition="a")) for _ in range(3)]
-        for row, column in order:
-            await queue.put("a", [row], rewards([row]) if column == "reward" else tokens([row]))
-        batches = [batch for batch in await asyncio.gather(*readers) if batch is not None]
-        groups = [ids(batch)[i : i + 4] for batch in batches for i in range(0, len(batch), 4)]
-        assert sorted(groups) == [[0, 1, 2, 3], [4, 5, 6, 7], [8, 9, 10, 11]]
-
-    asyncio.run(run())
-
-
 # -- who waits for whom
 
 
@@ -83,22 +52,6 @@ async def others_go_on(queue: TransferQueue, waiting: int) -> None:
         await queue.put("a", [row], tokens([row]))
         assert ids(await queue.get("other", 1, partition="a")) == [row]
         assert (await queue.describe())["waiting_gets"] == {"train": waiting, "other": 0}
-
-
-@virtual
-async def test_a_waiting_reader_blocks_neither_the_queue_nor_any_writer() -> None:
-    """TransferQueue 0.1.11 answered one request at a time: for seconds, a reader without rows kept every writer out."""
-    queue = LocalQueue(TRAIN)
-    await queue.create_partition("a", range(8))
-    readers = [asyncio.ensure_future(queue.get("train", 8, consumer=str(i))) for i in range(3)]
-    await asyncio.sleep(0)
-    await others_go_on(queue, waiting=3)
-    assert asyncio.get_running_loop().time() == 0
-    await queue.put("a", range(8), rewards(range(8)))
-    done, waiting = await asyncio.wait(readers, return_when=asyncio.FIRST_COMPLETED)
-    assert [ids(reader.result()) for reader in done] == [list(range(8))]
-    for reader in waiting:
-        reader.cancel()
 
 
 async def test_a_waiting_reader_over_a_socket_blocks_neither_the_queue_nor_any_writer() -> None:
@@ -155,30 +108,6 @@ def test_two_workers_of_a_data_loader_get_each_batch_once(start: str) -> None:
 # -- versions
 
 
-async def test_rows_carry_the_policy_versions_that_sampled_them() -> None:
-    """TransferQueue 0.1.11 kept none. Here they are a column like any other, one for each token."""
-    queue = LocalQueue(queue_spec(JobShape(["rollout", "actor"], training_ranks=1, capacity_rows=4)))
-    name = partition_name(3)
-    await queue.create_partition(name, range(4), group_size=2)
-    prompts = Ragged.from_rows([np.arange(3)] * 4, np.int64)
-    answers = Ragged.from_rows([np.arange(3)] * 4, np.uint8)
-    await queue.put(name, range(4), {"prompt": prompts, "answer": answers, "admitted_at": np.zeros(4)})
-    sampled_by = [np.array(versions, np.int32) for versions in ([2, 2], [2, 3, 3], [3], [1, 2, 3, 3])]
-    while (batch := await queue.get("rollout", 2, partition=name)) is not None:
-        lengths = np.array([len(sampled_by[row]) for row in batch.rows])
-        by_type = {"versions": Ragged.from_rows([sampled_by[row] for row in batch.rows])}
-        for column, spec in ROLLOUT_COLUMNS.items():
-            values = np.zeros(lengths.sum() if spec.ragged else len(batch), spec.dtype)
-            by_type.setdefault(column, Ragged(values, lengths) if spec.ragged else values)
-        await queue.put(name, batch.rows, by_type)
-    rewards = {name: np.zeros(4, spec.dtype) for name, spec in REWARD_COLUMNS.items() if not spec.ragged}
-    await queue.put(name, range(4), {**rewards, "reward_failure": Ragged.from_rows([np.arange(0)] * 4, np.uint8)})
-    await queue.put(name, range(4), {"advantage": np.zeros(4, np.float32)})
-    trained = await queue.get("actor", 4, partition=name)
-    assert trained is not None
-    assert [row.tolist() for row in trained.ragged("versions").rows()] == [row.tolist() for row in sampled_by]
-
-
 # -- trust
 
 
@@ -228,16 +157,14 @@ def test_no_module_of_the_queue_imports_what_unpickles(file: Path) -> None:
 # -- packaging
 
 
-def test_installing_the_project_adds_its_own_packages_only() -> None:
-    """The wheel of TransferQueue 0.1.11 brought top-level packages `tests` and `scripts`."""
-    settings_of = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["setuptools"]
-    assert set(settings_of) == {"packages", "package-data", "dynamic"} and set(settings_of["packages"]) == {"find"}
-    found = setuptools.find_namespace_packages(str(ROOT), **settings_of["packages"]["find"])
-    assert set(settings_of["package-data"]) - {"*"} <= set(found)
-    assert Counter(name.partition(".")[0] for name in found).keys() == {
-        "cadence",
-        "harness",
-        "schedules",
-        "engines",
-        "experiments",
-    }
+README = ROOT / "harness/transfer_queue/README.md"
+
+
+def test_the_examples_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.chdir(tmp_path)
+    names: dict[str, object] = {"__name__": "readme"}
+    for example in re.findall(r"```python\n(.*?)```", README.read_text(encoding="utf-8"), re.DOTALL):
+        exec(example, names)
+    printed = capsys.readouterr().out
+    assert "Batch(partition='train_0', rows=array([0, 1, 2, 3]" in printed
+    assert "{'tokens': 0, 'reward': 1}" in printed

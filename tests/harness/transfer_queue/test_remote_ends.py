@@ -1,7 +1,5 @@
 """Connections that end, clients that break the rules, and requests that are refused: the queue goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import pickle
@@ -53,42 +51,6 @@ def ids_or_none(get: asyncio.Task[object]) -> list[int]:
     return [] if get.cancelled() else ids(get.result())  # type: ignore[arg-type]
 
 
-async def test_a_client_that_goes_gives_back_what_it_leased() -> None:
-    async with serving() as (server, queue):
-        await queue.create_partition("a", range(4))
-        await queue.put("a", range(4), tokens(range(4)) | rewards(range(4)))
-
-        def reader() -> None:
-            with SyncQueue(endpoint_of(server)) as sync:
-                first, second = sync.get("train", 1), sync.get("train", 1)
-                assert first is not None and second is not None
-                sync.acknowledge(first.lease)
-
-        await asyncio.to_thread(reader)
-        assert ids(await queue.get("train", 3)) == [1, 2, 3]
-
-
-async def test_what_never_arrived_goes_out_again() -> None:
-    async with serving() as (server, queue):
-        await queue.create_partition("a", range(4))
-        await queue.put("a", range(4), tokens(range(4)))
-        async with Stranger.at(server) as stranger:
-            get = m.Get(GetRequest("score", 2))
-            assert isinstance(await stranger.asks(get), m.Assigned)
-        assert ids(await queue.get("score", 4)) == [0, 1, 2, 3]
-
-
-async def test_parked_gets_of_a_client_that_went_take_nothing() -> None:
-    async with serving() as (server, queue):
-        await queue.create_partition("a", range(4))
-        async with Stranger.at(server) as stranger:
-            await stranger.say(2, m.encode(m.Get(GetRequest("score", 2))))
-            assert isinstance(await stranger.asks(m.Verb("waiting")), m.Done)
-        await until(queue, lambda waiting: not waiting)
-        await queue.put("a", range(4), tokens(range(4)))
-        assert ids(await queue.get("score", 4)) == [0, 1, 2, 3]
-
-
 async def test_when_the_server_ends_every_client_is_told_at_once() -> None:
     async with serving() as (server, queue):
         await queue.create_partition("a", range(4))
@@ -125,14 +87,6 @@ async def test_an_assignment_that_no_message_takes_goes_back() -> None:
             with pytest.raises(ValueError, match="over the limit of 100000"):
                 await queue.get("score", 40)
         assert ids(await queue.get("score", 20)) == list(range(20))
-
-
-async def test_a_waiting_call_of_a_client_that_went_at_once_is_never_begun() -> None:
-    async with serving() as (server, queue):
-        await queue.create_partition("a", range(4))
-        async with Stranger.at(server) as stranger:
-            await stranger.say(2, m.encode(m.Get(GetRequest("score", 2))))
-        await until(queue, lambda waiting: not waiting and len(server._clients) == 1)
 
 
 async def test_a_client_that_reads_nothing_is_not_read_from(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,17 +146,7 @@ async def test_a_mapped_batch_survives_its_partition() -> None:
         batch.ragged("tokens").values[:] = 7
 
 
-async def test_many_partitions_at_once() -> None:
-    async with serving() as (_, queue):
-        names = [f"p{i}" for i in range(100)]
-        await asyncio.gather(*(queue.create_partition(name, range(3)) for name in names))
-        gets = [asyncio.create_task(queue.get("score", 3, partition=name)) for name in names]
-        await asyncio.gather(*(queue.put(name, [row], tokens([row])) for row in range(3) for name in names))
-        assert [ids(await get) for get in gets] == [[0, 1, 2]] * 100
-        await asyncio.gather(*(queue.clear(name) for name in names))
-
-
-async def test_a_client_travels() -> None:
+async def test_clients_and_portals_travel_and_connect_on_their_own() -> None:
     async with serving() as (server, queue):
         other = pickle.loads(pickle.dumps(queue))
         await other.create_partition("a", range(4))
@@ -210,9 +154,6 @@ async def test_a_client_travels() -> None:
         sync = pickle.loads(pickle.dumps(SyncQueue(queue.endpoint)))
         assert list((await asyncio.to_thread(sync.describe))["partitions"]) == ["a"]
         sync.disconnect()
-
-
-async def test_a_portal_connects_on_its_own() -> None:
     async with serving() as (_, queue):
 
         def through() -> object:
@@ -404,9 +345,7 @@ LARGE = 2 << 20
 
 
 @pytest.mark.parametrize("comes", [True, False])
-async def test_large_messages_that_are_not_whole_share_so_much_memory(
-    monkeypatch: pytest.MonkeyPatch, comes: bool
-) -> None:
+async def test_large_messages_share_so_much_memory(monkeypatch: pytest.MonkeyPatch, comes: bool) -> None:
     """One that does not come makes room for the next."""
     monkeypatch.setattr(stream, "ROOM", LARGE)
     monkeypatch.setattr(stream, "PATIENCE_S", 3600.0)
@@ -442,17 +381,14 @@ async def test_a_segment_that_could_shrink_is_refused_and_closed() -> None:
         await until(queue, lambda _: descriptors() == before)
 
 
-async def test_shared_memory_does_not_go_over_tcp() -> None:
-    with pytest.raises(ValueError, match="no descriptors travel over tcp:127.0.0.1:0"):
-        QueueServer(SPEC, ShmBackend(), address="tcp:127.0.0.1:0")
-
-
-async def test_that_no_queue_listens_is_a_clear_error() -> None:
+async def test_that_no_queue_listens_or_none_can_is_a_clear_error() -> None:
     queue = RemoteQueue(Endpoint("unix:no-queue-here", b"", ShmBackend(), SPEC))
     with pytest.raises(ConnectionError, match="no transfer queue listens on unix:no-queue-here"):
         await queue.describe()
     with pytest.raises(ConnectionError, match="no transfer queue listens on unix:no-queue-here"):
         SyncQueue(queue.endpoint).describe()
+    with pytest.raises(ValueError, match="no descriptors travel over tcp:127.0.0.1:0"):
+        QueueServer(SPEC, ShmBackend(), address="tcp:127.0.0.1:0")
 
 
 def test_a_folder_of_sockets_that_goes_as_it_is_looked_at_is_no_error() -> None:
@@ -464,3 +400,32 @@ def test_a_folder_of_sockets_that_goes_as_it_is_looked_at_is_no_error() -> None:
         environment = os.environ | {"TMPDIR": shared}
         done = subprocess.run([sys.executable, "-c", code], cwd=ROOT, env=environment, capture_output=True, text=True)
         assert done.returncode == 0 and done.stdout.startswith(shared), done.stderr
+
+
+async def test_what_never_arrived_goes_out_again() -> None:
+    async with serving() as (server, queue):
+        await queue.create_partition("a", range(4))
+        await queue.put("a", range(4), tokens(range(4)))
+        async with Stranger.at(server) as stranger:
+            get = m.Get(GetRequest("score", 2))
+            assert isinstance(await stranger.asks(get), m.Assigned)
+        assert ids(await queue.get("score", 4)) == [0, 1, 2, 3]
+
+
+async def test_parked_gets_of_a_client_that_went_take_nothing() -> None:
+    async with serving() as (server, queue):
+        await queue.create_partition("a", range(4))
+        async with Stranger.at(server) as stranger:
+            await stranger.say(2, m.encode(m.Get(GetRequest("score", 2))))
+            assert isinstance(await stranger.asks(m.Verb("waiting")), m.Done)
+        await until(queue, lambda waiting: not waiting)
+        await queue.put("a", range(4), tokens(range(4)))
+        assert ids(await queue.get("score", 4)) == [0, 1, 2, 3]
+
+
+async def test_a_waiting_call_of_a_client_that_went_at_once_is_never_begun() -> None:
+    async with serving() as (server, queue):
+        await queue.create_partition("a", range(4))
+        async with Stranger.at(server) as stranger:
+            await stranger.say(2, m.encode(m.Get(GetRequest("score", 2))))
+        await until(queue, lambda waiting: not waiting and len(server._clients) == 1)

@@ -1,7 +1,5 @@
 """Columns and frames: what a put packs is what an assignment unpacks; what cannot be is refused by name."""
 
-from __future__ import annotations
-
 import subprocess
 import sys
 from collections.abc import Mapping, Sequence
@@ -20,22 +18,16 @@ def same(ragged: Ragged, rows: list[np.ndarray]) -> bool:
     return [row.tolist() for row in ragged.rows()] == [row.tolist() for row in rows]
 
 
-def test_ragged_rows_are_packed_without_padding() -> None:
+def test_ragged_rows_are_packed_taken_in_order_and_refused_where_lengths_do_not_fit() -> None:
     ragged = Ragged.from_rows(ROWS)
     assert ragged.values.tolist() == [1, 2, 3, 4, 5, 6]
     assert ragged.offsets.tolist() == [0, 3, 3, 4, 6]
     assert [ragged.row(i).tolist() for i in range(4)] == [row.tolist() for row in ROWS]
     assert same(ragged, ROWS)
-
-
-def test_ragged_rows_are_taken_in_the_order_asked_for() -> None:
     ragged = Ragged.from_rows(ROWS)
     order = [3, 1, 2, 0, 3, 2]
     assert same(ragged.take(order), [ROWS[i] for i in order])
     assert len(ragged.take([])) == 0 and ragged.take([]).values.dtype == np.int64
-
-
-def test_lengths_that_do_not_fit_the_values_are_refused() -> None:
     with pytest.raises(ValueError, match="lengths sum to 5"):
         Ragged(np.zeros(4), np.array([2, 3]))
 
@@ -68,12 +60,6 @@ def test_a_batch_becomes_tensors_without_a_copy() -> None:
         batch.dense("r")
     with pytest.raises(TypeError, match="'d' is dense"):
         batch.ragged("d")
-
-
-def test_the_package_imports_neither_torch_nor_ray() -> None:
-    code = "import sys, harness.transfer_queue; print([m for m in ('torch', 'ray') if m in sys.modules])"
-    described = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert described.stdout.strip() == "[]"
 
 
 SPECS = {"r": ColumnSpec("int64", ragged=True), "d": ColumnSpec("float32", shape=(2,))}
@@ -110,7 +96,7 @@ def test_what_was_packed_is_unpacked(column: Column) -> None:
         assert np.array_equal(got, column)  # type: ignore[arg-type]
 
 
-def test_rows_are_gathered_over_frames_in_the_order_asked_for() -> None:
+def test_rows_are_gathered_over_frames_and_one_stretch_is_a_view() -> None:
     runs = ((1, 1, 2), (0, 0, 1), (1, 0, 1), (0, 1, 2))
     columns = [{"r": RAGGED.take([0, 1]), "d": DENSE[[0, 1]]}, {"r": RAGGED.take([2, 3]), "d": DENSE[[2, 3]]}]
     storage = LocalStorage()
@@ -118,15 +104,9 @@ def test_rows_are_gathered_over_frames_in_the_order_asked_for() -> None:
     check(storage.read(assignment(frames, runs), SPECS), [3, 0, 2, 1])
     buffers = {(f, name): buffer(column) for f, own in enumerate(columns) for name, column in own.items()}
     check(assemble(assignment(frames, runs), buffers, SPECS), [3, 0, 2, 1])
-
-
-def test_an_assignment_of_no_rows_has_empty_columns() -> None:
     frame = LocalStorage().write("p", {"r": RAGGED, "d": DENSE})
     read = LocalStorage().read(assignment([frame], ()), SPECS)
     assert len(read["r"]) == 0 and read["d"].shape == (0, 2)  # type: ignore[union-attr]
-
-
-def test_one_stretch_of_one_frame_is_a_view_of_its_buffer() -> None:
     buffers = {(0, "r"): buffer(RAGGED), (0, "d"): buffer(DENSE)}
     frame = Frame(4, {name: buffers[0, name].size for name in SPECS}, (0, 0))
     read = assemble(assignment([frame], ((0, 1, 3),)), buffers, SPECS)
@@ -135,13 +115,20 @@ def test_one_stretch_of_one_frame_is_a_view_of_its_buffer() -> None:
     assert buffers[0, "d"].view(np.float32)[2] == 99
 
 
-def test_the_local_storage_gives_every_reader_arrays_of_its_own() -> None:
+def test_stores_give_buffers_and_every_reader_arrays_of_its_own() -> None:
     storage = LocalStorage()
     frame = storage.write("p", {"r": RAGGED, "d": DENSE})
     for _ in range(2):
         read = storage.read(assignment([frame], ((0, 0, 4),)), SPECS)
         check(read, [0, 1, 2, 3])
         read["d"][:] = -1  # type: ignore[index]
+    packed = buffer(RAGGED)
+    packed.view(np.int64)[4] += 1
+    with pytest.raises(ValueError, match="offsets from 0 to 10"):
+        unpack(packed, SPECS["r"], 4)
+    code = "import sys, harness.transfer_queue; print([m for m in ('torch', 'ray') if m in sys.modules])"
+    described = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert described.stdout.strip() == "[]"
 
 
 async def test_a_store_gives_the_buffers_of_a_frame() -> None:
@@ -164,10 +151,3 @@ async def test_a_store_gives_the_buffers_of_a_frame() -> None:
 def test_a_frame_that_cannot_be_is_refused(sizes: dict[str, int], place: tuple[int, int] | bytes, message: str) -> None:
     with pytest.raises(ValueError, match=message):
         Frame(4, sizes, place).check(SPECS)
-
-
-def test_offsets_that_lie_are_refused() -> None:
-    packed = buffer(RAGGED)
-    packed.view(np.int64)[4] += 1
-    with pytest.raises(ValueError, match="offsets from 0 to 10"):
-        unpack(packed, SPECS["r"], 4)

@@ -1,7 +1,5 @@
 """Shared memory: what a writer writes a reader reads, nothing of it has a name, and no writer is believed."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -127,19 +125,21 @@ def test_arrays_are_the_readers_own_aligned_and_outlive_the_partition(inline_byt
         del first, second, column, values
 
 
-def test_a_writer_may_go_on_changing_its_arrays() -> None:
+def test_small_frames_need_no_segment_and_a_writer_may_go_on_changing_its_arrays() -> None:
     with pair() as (storage, store):
         described = {"reward": np.ones(2000, np.float32)}
         frame = write(storage, store, "p", described)
         described["reward"][:] = 7
         assert (read(storage, store, [frame], [Part(("reward",), ((0, 0, 2000),))])["reward"] == 1).all()
-
-
-def test_small_frames_carry_their_bytes_and_need_no_segment() -> None:
     with pair(inline_bytes=4096) as (storage, store):
         frame = write(storage, store, "p", {"reward": np.ones(1024, np.float32)})
         assert isinstance(frame.place, bytes) and storage.unannounced("p") is None
         assert not isinstance(write(storage, store, "p", {"reward": np.ones(1025, np.float32)}).place, bytes)
+    with pair() as (storage, store):
+        write(storage, store, "p", columns(5, 0))
+        refused = storage.write("p", columns(9, 1))
+        storage.discard("p", refused)
+        assert storage.write("p", columns(9, 2)).place == refused.place
 
 
 @pytest.mark.parametrize("most", [1, 7, 100])
@@ -158,14 +158,6 @@ def test_what_one_system_call_cannot_write_the_next_ones_do(most: int, monkeypat
         assert all(same(got[name], described[name]) for name in described)
 
 
-def test_the_memory_of_a_refused_frame_is_used_again() -> None:
-    with pair() as (storage, store):
-        write(storage, store, "p", columns(5, 0))
-        refused = storage.write("p", columns(9, 1))
-        storage.discard("p", refused)
-        assert storage.write("p", columns(9, 2)).place == refused.place
-
-
 def test_a_frame_of_many_short_runs_is_read_in_one_call(monkeypatch: pytest.MonkeyPatch) -> None:
     calls, read_from = [], os.preadv
     monkeypatch.setattr(os, "preadv", lambda *arguments: calls.append(arguments) or read_from(*arguments))
@@ -178,27 +170,10 @@ def test_a_frame_of_many_short_runs_is_read_in_one_call(monkeypatch: pytest.Monk
         assert all(same(got[name], joined([part_of(c, a, b) for _, a, b in runs])) for name, c in described.items())
 
 
-async def test_a_snapshot_gets_the_buffers_of_a_frame() -> None:
-    with pair() as (storage, store):
-        described = columns(5, 0)
-        buffers = await store.fetch("p", write(storage, store, "p", described))
-        reward = described["reward"]
-        assert isinstance(reward, np.ndarray) and buffers["reward"].tobytes() == reward.tobytes()
-
-
-def test_a_segment_that_could_shrink_is_refused() -> None:
-    with pair() as (_, store), memory(os.MFD_ALLOW_SEALING) as unsealed:
-        with pytest.raises(ValueError, match="not sealed against shrinking"):
-            store.open(1, "p", 1 << 32, unsealed)
-
-
-def test_a_segment_that_is_no_shared_memory_is_refused() -> None:
+def test_a_segment_that_is_none_or_anothers_is_refused() -> None:
     with pair() as (_, store), open(os.devnull) as file:
         with pytest.raises(ValueError, match="not shared memory"):
             store.open(1, "p", 1 << 32, file.fileno())
-
-
-def test_a_segment_of_another_writers_number_is_refused() -> None:
     with pair() as (storage, store):
         write(storage, store, "p", columns(5, 0))
         with pytest.raises(ValueError, match="not one that writer 2 may open"):
@@ -225,7 +200,7 @@ def test_a_frame_outside_its_own_segment_is_refused() -> None:
             store.check(1, "p", Frame(frame.rows, frame.sizes, (unit + 1, start)))
 
 
-def test_dropping_a_partition_tells_who_has_segments_of_it() -> None:
+def test_partitions_tell_who_has_segments_and_neighbouring_columns_are_read_at_once() -> None:
     with pair() as (storage, store):
         described: list[tuple[str, set[int]]] = []
         store.dropped = lambda partition, writers: described.append((partition, writers))
@@ -233,9 +208,6 @@ def test_dropping_a_partition_tells_who_has_segments_of_it() -> None:
         store.drop("p")
         store.drop("q")
         assert described == [("p", {1})]
-
-
-def test_neighbouring_columns_are_read_in_one_go() -> None:
     sizes = {"a": 10, "b": 64, "c": 65, "d": 1}
     assert stretches(sizes, ["b", "c"]) == [(["b", "c"], 64, 129)]
     assert stretches(sizes, ["a", "c", "d"]) == [(["a"], 0, 10), (["c", "d"], 128, 129)]

@@ -1,7 +1,5 @@
 """A saved queue goes on as it was, whenever a process died; what is damaged, missing or of another queue is refused."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import json
@@ -23,7 +21,6 @@ from harness.rpc.handshake import greet_blocking
 from harness.rpc.sockets import HEADER, socket_address
 from harness.transfer_queue import ColumnSpec, LeaseExpired, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.control.spec import GetRequest
-from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.rows.columns import Column
@@ -34,7 +31,6 @@ from harness.transfer_queue.snapshots.snapshot import save
 from harness.transfer_queue.storage.inline import InlineBackend, InlineStorage, inline_buffers
 from harness.transfer_queue.storage.protocol import QueueBackend
 from harness.transfer_queue.storage.shm import ShmBackend
-from tests.support.local_queue import virtual
 from tests.support.project import ROOT
 from tests.support.queue_in_a_folder import SPEC, Queue, cells
 
@@ -75,9 +71,7 @@ async def test_what_consumers_that_are_no_more_hold_is_named_and_can_be_released
     assert loaded.get("train") == (2, [0, 1])
 
 
-async def test_an_assignment_that_was_not_received_goes_out_again_and_one_that_was_received_does_not(
-    tmp_path: Path,
-) -> None:
+async def test_an_assignment_that_was_not_received_goes_out_again(tmp_path: Path) -> None:
     queue = Queue()
     await queue.service.create_partition("a", range(4))
     queue.put([0, 1, 2, 3])
@@ -88,21 +82,6 @@ async def test_an_assignment_that_was_not_received_goes_out_again_and_one_that_w
     loaded = Queue(tmp_path)
     loaded.service.lose([lease.number for lease in loaded.service.open_leases()])
     assert loaded.get("score") == (2, [2, 3])
-
-
-@virtual
-async def test_a_local_queue_is_saved_and_loaded(tmp_path: Path) -> None:
-    queue = LocalQueue(SPEC)
-    await queue.create_partition("a", range(3))
-    await queue.put("a", [2, 0, 1], cells([2, 0, 1]))
-    assert (await queue.get("train", 2)) is not None
-    await queue.save(tmp_path)
-    loaded = LocalQueue.load(SPEC, tmp_path)
-    batch = await loaded.get("train", 1)
-    assert batch is not None and batch.rows.tolist() == [2] and batch.ragged("tokens").values.tolist() == [2, 3]
-    assert [lease.number for lease in loaded.open_leases()] == [0, 1]
-    described, before = await loaded.describe(), await queue.describe()
-    assert (described["bytes"], described["column_bytes"]) == (before["bytes"], before["column_bytes"])
 
 
 # -- in use
@@ -213,9 +192,12 @@ async def test_one_at_a_time_saves_to_a_folder_or_loads_from_it(tmp_path: Path) 
     assert Queue(tmp_path).described() == queue.described()
 
 
-async def test_nobody_else_enters_the_folder_of_a_saved_queue(tmp_path: Path) -> None:
+async def test_a_saved_queue_is_its_owners_and_goes_on_after_a_kill(tmp_path: Path) -> None:
     await Queue().save(tmp_path / "rows")
     assert stat.S_IMODE(os.stat(tmp_path / "rows").st_mode) == 0o700
+    last = kill_amid_saves(tmp_path)
+    written = Queue(tmp_path).described()["partitions"]["a"]["written"]["reward"]
+    assert written in (last + 1, last + 2)
 
 
 class Died(BaseException):
@@ -306,12 +288,6 @@ def kill_amid_saves(folder: Path) -> int:
     return max(int(line) for line in lines if line.endswith(b"\n"))
 
 
-async def test_what_a_killed_process_had_saved_goes_on(tmp_path: Path) -> None:
-    last = kill_amid_saves(tmp_path)
-    written = Queue(tmp_path).described()["partitions"]["a"]["written"]["reward"]
-    assert written in (last + 1, last + 2)
-
-
 # -- what is not what was written
 
 
@@ -341,11 +317,16 @@ async def test_a_folder_that_names_no_snapshot_is_an_error(tmp_path: Path, empti
         Queue(tmp_path)
 
 
-async def test_a_snapshot_that_is_missing_is_an_error(tmp_path: Path) -> None:
+async def test_a_folder_without_a_queue_or_its_snapshot_is_an_error(tmp_path: Path) -> None:
     await saved(tmp_path)
     (tmp_path / "snapshot-1.msgpack").unlink()
     with pytest.raises(DamagedSnapshot, match="snapshot-1.msgpack is not there, though CURRENT names it"):
         Queue(tmp_path)
+    with pytest.raises(ValueError, match="no queue was saved in .*: there is no such folder"):
+        Queue(tmp_path / "none")
+    (tmp_path / "empty").mkdir()
+    with pytest.raises(ValueError, match="no queue was saved in"):
+        Queue(tmp_path / "empty")
 
 
 async def test_another_spec_is_refused_and_told_apart(tmp_path: Path) -> None:
@@ -361,13 +342,6 @@ async def test_another_spec_is_refused_and_told_apart(tmp_path: Path) -> None:
         "spec.capacity_rows is None there, 5 here",
     ):
         assert difference in str(error.value)
-
-
-async def test_a_folder_without_a_queue_is_an_error(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="no queue was saved in .*: there is no such folder"):
-        Queue(tmp_path / "none")
-    with pytest.raises(ValueError, match="no queue was saved in"):
-        Queue(tmp_path)
 
 
 # -- other processes

@@ -1,8 +1,6 @@
 """Connections over TCP: who listens in learns nothing, who is in between can change nothing, and who shows another
 certificate than that of the address is not spoken to."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import AsyncExitStack, asynccontextmanager, closing, suppress
@@ -127,9 +125,7 @@ def with_a_record(data: bytes) -> bytes:
 
 @pytest.mark.parametrize("to_server", [True, False])
 @pytest.mark.parametrize("spoil", [flipped, with_a_record])
-async def test_what_somebody_in_between_changes_or_adds_ends_the_connection(
-    spoil: Callable[[bytes], bytes], to_server: bool
-) -> None:
+async def test_what_is_changed_in_between_ends_the_connection(spoil: Callable[[bytes], bytes], to_server: bool) -> None:
     async with serving(InlineBackend(), TCP) as (server, queue), between(queue, server.address) as (relay, relayed):
         await relayed.create_partition("a", range(2))
         get = asyncio.create_task(relayed.get("score", 1))

@@ -1,7 +1,5 @@
 """Calls that wait for capacity; and what a reader that is gone had not finished, which goes out again row by row."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from typing import Any
@@ -59,16 +57,12 @@ async def test_a_put_that_finds_no_room_in_time_names_the_slowest_task_and_write
 
 
 @virtual
-async def test_a_put_larger_than_the_queue_may_ever_hold_is_refused_at_once() -> None:
+async def test_a_put_larger_than_the_queue_is_refused_and_a_waiting_one_when_its_partition_is_cleared() -> None:
     q = queue(4)
     await q.create_partition("a", range(6))
     with pytest.raises(ValueError, match="a put of 48 bytes is more than capacity_bytes=32: put fewer rows"):
         await q.put("a", range(6), rewards(range(6)))
     await q.put("a", range(4), rewards(range(4)))
-
-
-@virtual
-async def test_a_waiting_put_is_refused_when_its_partition_is_cleared() -> None:
     q = queue(4)
     await q.create_partition("a", range(6))
     await q.put("a", range(4), rewards(range(4)))

@@ -1,7 +1,5 @@
 """Frames, messages and proofs on a stream; and bad input on every public surface: one clear error, nothing changed."""
 
-from __future__ import annotations
-
 import dataclasses
 import os
 import socket
@@ -40,24 +38,15 @@ def test_frames_come_out_as_they_went_in_however_the_stream_is_cut(bodies: list[
     splitter.close()
 
 
-def test_a_stream_that_ends_inside_a_frame_is_an_error() -> None:
+def test_an_oversized_or_cut_off_frame_is_refused() -> None:
     splitter = Splitter()
     splitter.feed(framed(1, b"whole") + framed(2, b"half of it")[:-3])
     with pytest.raises(WireError, match="17 bytes into a frame"):
         splitter.close()
-
-
-def test_an_oversized_frame_is_refused_as_soon_as_it_is_announced() -> None:
     with pytest.raises(WireError, match="1001 bytes was announced; the limit is 1000"):
         Splitter(limit=1000).feed(HEADER.pack(1001, 0, 1))
-
-
-def test_a_message_over_the_limit_does_not_leave() -> None:
     with pytest.raises(ValueError, match="1001 bytes is over the limit of 1000: put fewer rows at a time"):
         Framer(limit=1000).frame(1, bytes(1001))
-
-
-def test_a_frame_without_the_descriptors_it_announces_is_refused() -> None:
     with pytest.raises(WireError, match="0 descriptors instead of 1"):
         Splitter().feed(HEADER.pack(0, 1, 1))
 
@@ -80,10 +69,16 @@ def test_any_number_of_descriptors_arrives_with_its_frame(count: int) -> None:
         assert descriptors() == before
 
 
-def test_portions_are_the_whole_in_order() -> None:
+def test_portions_are_whole_and_descriptors_of_cut_frames_closed() -> None:
     parts = portions(b"0123456789", list(range(600)))
     assert b"".join(data for data, _ in parts) == b"0123456789" and all(data for data, _ in parts)
     assert [d for _, lot in parts for d in lot] == list(range(600)) and max(len(lot) for _, lot in parts) <= 253
+    before = descriptors()
+    splitter = Splitter()
+    splitter.feed(HEADER.pack(10, 1, 1), [os.open(os.devnull, os.O_RDONLY)])
+    with pytest.raises(WireError):
+        splitter.close()
+    assert descriptors() == before
 
 
 def test_what_a_socket_does_not_take_is_kept_with_copies_of_its_descriptors() -> None:
@@ -110,15 +105,6 @@ def test_what_a_socket_does_not_take_is_kept_with_copies_of_its_descriptors() ->
         assert descriptors() == before and not outbox.nbytes
 
 
-def test_descriptors_of_a_frame_that_never_came_whole_are_closed() -> None:
-    before = descriptors()
-    splitter = Splitter()
-    splitter.feed(HEADER.pack(10, 1, 1), [os.open(os.devnull, os.O_RDONLY)])
-    with pytest.raises(WireError):
-        splitter.close()
-    assert descriptors() == before
-
-
 @given(st.binary(max_size=200))
 def test_a_garbled_message_is_a_value_error_or_a_message(data: bytes) -> None:
     for decode in (m.decode_request, m.decode_answer):
@@ -142,11 +128,6 @@ def test_a_message_of_wrong_types_is_refused(garbled: list[object]) -> None:
         m.decode_request(msgspec.msgpack.encode(garbled))
 
 
-def test_row_ids_that_are_no_whole_numbers_are_refused() -> None:
-    with pytest.raises(ValueError, match="9 bytes are not int64"):
-        m.to_rows(bytes(9))
-
-
 def test_an_assignment_arrives_as_it_was_with_descriptors_for_their_indices() -> None:
     frames = (Frame(2, {"a": 16}, (0, 64)), Frame(1, {"a": 8}, bytes(8)))
     sent = BatchAssignment(3, "p", np.array([5, 6]), frames, (Part(("a",), ((0, 1, 2), (1, 0, 1))),))
@@ -163,13 +144,12 @@ def test_errors_that_the_queue_documents_arrive_as_they_are(kind: type[Exception
     assert type(error) is kind and str(error) == "why"
 
 
-def test_any_other_error_arrives_as_a_runtime_error_that_names_it() -> None:
+def test_any_other_error_arrives_as_the_kind_that_holds_it() -> None:
     error = m.raised(m.failed(KeyError("why")))
     assert type(error) is RuntimeError and "KeyError" in str(error)
-
-
-def test_a_special_value_error_arrives_as_a_value_error() -> None:
     assert type(m.raised(m.failed(UnicodeError("why")))) is ValueError
+    with pytest.raises(ValueError, match="9 bytes are not int64"):
+        m.to_rows(bytes(9))
 
 
 def test_each_side_proves_the_token_for_one_connection_and_never_sends_it() -> None:
@@ -437,7 +417,7 @@ def test_a_client_that_does_not_prove_the_token_is_disconnected(
         assert heard[STEP:] == REFUSED and not caplog.records
 
 
-def test_a_frame_that_ends_in_the_middle_takes_nothing_else_down(server: ServerThread) -> None:
+def test_frames_that_end_in_the_middle_or_are_too_long_take_nothing_else_down(server: ServerThread) -> None:
     for cut in (1, HEADER.size, HEADER.size + 3):
         with closing(Stranger(server, admitted=True)) as stranger:
             body = m.encode(m.Verb("describe"))
@@ -445,9 +425,6 @@ def test_a_frame_that_ends_in_the_middle_takes_nothing_else_down(server: ServerT
     other = SyncConnection(server.endpoint)
     assert other.call("describe")["partitions"] == {}
     other.end()
-
-
-def test_a_message_that_is_too_long_is_refused_before_it_came(server: ServerThread) -> None:
     with closing(Stranger(server, admitted=True)) as stranger:
         stranger.sock.sendall(HEADER.pack(1 << 30, 0, 1))
         answer = stranger.hear()

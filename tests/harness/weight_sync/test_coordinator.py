@@ -23,7 +23,7 @@ RECEIVERS = ("engine0", "engine1", "scorer")
 # --- connecting ------------------------------------------------------------------------------------------------------
 
 
-async def test_through_shared_memory_all_join_and_then_the_file_is_unlinked() -> None:
+async def test_through_shared_memory_all_join_then_the_file_goes_also_where_one_fails() -> None:
     setting = Setting("ipc")
     await setting.coordinator.connect()
     assert setting.log[:3] == ["trainer0.plan", "trainer1.gather_only", "trainer0.open"]
@@ -32,22 +32,16 @@ async def test_through_shared_memory_all_join_and_then_the_file_is_unlinked() ->
     assert [worker.arguments["join"] for worker in (*setting.engines, setting.scorer)] == [(offer, n) for n in range(3)]
     assert not setting.shared_path.exists()
     assert setting.coordinator.plan is PLAN
-
-
-async def test_an_engine_of_several_processes_is_as_many_receivers() -> None:
-    setting = Setting("collective")
-    setting.engines[0].ends = 3
-    await setting.coordinator.connect()
-    assert setting.trainers[0].arguments["open"][3] == 5
-    assert [worker.arguments["join"][1] for worker in (*setting.engines, setting.scorer)] == [0, 3, 4]
-
-
-async def test_the_shared_file_is_unlinked_where_an_engine_fails_to_join() -> None:
     setting = Setting("ipc", fails={"engine1": "join"})
     with pytest.RaisesGroup(pytest.RaisesExc(RuntimeError, match="engine1 fails to join"), flatten_subgroups=True):
         await setting.coordinator.connect()
     assert not setting.shared_path.exists()
     assert setting.coordinator.plan is None
+    setting = Setting("collective")
+    setting.engines[0].ends = 3
+    await setting.coordinator.connect()
+    assert setting.trainers[0].arguments["open"][3] == 5
+    assert [worker.arguments["join"][1] for worker in (*setting.engines, setting.scorer)] == [0, 3, 4]
 
 
 @pytest.mark.parametrize("transport", ["collective", "host_staged"])
@@ -67,9 +61,7 @@ async def test_sender_and_receivers_of_a_process_group_meet_at_once(transport: s
 
 
 @pytest.mark.parametrize("transport", ["collective", "host_staged"])
-async def test_every_training_rank_sends_where_there_are_buckets_for_all(
-    transport: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_every_rank_sends_where_there_are_buckets(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     two = plan_transfer({"one": torch.zeros(3), "other": torch.zeros(3)}.items(), 16)
     monkeypatch.setattr("tests.support.coordinated_workers.PLAN", two)
     setting = Setting(transport)
@@ -94,17 +86,6 @@ async def test_what_did_not_arrive_is_sent_again_by_every_rank_that_sends(monkey
 
 
 # --- publishing ------------------------------------------------------------------------------------------------------
-
-
-async def test_simulated_engines_read_shared_memory_after_every_rank_has_written() -> None:
-    setting = Setting("ipc")
-    written = setting.trainers[1].hold("send")
-    publishing = asyncio.create_task(write_then_read(setting.trainers, [*setting.engines, setting.scorer], 1))
-    await settle()
-    assert setting.calls() == ["trainer0.send", "trainer1.send"]
-    written.set()
-    await publishing
-    assert setting.calls() == [f"{name}.load" for name in RECEIVERS]
 
 
 @pytest.mark.parametrize("transport", ["ipc", "collective"])
@@ -175,7 +156,7 @@ async def test_the_trainer_goes_on_when_its_copy_is_made_and_receivers_take_it_m
     assert kinds == {("engine0", "stage_weights"), ("engine1", "stage_weights")}
 
 
-async def test_a_version_arrives_when_every_engine_has_it() -> None:
+async def test_a_version_arrives_and_is_swapped_once_every_engine_has_it() -> None:
     setting = Setting("host_staged")
     stage = setting.engines[1].hold("stage")
     await setting.coordinator.start_transfer(1)
@@ -184,6 +165,16 @@ async def test_a_version_arrives_when_every_engine_has_it() -> None:
     assert not arrived.done()
     stage.set()
     await arrived
+    setting = Setting("host_staged")
+    stage = setting.engines[0].hold("stage")
+    await setting.coordinator.start_transfer(1)
+    swapping = asyncio.create_task(setting.coordinator.swap(setting.engines[1:], 1))
+    await settle()
+    assert "engine1.swap" not in setting.calls()
+    stage.set()
+    await swapping
+    assert "engine1.swap" in setting.calls()
+    await setting.coordinator.finish()
 
 
 async def test_the_next_transfer_waits_for_the_one_before_and_only_then_asks_the_trainer_for_a_copy() -> None:
@@ -241,23 +232,8 @@ async def test_engines_do_not_wait_for_others_that_compute_but_the_next_transfer
     await setting.coordinator.finish()
 
 
-async def test_a_swap_waits_for_its_version() -> None:
-    setting = Setting("host_staged")
-    stage = setting.engines[0].hold("stage")
-    await setting.coordinator.start_transfer(1)
-    swapping = asyncio.create_task(setting.coordinator.swap(setting.engines[1:], 1))
-    await settle()
-    assert "engine1.swap" not in setting.calls()
-    stage.set()
-    await swapping
-    assert "engine1.swap" in setting.calls()
-    await setting.coordinator.finish()
-
-
 @pytest.mark.parametrize(("worker", "method"), [("engine1", "stage"), ("trainer0", "wait_arrived"), ("scorer", "swap")])
-async def test_a_failure_in_the_background_is_raised_by_whatever_is_called_next_and_at_the_end(
-    worker: str, method: str
-) -> None:
+async def test_a_failure_in_the_background_is_raised_by_what_is_called_next(worker: str, method: str) -> None:
     setting = Setting("host_staged", fails={worker: method})
     coordinator = setting.coordinator
     waiting = asyncio.create_task(coordinator.wait_arrived(2))
@@ -355,24 +331,18 @@ async def test_a_run_that_may_goes_on_without_the_engine_and_says_so(transport: 
     assert setting.count("engine1.load") == 2
 
 
-async def test_the_dead_are_not_asked_again() -> None:
+async def test_the_dead_are_not_asked_again_and_count_as_no_attempt_of_others() -> None:
     setting = Setting("collective", "go_on", engine1={"load": [DIED]}, engine0={"load": [BROKEN]})
     await setting.coordinator.connect()
     await setting.coordinator.distribute(1)
     assert setting.count("engine1.load") == 1 and setting.count("engine0.load") == 2
     assert setting.coordinator.versions == versions(1, 0, 1) and len(setting.lost) == 1
-
-
-async def test_what_a_death_keeps_from_the_others_is_no_attempt_of_theirs() -> None:
     setting = Setting("collective", "go_on", 2, engine1={"load": [BROKEN]}, scorer={"load": [BROKEN]})
     await setting.coordinator.connect()
     setting.engines[1].errors["join"] = [DIED]  # as the second attempt connects
     await setting.coordinator.distribute(1)
     assert setting.coordinator.versions == versions(1, 0, 1)
     assert setting.lost == ["engine1: engine1 did not get version 1 and holds version 0: engine1 died: it died"]
-
-
-async def test_an_engine_that_dies_again_as_it_is_connected_is_dead_and_no_broken_link() -> None:
     setting = Setting("collective")
     await setting.coordinator.connect()
     setting.engines[0].errors = {"join": [DIED]}
@@ -381,9 +351,7 @@ async def test_an_engine_that_dies_again_as_it_is_connected_is_dead_and_no_broke
 
 
 @pytest.mark.parametrize(("transport", "method"), [("collective", "load"), ("host_staged", "swap")])
-async def test_an_engine_whose_own_process_died_over_a_transfer_is_lost_though_its_worker_lives(
-    transport: str, method: str
-) -> None:
+async def test_an_engine_whose_own_process_died_over_a_transfer_is_lost(transport: str, method: str) -> None:
     died = EngineDied("engine engine1 died: its process is gone")
     setting = Setting(transport, "go_on", engine1={method: [died]}, engine0={"load": [BROKEN], "stage": [BROKEN]})
     await setting.coordinator.connect()
@@ -405,7 +373,17 @@ async def test_the_other_ends_of_a_transfer_do_not_wait_for_an_engine_whose_own_
     assert aborted.is_set() and list(outcome.failed) == ["engine1"]
 
 
-async def test_a_run_cannot_go_on_without_any_engine_nor_without_a_scorer() -> None:
+async def test_a_dead_trainer_and_what_no_attempt_mends_end_the_run() -> None:
+    broken = {"load": [BROKEN]}
+    setting = Setting("collective", trainer0={"send": [DIED]}, engine0=dict(broken), engine1={"load": [BROKEN]})
+    with pytest.RaisesGroup(pytest.RaisesExc(WorkerDied, match="it died")):
+        await setting.coordinator.distribute(1)
+    assert setting.count("trainer0.send") == 1
+    assert setting.coordinator.versions == versions(0, 0, 1)
+    setting = Setting("collective", "go_on", engine1={"load": [WRONG]})
+    with pytest.RaisesGroup(pytest.RaisesExc(ValueError, match="do not fit")):
+        await setting.coordinator.distribute(1)
+    assert setting.count("engine1.load") == 1
     both = Setting("collective", "go_on", 1, engine0={"load": [BROKEN]}, engine1={"load": [BROKEN]})
     with pytest.raises(LostEngine, match="engine0 did not get version 1 .*; engine1 did not get version 1"):
         await both.coordinator.distribute(1)
@@ -414,32 +392,13 @@ async def test_a_run_cannot_go_on_without_any_engine_nor_without_a_scorer() -> N
         await scorer.coordinator.distribute(1)
 
 
-async def test_a_dead_trainer_ends_the_run_at_once() -> None:
-    broken = {"load": [BROKEN]}
-    setting = Setting("collective", trainer0={"send": [DIED]}, engine0=dict(broken), engine1={"load": [BROKEN]})
-    with pytest.RaisesGroup(pytest.RaisesExc(WorkerDied, match="it died")):
-        await setting.coordinator.distribute(1)
-    assert setting.count("trainer0.send") == 1
-    assert setting.coordinator.versions == versions(0, 0, 1)
-
-
-async def test_what_no_attempt_mends_is_raised_as_it_is() -> None:
-    setting = Setting("collective", "go_on", engine1={"load": [WRONG]})
-    with pytest.RaisesGroup(pytest.RaisesExc(ValueError, match="do not fit")):
-        await setting.coordinator.distribute(1)
-    assert setting.count("engine1.load") == 1
-
-
-async def test_a_transport_that_does_not_connect_is_tried_again_too() -> None:
+async def test_a_transport_that_does_not_connect_is_tried_again_and_who_is_silent_given_up() -> None:
     setting = Setting("collective", engine1={"load": [BROKEN], "join": []})
     await setting.coordinator.connect()
     setting.engines[1].errors["join"] = [BROKEN]
     await setting.coordinator.distribute(1)
     assert setting.count("engine1.join") == 3 and setting.count("engine1.load") == 2
     assert setting.coordinator.versions == versions(1, 1, 1)
-
-
-async def test_an_engine_that_does_not_answer_is_given_up() -> None:
     setting = Setting("collective", "go_on", engine1={"load": [TimeoutError("slow")]})
     await setting.coordinator.distribute(1)
     assert setting.count("engine1.load") == 1 and "engine1 did not load version 1 within 10.0 s" in setting.lost[0]
@@ -460,7 +419,7 @@ async def test_a_copy_that_did_not_arrive_is_sent_again_from_host_memory() -> No
     assert setting.count("engine0.join") == 2
 
 
-async def test_a_staged_version_arrives_once_the_run_goes_on_without_who_did_not_get_it() -> None:
+async def test_a_staged_version_arrives_without_who_did_not_get_it_or_ends_the_run() -> None:
     setting = Setting("host_staged", "go_on", 2, engine1={"stage": [BROKEN] * 2})
     await setting.coordinator.connect()
     arrived = asyncio.create_task(setting.coordinator.wait_arrived(1))
@@ -468,9 +427,6 @@ async def test_a_staged_version_arrives_once_the_run_goes_on_without_who_did_not
     await arrived
     await setting.coordinator.swap(setting.fleet.working, 1)
     assert setting.coordinator.versions == versions(1, 0, 1) and len(setting.lost) == 1
-
-
-async def test_a_staged_version_that_one_engine_never_gets_ends_the_run() -> None:
     setting = Setting("host_staged", engine1={"stage": [BROKEN] * 3})
     await setting.coordinator.start_transfer(1)
     await settle()
@@ -479,7 +435,7 @@ async def test_a_staged_version_that_one_engine_never_gets_ends_the_run() -> Non
             await call
 
 
-async def test_engines_come_and_go_between_transfers() -> None:
+async def test_engines_come_go_and_stay_where_others_are_dead() -> None:
     setting = Setting("collective")
     await setting.coordinator.connect()
     await setting.coordinator.distribute(1)
@@ -489,6 +445,12 @@ async def test_engines_come_and_go_between_transfers() -> None:
     await setting.coordinator.distribute(2)
     assert setting.coordinator.versions == {"engine0": 1, "engine1": 2, "scorer": 2, "engine2": 2}
     assert setting.count("engine0.load") == 1 and setting.count("engine2.join") == 1
+    setting = Setting("collective", "go_on")
+    await setting.coordinator.connect()
+    setting.fleet.membership.request("engine1", "leave")
+    setting.engines[0].dead = True  # which nobody has noticed
+    await setting.coordinator.distribute(1)
+    assert setting.coordinator.versions == versions(0, 1, 1) and setting.fleet.membership.working == ["engine1"]
 
 
 async def test_an_engine_that_came_back_loads_nothing_that_travelled_while_it_was_away() -> None:
@@ -505,15 +467,6 @@ async def test_an_engine_that_came_back_loads_nothing_that_travelled_while_it_wa
     assert coordinator.versions == versions(2, 0, 3) and membership.behind == ["engine1"]
     await coordinator.swap(setting.engines[1:], 3)
     assert coordinator.versions == versions(2, 3, 3) and not membership.behind
-
-
-async def test_an_engine_stays_that_was_to_leave_where_the_others_turn_out_to_be_dead() -> None:
-    setting = Setting("collective", "go_on")
-    await setting.coordinator.connect()
-    setting.fleet.membership.request("engine1", "leave")
-    setting.engines[0].dead = True  # which nobody has noticed
-    await setting.coordinator.distribute(1)
-    assert setting.coordinator.versions == versions(0, 1, 1) and setting.fleet.membership.working == ["engine1"]
 
 
 @pytest.mark.parametrize("trainer", [{"send": [BROKEN]}, {"send": [], "resend": [BROKEN], "wait_arrived": [BROKEN]}])

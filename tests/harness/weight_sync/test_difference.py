@@ -1,8 +1,6 @@
 """Only what changed travels: the bits that arrive are those that were sent; where an end may hold anything else, all of
 a bucket is sent."""
 
-from __future__ import annotations
-
 from typing import Any
 
 import pytest
@@ -79,9 +77,7 @@ def test_a_difference_makes_the_new_bytes_of_the_old_and_is_never_longer(data: b
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_after_the_first_version_a_part_travels_and_all_bits_arrive(
-    transport: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_later_versions_travel_in_part_and_arrive_whole(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     offer, sender, receiver = ends(transport)
     sent = counted(sender._group, monkeypatch)
     moved = []
@@ -109,9 +105,7 @@ async def test_versions_in_host_memory_stay_as_they_are_while_others_are_made_of
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_receiver_that_holds_anything_else_says_so_and_gets_all_of_the_next(
-    transport: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_receiver_that_holds_anything_else_gets_all(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     offer, sender, receiver = ends(transport)
     await carried(sender, receiver, 1, trained(1))
     held = receiver._last[0] if transport == "host_staged" else next(iter(receiver._held._held.values()))

@@ -6,15 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import TCPStore, destroy_process_group, init_process_group
-from torch.distributed.device_mesh import init_device_mesh
-from torch.distributed.tensor import Shard, distribute_tensor
 
-from harness.weight_sync.endpoints import GatherOnlySender, HostReceiver, HostSender, WeightReceiver
 from harness.weight_sync.host_staged import HostStagedReceiver, HostStagedSender
 from harness.weight_sync.plan import pack
 from tests.support.processes import run_in_processes
-from tests.support.weight_ends import CPU, LOOPBACK, offered, same, store_of, two_ends, weights
+from tests.support.weight_ends import CPU, offered, same, store_of, two_ends, weights
 
 ROWS = 6_000_000
 """24 MB: more than sockets take in before they are read."""
@@ -29,21 +25,7 @@ async def carry(sender: HostStagedSender, receiver: HostStagedReceiver, *version
 # --- what is there, and for how long ---------------------------------------------------------------------------------
 
 
-async def test_what_was_staged_is_what_was_sent_bit_for_bit() -> None:
-    sender, receiver = two_ends("host_staged")
-    await carry(sender, receiver, 1)
-    await sender.wait_arrived(1)
-    assert same(dict(receiver.staged(1)), weights(1))
-
-
-def test_both_ends_say_what_they_are() -> None:
-    sender, receiver = two_ends("host_staged")
-    assert isinstance(sender, HostSender) and isinstance(receiver, HostReceiver)
-    assert not isinstance(receiver, WeightReceiver)
-    assert not isinstance(GatherOnlySender(sender.plan), HostSender)
-
-
-async def test_the_trainer_may_change_its_weights_once_they_were_sent() -> None:
+async def test_a_trainer_may_change_what_it_sent_and_stages_arrive_in_turn() -> None:
     sender, receiver = two_ends("host_staged")
     trained = weights(1)
     await sender.send(1, trained)
@@ -51,9 +33,15 @@ async def test_the_trainer_may_change_its_weights_once_they_were_sent() -> None:
         tensor.zero_()
     await receiver.stage(1)
     assert same(dict(receiver.staged(1)), weights(1))
+    sender, receiver = two_ends("host_staged")
+    both = asyncio.gather(receiver.stage(1), receiver.stage(2))
+    for version in (1, 2):
+        await sender.send(version, weights(version))
+    await both
+    assert same(dict(receiver.staged(1)), weights(1)) and same(dict(receiver.staged(2)), weights(2))
 
 
-async def test_the_newest_version_is_kept_while_the_next_one_arrives_and_no_third() -> None:
+async def test_the_newest_versions_are_kept_and_what_was_loaded_is_forgotten() -> None:
     sender, receiver = two_ends("host_staged")
     await carry(sender, receiver, 1, 2)
     assert list(receiver._staged) == [1, 2]
@@ -61,31 +49,16 @@ async def test_the_newest_version_is_kept_while_the_next_one_arrives_and_no_thir
     with pytest.raises(ValueError, match="version 1 is not in host memory; there: 2, 3"):
         receiver.staged(1)
     assert same(dict(receiver.staged(2)), weights(2)) and same(dict(receiver.staged(3)), weights(3))
-
-
-async def test_what_was_loaded_is_forgotten_with_all_that_is_older() -> None:
     sender, receiver = two_ends("host_staged")
     await carry(sender, receiver, 1, 2)
     assert same(dict(receiver.staged(2)), weights(2))
     for version in (1, 2):
         with pytest.raises(ValueError, match=f"version {version} is not in host memory; there: none"):
             receiver.staged(version)
-
-
-async def test_a_load_that_broke_off_can_be_repeated() -> None:
     sender, receiver = two_ends("host_staged")
     await carry(sender, receiver, 1)
     next(receiver.staged(1))
     assert same(dict(receiver.staged(1)), weights(1))
-
-
-async def test_stages_asked_for_at_once_arrive_in_turn() -> None:
-    sender, receiver = two_ends("host_staged")
-    both = asyncio.gather(receiver.stage(1), receiver.stage(2))
-    for version in (1, 2):
-        await sender.send(version, weights(version))
-    await both
-    assert same(dict(receiver.staged(1)), weights(1)) and same(dict(receiver.staged(2)), weights(2))
 
 
 async def test_only_the_last_version_sent_can_be_waited_for() -> None:
@@ -172,34 +145,3 @@ async def test_a_truncated_transfer_names_its_version_and_leaves_the_one_before(
     with pytest.raises(ValueError, match="version 2 is not in host memory; there: 1"):
         receiver.staged(2)
     assert same(dict(receiver.staged(1)), weights(1))
-
-
-def one_rank_of_two(rank: int, port: int, offer: Any) -> None:
-    """Half of every tensor; rank 0 sends."""
-    init_process_group(
-        "gloo", store=TCPStore(LOOPBACK, port, 2, False, wait_for_workers=False), rank=rank, world_size=2
-    )
-    mesh = init_device_mesh("cpu", (2,))
-
-    async def send() -> None:
-        sender = offer.sender(store_of(offer), CPU) if rank == 0 else GatherOnlySender(offer.plan)
-        for version in (1, 2):
-            shards = {name: distribute_tensor(t, mesh, [Shard(0)]) for name, t in weights(version).items()}
-            await sender.send(version, shards)
-        if isinstance(sender, HostSender):
-            await sender.wait_arrived(2)
-
-    asyncio.run(send())
-    destroy_process_group()
-
-
-async def test_weights_gathered_from_two_ranks_arrive_whole() -> None:
-    offer, _rendezvous = offered("host_staged", receivers=1)
-    world = TCPStore(LOOPBACK, 0, 2, True, wait_for_workers=False)
-    arguments = [(rank, world.port, offer) for rank in range(2)]
-    sending = asyncio.create_task(asyncio.to_thread(run_in_processes, one_rank_of_two, arguments, 120))
-    receiver = await asyncio.to_thread(offer.receiver, 0, CPU)
-    for version in (1, 2):
-        await receiver.stage(version)
-        assert same(dict(receiver.staged(version)), weights(version))
-    await sending

@@ -64,9 +64,7 @@ def take_part(kind: str, number: int, port: int, offer: Any) -> list[bool] | Non
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("how", [{}, {"checked": True}, {"delta": True}])
-def test_every_version_of_two_ranks_shards_reaches_two_receivers_bit_for_bit(
-    transport: str, how: dict[str, bool]
-) -> None:
+def test_every_version_of_two_ranks_shards_arrives_bit_for_bit(transport: str, how: dict[str, bool]) -> None:
     rendezvous, _store = open_rendezvous(LOOPBACK, RECEIVERS, LONG_S, SENDERS)
     offer = offer_of(transport, plan(**how), rendezvous)
     assert set(offer.plan.owners(SENDERS)) == {0, 1}, "one rank sends all: the test shows nothing"
@@ -142,9 +140,7 @@ def ends(transport: str, *, rows: int = 40, checked: bool = False) -> Iterator[E
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("broken", range(SENDERS))
-def test_where_one_sender_breaks_off_no_end_waits_and_the_next_connection_brings_all(
-    transport: str, broken: int
-) -> None:
+def test_where_one_sender_breaks_off_the_next_connection_brings_all(transport: str, broken: int) -> None:
     with ends(transport) as both:
         assert both.carry(1)[0] == [None, None]
         both.senders[broken]._group.close()

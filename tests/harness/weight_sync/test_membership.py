@@ -20,13 +20,6 @@ def joined(*names: str) -> Membership:
     return membership
 
 
-def test_ranks_follow_the_order_of_joining_after_the_sender() -> None:
-    membership = joined("b", "a", "c")
-    assert membership.ranks == {"b": 1, "a": 2, "c": 3}
-    membership.mark_lost("b", "why")
-    assert membership.ranks == {"a": 1, "c": 2}
-
-
 def test_the_epoch_changes_with_those_who_take_part_and_not_with_what_they_hold() -> None:
     membership = joined("a", "b")
     epochs = [membership.epoch]
@@ -37,14 +30,6 @@ def test_the_epoch_changes_with_those_who_take_part_and_not_with_what_they_hold(
         change()
         epochs.append(membership.epoch)
     assert epochs == sorted(set(epochs))
-
-
-def test_a_member_that_joins_again_reports_its_version_and_keeps_its_number() -> None:
-    membership = joined("a", "b")
-    epoch = membership.epoch
-    membership.join("a", version=7)
-    assert membership.versions == {"a": 7, "b": 0} and membership.ranks["a"] == 1
-    assert membership.epoch == epoch
 
 
 def test_a_lost_member_is_on_record_with_its_old_version_and_takes_part_again_only_when_it_joins() -> None:

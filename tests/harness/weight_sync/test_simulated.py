@@ -1,7 +1,5 @@
 """Simulated transports: how long transfers take, and the calls of the transports that they stand for."""
 
-from __future__ import annotations
-
 import asyncio
 
 import pytest

@@ -53,9 +53,7 @@ def withdraw(offer: Offer) -> None:
 # --- what arrives ----------------------------------------------------------------------------------------------------
 
 
-async def test_ends_that_share_a_gpu_meet_over_gloo_as_nccl_joins_no_two_of_one(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_ends_that_share_a_gpu_meet_over_gloo(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(process_group, "gpu_of", lambda device: "GPU-a")
     offer, store = offered("collective")
     with ThreadPoolExecutor(1) as pool:
@@ -92,9 +90,7 @@ class Damaging:
 
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
-async def test_a_damaged_tensor_is_an_error_and_the_next_transfer_is_fine(
-    transport: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_damage_is_an_error_and_the_next_is_fine(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     ends = two_ends(transport, checked=True)
     Damaging(monkeypatch, transport, "large")
     with pytest.raises(TransferError, match="version 1 .*damaged: large"):
@@ -308,9 +304,7 @@ class Cuda:
         del self.pinned[pointer]
 
 
-def test_slots_that_a_gpu_copies_to_are_pinned_as_long_as_anybody_uses_them(
-    offer: SharedOffer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_slots_of_a_gpu_are_pinned_while_they_are_used(offer: SharedOffer, monkeypatch: pytest.MonkeyPatch) -> None:
     cuda = Cuda(monkeypatch)
     slots = offer._slots(GPU)
     assert cuda.pinned == {slots[0].data_ptr(): 2 * slot_bytes(offer.plan)}

@@ -156,21 +156,6 @@ async def test_the_next_micro_batch_is_asked_for_while_one_is_computed() -> None
     assert await setting.actor.waiting() == []
 
 
-async def test_what_is_due_is_waited_for_when_nothing_else_fits_before_it() -> None:
-    """Groups 0 and 1 were started under limit 2, and have to be among the next three."""
-    setting = Setting(batch=3)
-    await setting.admit()
-    await setting.start(2, below=2)
-    await setting.start(8, below=LIMIT)
-    training = asyncio.create_task(setting.actor.train(0, first=[(2, 3)]))
-    await setting.complete(5)
-    await setting.complete(6, 7)
-    assert setting.trainer.sizes == [GROUP], "one may go before the two that are due, and no more"
-    await setting.complete(1)
-    await setting.complete(0)
-    assert groups_of(await training) == [5, 1, 0]
-
-
 async def test_what_is_due_later_leaves_room_for_others_now() -> None:
     """Two were started under limit 2 and are due in six, so that all of the next three may be others."""
     setting = Setting(batch=3)
@@ -185,22 +170,6 @@ async def test_what_is_due_later_leaves_room_for_others_now() -> None:
     await setting.complete(1)
     await setting.complete(0)
     assert groups_of(await late) == [8, 1, 0]
-
-
-async def test_of_several_limits_the_lowest_that_leaves_no_room_goes_first() -> None:
-    """Group 0 is due in two, groups 0 to 2 in four: one other may go before them."""
-    setting = Setting(batch=4)
-    await setting.admit()
-    await setting.start(1, below=1)
-    await setting.start(2, below=3)
-    await setting.start(7, below=LIMIT)
-    training = asyncio.create_task(setting.actor.train(0, first=[(1, 2), (3, 4)]))
-    await setting.complete(8, 9)
-    assert setting.trainer.sizes == [GROUP]
-    await setting.complete(2)
-    assert setting.trainer.sizes == [GROUP], "group 0 is due within two"
-    await setting.complete(0, 1)
-    assert groups_of(await training) == [8, 0, 2, 1]
 
 
 async def test_a_queue_that_ends_before_the_batch_is_whole_is_an_error() -> None:

@@ -1,7 +1,5 @@
 """The critic's two loops over one queue: values for advantages, and what was made of them to learn from."""
 
-from __future__ import annotations
-
 import asyncio
 
 import numpy as np

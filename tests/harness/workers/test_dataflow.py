@@ -1,7 +1,5 @@
 """The queue of a job: policies by order, and the names of partitions."""
 
-from __future__ import annotations
-
 import pytest
 
 from harness.config.registries import ORDERS
@@ -10,7 +8,7 @@ from harness.workers.dataflow import CRITIC_TRAINING, OF_VALUES, JobShape, itera
 ROLES = ["rollout", "reference", "actor_fwd", "actor"]
 
 
-def test_first_in_first_out_makes_every_forward_pass_and_the_training_wait_their_turn() -> None:
+def test_policies_follow_the_order_of_training() -> None:
     tasks = queue_spec(JobShape(ROLES, training_ranks=2, capacity_rows=8)).tasks
     assert {name: task.policy for name, task in tasks.items()} == {
         "rollout": "fifo",
@@ -21,9 +19,6 @@ def test_first_in_first_out_makes_every_forward_pass_and_the_training_wait_their
         "actor": "fifo",
         "record": "ready",
     }
-
-
-def test_in_order_of_completion_only_rollout_keeps_the_order_of_admission() -> None:
     tasks = queue_spec(JobShape(ROLES, training_ranks=1, capacity_rows=8, order="completion")).tasks
     assert {name: task.policy for name, task in tasks.items()} == {
         "rollout": "fifo",
@@ -34,16 +29,16 @@ def test_in_order_of_completion_only_rollout_keeps_the_order_of_admission() -> N
         "actor": ORDERS["completion"],
         "record": "ready",
     }
+    tasks = queue_spec(JobShape(ROLES, training_ranks=2, capacity_rows=8, order="completion", beside_actor=ROLES)).tasks
+    assert {task.ranks for task in tasks.values()} == {1}
 
 
-def test_whoever_shares_a_micro_batch_shares_it_by_tokens() -> None:
+def test_ranks_share_what_is_beside_the_actor_by_tokens() -> None:
     shape = JobShape([*ROLES, "critic"], training_ranks=2, capacity_rows=8, beside_actor=ROLES[1:3], critic_ranks=2)
     tasks = queue_spec(shape).tasks.values()
     shared = {(task.split, task.weight, task.whole_groups) for task in tasks if task.ranks > 1}
     assert shared == {("balanced", ("prompt", "response"), True)}
 
-
-def test_roles_beside_the_actor_read_by_its_ranks() -> None:
     def ranks(*beside_actor: str) -> list[int]:
         tasks = queue_spec(JobShape(ROLES, training_ranks=4, capacity_rows=8, beside_actor=beside_actor)).tasks
         return [tasks[role].ranks for role in ("reference", "actor_fwd", "actor", "reward")]
@@ -52,7 +47,7 @@ def test_roles_beside_the_actor_read_by_its_ranks() -> None:
     assert ranks("reference", "actor_fwd") == [4, 4, 4, 1]
 
 
-def test_a_critic_reads_rows_twice_and_advantages_are_of_tokens() -> None:
+def test_critics_and_token_baselines_read_what_they_need() -> None:
     spec = queue_spec(
         JobShape(
             [*ROLES, "critic"],
@@ -64,18 +59,10 @@ def test_a_critic_reads_rows_twice_and_advantages_are_of_tokens() -> None:
     )
     assert [spec.tasks[task].ranks for task in ("actor", "critic", CRITIC_TRAINING)] == [2, 4, 4]
     assert spec.tasks[CRITIC_TRAINING].columns == OF_VALUES and spec.columns["advantage"].ragged
-
-
-def test_a_token_baseline_reads_what_actor_fwd_writes_and_the_actor_does_not() -> None:
     read = ("loss_mask", "gradient_squares")
     spec = queue_spec(JobShape([*ROLES, "actor_fwd"], training_ranks=1, capacity_rows=8, advantages_read=read))
     assert spec.tasks["advantages"].columns == ("reward", *read) and spec.columns["advantage"].ragged
     assert "gradient_squares" not in spec.tasks["actor"].columns and "returns" not in spec.columns
-
-
-def test_in_order_of_completion_the_queue_has_one_reader_however_many_train() -> None:
-    tasks = queue_spec(JobShape(ROLES, training_ranks=2, capacity_rows=8, order="completion", beside_actor=ROLES)).tasks
-    assert {task.ranks for task in tasks.values()} == {1}
 
 
 def test_a_partition_names_its_iteration() -> None:

@@ -1,7 +1,5 @@
 """Groups that are trained as they complete, dealt by the first rank of several."""
 
-from __future__ import annotations
-
 import asyncio
 import random
 from collections import Counter
@@ -106,9 +104,7 @@ async def trained(world: list[ActorRole], iteration: int, first: Sequence[tuple[
 
 @pytest.mark.parametrize("ranks", [2, 4])
 @pytest.mark.parametrize("seed", range(8))
-async def test_ranks_agree_on_every_batch_whatever_completes_when_and_what_is_due_is_in_it(
-    ranks: int, seed: int
-) -> None:
+async def test_ranks_agree_on_every_batch_and_what_is_due_is_in_it(ranks: int, seed: int) -> None:
     """Two batches are trained of three that are started: the first `late` groups, under a limit of their own, complete
     last, and are due in the second."""
     draw, batch = random.Random(seed), 8
@@ -176,9 +172,7 @@ class NotingQueue(CountingQueue):
 
 
 @pytest.mark.parametrize(("ranks", "together"), [(2, 1), (4, 1), (2, 2)])
-async def test_a_stage_beside_the_ranks_scores_every_group_at_once_and_all_make_as_many_passes(
-    ranks: int, together: int
-) -> None:
+async def test_a_stage_beside_the_ranks_scores_every_group_at_once(ranks: int, together: int) -> None:
     draw, queue = random.Random(ranks), NotingQueue(training_ranks=ranks, beside_actor=("reference",))
     table, scorers = Table(ranks * together), [LengthScorer() for _ in range(ranks * together)]
     stages = [

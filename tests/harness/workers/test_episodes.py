@@ -1,7 +1,5 @@
 """Samples between their turns: what an environment answers, and how a sample ends."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from typing import Any
@@ -142,7 +140,7 @@ def test_what_cannot_be_an_environment_is_refused_by_name() -> None:
         environment_of(Wrong(object()))  # type: ignore[arg-type]
 
 
-async def test_a_sample_that_is_cut_waits_no_longer_for_its_environment() -> None:
+async def test_a_sample_that_is_cut_waits_for_no_environment_and_gets_no_other_turn() -> None:
     script = Script(instead="hang")
     script.step_timeout_s = 3600.0
     made = episodes(script)
@@ -152,9 +150,6 @@ async def test_a_sample_that_is_cut_waits_no_longer_for_its_environment() -> Non
     ended = await following
     assert isinstance(ended, Completion) and ended.finish_reason == "cut" and ended.turns == 1
     assert script.closed == 1
-
-
-async def test_a_sample_that_is_cut_while_it_speaks_is_given_no_other_turn() -> None:
     script = Script()
     made = episodes(script)
     made.cut([7])

@@ -1,7 +1,5 @@
 """An engine that is borrowed and given back: what it was doing goes on as if nothing had happened."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager

@@ -1,11 +1,14 @@
 import asyncio
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import get_args
 
+import numpy as np
 import pytest
 
-from harness.protocols import RolloutEngine, Sampling
+from harness.protocols import Completion, Request, RolloutEngine, Sampling
 from harness.transfer_queue import Column
+from harness.workers.sample_flow import EngineSamples
 from harness.workers.turns import DeviceTurns
 from schedules.protocol import PauseMode
 from tests.support.role_setting import (
@@ -19,20 +22,6 @@ from tests.support.role_setting import (
     settle,
     torch_engine,
 )
-
-
-async def test_generate_brings_back_every_sample_once_and_leaves_nothing_outstanding() -> None:
-    queue, engine = CountingQueue(), torch_engine(slots=8)
-    rows = await queue.admit(0)
-    role = rollout_role(engine, queue, index=3)
-    await role.generate(0)
-    assert sorted(row for put in queue.responses for row in put) == rows
-    assert engine.running == engine.waiting == 0
-    state = await queue.describe()
-    assert state["partitions"]["train_0"]["written"]["response"] == ROWS
-    batch = await queue.read("actor_fwd")
-    assert len(batch) == ROWS
-    assert all(len(response) > 0 for response in batch.ragged("response").rows())
 
 
 async def test_the_first_sample_of_each_group_is_drawn_greedily_where_others_are_compared_with_it() -> None:
@@ -76,15 +65,6 @@ async def _said(greedy: Sampling | None, *, abort: bool) -> dict[int, tuple[list
     return queue.said
 
 
-async def test_batch_after_batch_can_be_generated() -> None:
-    queue = CountingQueue()
-    role = rollout_role(torch_engine(), queue)
-    for iteration in range(3):
-        await queue.admit(iteration)
-        await role.generate(iteration)
-    assert sorted(row for put in queue.responses for row in put) == list(range(3 * ROWS))
-
-
 @pytest.mark.parametrize("shares_device", [True, False])
 async def test_an_engine_that_shares_its_device_takes_it_for_a_batch_and_gives_it_back(shares_device: bool) -> None:
     queue, engine = CountingQueue(), HandEngine()
@@ -111,34 +91,7 @@ async def test_an_engine_that_sleeps_since_its_start_wakes_where_it_streams() ->
     await running
 
 
-async def test_engines_may_be_at_different_batches_at_the_same_time() -> None:
-    queue, engines = CountingQueue(), [HandEngine(), HandEngine()]
-    half = ROWS // 2 // GROUP * GROUP
-    roles = [rollout_role(engine, queue, index=i, share=half) for i, engine in enumerate(engines)]
-    await queue.admit(0)
-    slow = asyncio.create_task(roles[1].generate(0))
-    fast = asyncio.create_task(roles[0].generate(0))
-    await settle()
-    engines[0].finish(list(engines[0].held))
-    await fast
-    await queue.admit(1)
-    fast = asyncio.create_task(roles[0].generate(1))
-    await settle()
-    assert engines[0].held[0] == ROWS and engines[1].running == half
-    engines[1].finish(list(engines[1].held))
-    await slow
-    assert not fast.done()
-    slow = asyncio.create_task(roles[1].generate(1))
-    while not (fast.done() and slow.done()):
-        for engine in engines:
-            engine.finish(list(engine.held))
-        await settle()
-    assert sorted(row for put in queue.responses for row in put) == list(range(2 * ROWS))
-    written = (await queue.describe())["partitions"]
-    assert [written[f"train_{i}"]["written"]["response"] for i in (0, 1)] == [ROWS, ROWS]
-
-
-async def test_several_batches_as_one_fill_the_slots_that_the_first_leaves_free() -> None:
+async def test_several_batches_as_one_fill_the_slots_and_leave_others_their_share() -> None:
     queue, engine = CountingQueue(), HandEngine(slots=ROWS + GROUP)
     for iteration in range(3):
         await queue.admit(iteration)
@@ -149,9 +102,6 @@ async def test_several_batches_as_one_fill_the_slots_that_the_first_leaves_free(
         engine.finish(list(engine.held))
         await settle()
     assert sorted(row for put in queue.responses for row in put) == list(range(2 * ROWS)), "and none of the third"
-
-
-async def test_of_several_batches_as_one_each_engine_leaves_the_others_their_share() -> None:
     queue, early, late = CountingQueue(), HandEngine(slots=2 * ROWS), HandEngine(slots=2 * ROWS)
     half = ROWS // 2 // GROUP * GROUP
     for iteration in range(2):
@@ -180,34 +130,6 @@ async def test_an_engine_gets_whole_groups_and_no_more_than_it_has_slots_for() -
         engine.finish(list(engine.held))
         await settle()
     assert all(len(batch) % GROUP == 0 and batch[0] % GROUP == 0 for batch in engine.batches)
-
-
-async def test_one_engine_does_not_take_more_than_its_share_at_once() -> None:
-    queue, engines = CountingQueue(), [HandEngine(), HandEngine()]
-    await queue.admit(0)
-    roles = [rollout_role(engine, queue, index=i, share=ROWS // 2) for i, engine in enumerate(engines)]
-    running = [asyncio.create_task(role.generate(0)) for role in roles]
-    await settle()
-    assert all(len(batch) <= ROWS // 2 for engine in engines for batch in engine.batches)
-    assert sorted(row for engine in engines for row in engine.held) == list(range(ROWS))
-    for engine in engines:
-        engine.finish(list(engine.held))
-    await asyncio.gather(*running)
-
-
-async def test_the_first_engine_to_ask_leaves_the_others_their_share_of_a_batch() -> None:
-    queue, early, late = CountingQueue(), HandEngine(), HandEngine()
-    await queue.admit(0)
-    half = ROWS // 2 // GROUP * GROUP
-    first = asyncio.create_task(rollout_role(early, queue, index=0, share=half).generate(0))
-    await settle()
-    assert early.running == half  # though it has slots for the whole batch
-    second = asyncio.create_task(rollout_role(late, queue, index=1, share=ROWS - half).generate(0))
-    await settle()
-    assert late.running == ROWS - half
-    early.finish(list(early.held))
-    late.finish(list(late.held))
-    await asyncio.gather(first, second)
 
 
 async def test_a_completion_that_finishes_while_a_put_is_under_way_is_written_exactly_once() -> None:
@@ -242,20 +164,6 @@ async def test_generate_does_not_return_before_the_last_put_has_ended() -> None:
     assert not running.done() and engine.awake
     queue.gate.set()
     await running
-
-
-async def test_stream_ends_when_the_queue_is_closed_and_exhausted() -> None:
-    queue, engine = CountingQueue(), HandEngine()
-    running = asyncio.create_task(rollout_role(engine, queue).stream())
-    for iteration in range(2):
-        await queue.admit(iteration)
-        await settle()
-        engine.finish(list(engine.held))
-        await settle()
-        assert not running.done()
-    await queue.close()
-    await running
-    assert sorted(row for put in queue.responses for row in put) == list(range(2 * ROWS))
 
 
 async def test_stream_waits_for_its_last_samples_after_the_queue_is_exhausted() -> None:
@@ -293,31 +201,9 @@ async def test_no_group_starts_at_or_beyond_the_dispatch_limit() -> None:
     await running
 
 
-async def test_groups_under_the_dispatch_limit_start_and_a_new_version_lets_the_rest_in() -> None:
-    queue, engine = CountingQueue(), torch_engine()
-    await queue.admit(0)
-    await queue.close()
-    role = rollout_role(engine, queue)
-    await role.join(FixedWeights(), 0)
-    await role.set_dispatch_limit(below=2)
-    running = asyncio.create_task(role.stream())
-    while sum(map(len, queue.responses)) < 2 * GROUP:
-        await settle(1)
-    await settle()
-    assert sorted(row for put in queue.responses for row in put) == list(range(2 * GROUP))
-    await role.pause("keep")
-    await role.load(1)
-    await role.resume(below=ROWS // GROUP)
-    await running
-    versions = [set(queue.versions[row]) for row in range(ROWS)]
-    assert versions == [{0}] * 2 * GROUP + [{1}] * (ROWS - 2 * GROUP)
-
-
 @pytest.mark.parametrize("mode", get_args(PauseMode))
 @pytest.mark.parametrize("staged", [False, True])
-async def test_weights_that_arrive_mid_stream_are_stamped_on_the_tokens_they_sample(
-    mode: PauseMode, staged: bool
-) -> None:
+async def test_weights_that_arrive_mid_stream_are_stamped_on_tokens(mode: PauseMode, staged: bool) -> None:
     queue, engine = CountingQueue(), torch_engine(slots=ROWS)
     await queue.admit(0)
     await queue.close()
@@ -341,18 +227,6 @@ async def test_weights_that_arrive_mid_stream_are_stamped_on_the_tokens_they_sam
     assert len(versions) == ROWS
     assert all(row == sorted(row) and set(row) <= {0, 1} for row in versions)
     assert any(set(row) == {0, 1} for row in versions) is (mode in ("keep", "carry"))
-
-
-async def test_an_idle_engine_swaps_without_a_pause() -> None:
-    queue, engine = CountingQueue(), torch_engine()
-    role = rollout_role(engine, queue)
-    await role.join(FixedWeights(), 0)
-    for iteration in range(2):
-        await queue.admit(iteration)
-        await role.generate(iteration)
-        await role.stage(iteration + 1)
-        await role.swap(iteration + 1)
-    assert all(set(versions) == {row // ROWS} for row, versions in queue.versions.items())
 
 
 async def test_groups_that_arrive_during_a_pause_start_under_the_new_weights() -> None:
@@ -449,17 +323,6 @@ async def test_an_engine_that_fails_ends_the_role_with_its_error() -> None:
 def test_an_engine_too_small_for_a_group_is_refused() -> None:
     with pytest.raises(ValueError, match="engine.slots=3 is less than a group of 4"):
         rollout_role(HandEngine(slots=3), None)
-
-
-async def test_generate_spans_open_with_work_and_close_without() -> None:
-    queue, engine = CountingQueue(), HandEngine()
-    await queue.admit(0)
-    running = asyncio.create_task(rollout_role(engine, queue).generate(0))
-    await settle()
-    engine.finish(list(engine.held))
-    (span,) = await running
-    assert (span.role, span.kind, span.version) == ("rollout", "generate", 0)
-    assert span.end > span.start
 
 
 @pytest.mark.parametrize("paused", [False, True])
@@ -606,3 +469,65 @@ async def test_an_engine_that_wakes_for_a_batch_holds_its_device_until_it_sleeps
     running.cancel()
     await asyncio.wait([running])
     assert device.holder is None, "a batch that is broken off leaves the device to others"
+
+
+PAIR = 2
+PROMPT = np.array([7, 8])
+
+
+def out(sample: int, reason: str) -> Completion:
+    tokens = np.array([1])
+    return Completion(sample, tokens, np.zeros(1, np.float32), np.zeros(1, np.int32), reason, 0.0, 1.0)  # type: ignore[arg-type]
+
+
+def having(samples: EngineSamples, *ids: int) -> EngineSamples:
+    samples.submitted([samples.request(sample, PROMPT) for sample in ids])
+    return samples
+
+
+def test_what_a_pause_took_back_begins_again_from_its_prompt_in_the_order_in_which_it_came() -> None:
+    samples = having(EngineSamples(PAIR, greedy=Sampling(5)), 0, 1, 2, 3)
+    samples.taking_back = True
+    assert [done.sample_id for done in samples.finished([out(3, "abort"), out(1, "stop")])] == [1]
+    assert not samples.all_taken_back(busy=0) and samples.all_taken_back(busy=2)
+    samples.finished([out(2, "abort"), out(0, "abort")])
+    assert samples.all_taken_back(busy=0)
+    again = samples.given_up()
+    assert [(request.sample_id, request.partial) for request in again] == [(0, None), (2, None), (3, None)]
+    assert [request.sampling is not None for request in again] == [True, True, False], "the first of each group"
+    assert 1 not in samples and 0 not in samples, "until it is submitted again"
+
+
+def test_what_a_pause_took_back_to_carry_it_goes_on_from_the_tokens_that_it_has() -> None:
+    samples = having(EngineSamples(PAIR), 0, 1)
+    samples.taking_back = True
+    none = replace(out(1, "abort"), tokens=np.array([], int))
+    samples.finished([none, out(0, "abort")])
+    first, second = samples.carried()
+    assert first.partial is not None and (first.sample_id, first.partial.length) == (0, 1)
+    assert (second.sample_id, second.partial) == (1, None), "it had none"
+    samples.taking_back = False
+    samples.submitted([first, second])
+    samples.finished([replace(out(0, "stop"), tokens=np.array([1, 5])), out(1, "stop")])
+    assert (samples.generated, samples.begun_again) == (3, 0), "no token twice"
+
+
+def test_an_abort_is_what_a_sample_said_where_no_pause_takes_back() -> None:
+    samples = having(EngineSamples(PAIR), 0)
+    (done,) = samples.finished([out(0, "abort")])
+    assert done.finish_reason == "abort" and 0 not in samples
+
+
+def test_a_sample_between_two_turns_begins_again_with_its_next_one_and_only_once() -> None:
+    samples = having(EngineSamples(PAIR, several_turns=True), 0, 1)
+    samples.finished([out(0, "stop")])  # it is at its tools
+    assert samples.counted(busy=1) == 2, "which counts, too"
+    samples.taking_back = True
+    samples.finished([out(1, "abort")])
+    assert [request.sample_id for request in samples.given_up()] == [1]
+    assert samples.begins_again(0) and not samples.begins_again(1)
+    samples.submitted([Request(0, PROMPT)])
+    assert not samples.begins_again(0)
+    samples.finished([out(0, "stop")])
+    samples.ended(0)
+    assert samples.playing == {1} and samples.counted(busy=0) == 1

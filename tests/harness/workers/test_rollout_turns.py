@@ -1,8 +1,6 @@
 """The rollout role where samples have several turns: what happens to those that are at their tools, on the virtual
 clock."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Iterable, Mapping
@@ -173,9 +171,7 @@ def test_samples_of_a_lost_engine_begin_anew_on_another_and_each_is_written_once
 
 @pytest.mark.parametrize("which", [{"hang": 3}, {"fail": 3}], ids=["hangs", "raises"])
 @pytest.mark.parametrize("drained", [False, True])
-def test_a_tool_that_hangs_past_its_limit_or_raises_costs_its_own_sample_only(
-    which: dict[str, int], drained: bool
-) -> None:
+def test_a_tool_that_hangs_or_raises_costs_its_own_sample_only(which: dict[str, int], drained: bool) -> None:
     async def main() -> None:
         queue, tools = TurnsQueue(), Tools(**which)
         role, _ = tooled(queue, tools)

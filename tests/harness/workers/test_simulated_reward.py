@@ -1,7 +1,5 @@
 """Rewards that take time: on the host, one sample after the other, while engines go on generating."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import pytest

@@ -1,7 +1,5 @@
 """Who computes on a device when: in order on one device, and in the same order on all ranks of a world."""
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections.abc import Mapping, Sequence
@@ -25,6 +23,7 @@ from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.service.meetings import Meetings
 from harness.workers.engine_devices import EngineTurns, FirstDevice, OtherDevice
 from harness.workers.turns import (
+    ComputingRole,
     DeviceTurns,
     HeldTurn,
     NoTurns,
@@ -432,7 +431,7 @@ async def test_a_granted_turn_that_waits_for_its_device_says_who_holds_that() ->
 
 
 @virtual
-async def test_a_loop_has_one_turn_at_a_time() -> None:
+async def test_a_loop_has_one_turn_at_a_time_and_ranks_that_lack_are_named() -> None:
     _, (first, _) = two_ranks(MeetingHere())
     waiting = asyncio.create_task(hold(first, "actor[0].train"))
     await asyncio.sleep(0.1)
@@ -441,6 +440,13 @@ async def test_a_loop_has_one_turn_at_a_time() -> None:
     waiting.cancel()
     with suppress(asyncio.CancelledError):
         await waiting
+    meeting = MeetingHere()
+    turns = [WorldTurns(meeting, "actor", rank=rank, ranks=70, device=DeviceTurns(), limit_s=5) for rank in range(70)]
+    async with asyncio.TaskGroup() as tasks:
+        for rank, one in enumerate(turns):
+            tasks.create_task(hold(one, f"actor[{rank}].train"))
+    with pytest.raises(TimeoutError, match="ranks 1, 2, 3, 4, 5, 6, 7, 8 and 61 more have not asked for it"):
+        await hold(turns[0], "actor[0].train")
 
 
 @virtual
@@ -453,17 +459,6 @@ async def test_when_the_queue_has_gone_every_wait_ends_with_its_error() -> None:
     for task in waiting:
         with pytest.raises(ConnectionError, match="the queue is gone"):
             await task
-
-
-@virtual
-async def test_of_many_ranks_that_lack_some_are_named() -> None:
-    meeting = MeetingHere()
-    turns = [WorldTurns(meeting, "actor", rank=rank, ranks=70, device=DeviceTurns(), limit_s=5) for rank in range(70)]
-    async with asyncio.TaskGroup() as tasks:
-        for rank, one in enumerate(turns):
-            tasks.create_task(hold(one, f"actor[{rank}].train"))
-    with pytest.raises(TimeoutError, match="ranks 1, 2, 3, 4, 5, 6, 7, 8 and 61 more have not asked for it"):
-        await hold(turns[0], "actor[0].train")
 
 
 # --- two real processes -----------------------------------------------------------------------------------------------
@@ -545,3 +540,63 @@ def test_two_processes_train_and_score_side_by_side_in_the_same_order() -> None:
             batch = batch_of(samples)
             expected = asyncio.run(alone.log_probs(batch.prompts, batch.responses))
             np.testing.assert_array_equal(scores, expected.values)
+
+
+class Role(ComputingRole):
+    """Computes until it is told to end."""
+
+    def __init__(self, name: str, device: DeviceTurns, order: list[str]) -> None:
+        super().__init__(name, device)
+        self.order, self.ends = order, asyncio.Event()
+
+    async def compute(self) -> None:
+        async with self.turn("work"):
+            self.order.append(self.waits.owner)
+            await self.ends.wait()
+
+
+async def soon() -> None:
+    """Everything that can go on has gone on."""
+    for _ in range(10):
+        await asyncio.sleep(0)
+
+
+async def test_a_role_that_is_held_ends_its_turn_and_begins_none() -> None:
+    order: list[str] = []
+    role = Role("actor[0]", DeviceTurns(), order)
+    first = asyncio.create_task(role.compute())
+    await soon()
+    holding = asyncio.create_task(role.hold())
+    await soon()
+    second = asyncio.create_task(role.compute())
+    await soon()
+    assert not holding.done() and await role.progress() == 0
+    role.ends.set()
+    assert await holding, "it had a turn"
+    await first
+    assert order == ["actor[0]"] and not second.done() and await role.progress() == 1
+    assert not await role.hold(), "it has none now"
+    await role.let_go()
+    await second
+    assert len(order) == 2 and await role.progress() == 2
+
+
+async def test_a_role_that_waited_for_the_device_of_another_is_found_when_both_are_held_again() -> None:
+    order: list[str] = []
+    device = DeviceTurns()
+    roles = [Role("reference[0]", device, order), Role("actor[0]", device, order)]
+    working = [asyncio.create_task(role.compute()) for role in roles]
+    await soon()
+    assert order == ["reference[0]"]
+    holding = asyncio.gather(*(role.hold() for role in roles))
+    await soon()
+    roles[0].ends.set()
+    assert await holding == [True, False]
+    await soon()
+    again = asyncio.gather(*(role.hold() for role in roles))
+    await soon()
+    assert order == ["reference[0]", "actor[0]"] and not again.done()
+    roles[1].ends.set()
+    assert await again == [False, True]
+    assert await asyncio.gather(*(role.hold() for role in roles)) == [False, False]
+    await asyncio.gather(*working)

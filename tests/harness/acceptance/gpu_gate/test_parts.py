@@ -1,7 +1,5 @@
 """The gate itself on the CPU: whole jobs with all packages, everything else with torch and transformers alone."""
 
-from __future__ import annotations
-
 import os
 import subprocess
 import sys
@@ -76,7 +74,7 @@ def test_what_cannot_be_asked_of_the_gate_is_one_line(given: dict[str, str], sai
         request(given)
 
 
-def test_a_job_of_another_engine_takes_nothing_from_the_command_that_began_the_gate(
+def test_a_job_of_another_engine_takes_nothing_from_the_command(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / ".venv-vllm").mkdir()

@@ -1,7 +1,5 @@
 """The gate's runner, with parts of a few lines: what hangs, crashes or is left out is named, and the others go on."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Callable
@@ -82,9 +80,7 @@ def test_a_part_says_in_a_line_which_wheels_it_needs(part: Callable[..., GatePar
     assert (found.status, found.why.partition(" (")[0]) == ("left out", "needs nowhere antlr5-python3-runtime")
 
 
-def test_the_page_has_figures_against_the_device_and_the_cost_model(
-    part: Callable[..., GatePart], tmp_path: Path
-) -> None:
+def test_the_page_has_figures_against_device_and_cost_model(part: Callable[..., GatePart], tmp_path: Path) -> None:
     found = list(run(tmp_path, part("figures"), part("wrong")).values())
     page = write_report(tmp_path, "cpu", found, ["jobs"]).read_text()
     assert (
@@ -131,9 +127,7 @@ def test_every_part_runs_whatever_became_of_those_before_it(part: Callable[..., 
     assert summary([found["fine"], found["unfit"]]).startswith("1 of 2 parts passed, 1 left out (unfit)")
 
 
-def test_a_part_that_hangs_is_ended_at_its_limit_with_all_that_it_started(
-    part: Callable[..., GatePart], tmp_path: Path
-) -> None:
+def test_a_part_that_hangs_is_ended_with_all_that_it_started(part: Callable[..., GatePart], tmp_path: Path) -> None:
     found = run(tmp_path, part("hangs", limit_s=5.0), part("parent", limit_s=5.0), part("fine"))
     assert found["hangs"].status == "timed out" and "waiting for nobody" in found["hangs"].why
     assert found["hangs"].checks and found["fine"].status == "passed"

@@ -23,13 +23,13 @@ SAID: dict[str, tuple[str, ...]] = {
 @pytest.mark.parametrize("name", SAID)
 def test_one_log_is_enough_for_an_answer(name: str) -> None:
     read = read_log([WRITTEN / name], SAID[name])
-    found = answer(read, draws=8)
+    found = answer(read, draws=4)
     medians = [one.median for one in found.forecasts]
     assert medians == sorted(medians) and len({one.row.schedule for one in found.forecasts}) == len(medians) == 3
     for one in found.forecasts:
         low, high = one.interval()
         assert low <= one.median <= high and one.row.devices == read.row.devices
-        assert one.reference_s == pytest.approx(np.full(8, read.row.step_s))  # of the log, not of the simulation
+        assert one.reference_s == pytest.approx(np.full(4, read.row.step_s))  # of the log, not of the simulation
     assert (found.own is None) == read.row.synchronous
     page = as_markdown(found)
     assert sentence(found) in page and found.command in page and all(note in page for note in read.notes)

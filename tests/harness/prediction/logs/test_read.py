@@ -75,15 +75,12 @@ def test_what_a_log_says_of_the_job_is_known() -> None:
     )
 
 
-def test_the_job_of_a_log_is_what_a_plan_takes() -> None:
+def test_a_job_of_a_log_is_what_a_plan_takes_and_what_lacks_is_asked_for() -> None:
     read = read_log([WRITTEN / "verl.log"], ["cost.lengths.mean=2000", "cost.decode_share=0.4"])
     jobs, settings = plan_jobs(["schedule=one_step_off", *read.settings])
     assert (jobs[0].model.name, jobs[0].device.name, jobs[0].cluster.devices) == ("qwen7b", "h100", 16)
     assert (jobs[0].algorithm.batch_groups, jobs[0].algorithm.group_size, jobs[0].algorithm.reference) == (64, 8, True)
     assert {"cost.lengths.mean=2000", "cost.lengths.cap=8192", "cost.decode_share=0.4"} <= set(settings)
-
-
-def test_what_it_does_not_say_is_asked_for_in_one_line() -> None:
     with pytest.raises(ConfigError) as asked:
         read_log([WRITTEN / "slime_async.csv"])
     (line,) = str(asked.value).splitlines()
