@@ -13,7 +13,9 @@ same experts, while everything else is sharded over all data-parallel ranks.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -25,6 +27,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from engines.gloo_groups import all_connected, prove
 from engines.torch.first_weights import local_part
+from engines.torch.model import blocks_of
+from harness.rl.diagnostics import ROUTED
 
 _NAME = "cadence_spread"
 
@@ -189,3 +193,46 @@ def _exchanged(rows: torch.Tensor, there: list[int], here: list[int], group: dis
     come = rows.new_empty(sum(here), rows.shape[1])
     dist.all_to_all_single(come, rows.contiguous(), here, there, group=group)
     return come
+
+
+class Routers:
+    """The routers of a model: which experts they choose, and how sure they are, in the passes that are counted. Padding
+    counts, as it is computed, too."""
+
+    def __init__(self, model: Any) -> None:
+        self._counting = False
+        self._chosen: dict[str, torch.Tensor] = {}
+        self._entropies: list[torch.Tensor] = []
+        layers: list[Any] = blocks_of(model)
+        for layer in layers:
+            if hasattr(layer.mlp, "experts"):
+                layer.mlp.gate.register_forward_hook(partial(self._count, layer.self_attn.layer_idx))
+
+    @contextmanager
+    def counted(self) -> Iterator[None]:
+        """Count while this lasts: a forward pass, and not that of a layer which is computed again."""
+        self._counting = True
+        try:
+            yield
+        finally:
+            self._counting = False
+
+    def _count(self, layer: int, router: Any, inputs: Any, output: tuple[torch.Tensor, ...]) -> None:
+        if not self._counting:
+            return
+        logits, _, chosen = output
+        name = f"{ROUTED}{layer}_"
+        counts = torch.bincount(chosen.flatten(), minlength=logits.shape[-1])
+        self._chosen[name] = self._chosen[name] + counts if name in self._chosen else counts
+        likely = logits.detach().float().log_softmax(-1)
+        self._entropies.append(-(likely.exp() * likely).sum(-1).mean())
+
+    def sums(self) -> dict[str, float]:
+        """The counts since it was last asked: tokens of each expert of a layer, passes through routers, and the mean
+        entropies of these, in nats."""
+        if not self._chosen:
+            return {}
+        told = {f"{name}{i}": float(n) for name, each in self._chosen.items() for i, n in enumerate(each.tolist())}
+        told |= {"routings": len(self._entropies), "router_entropy": float(torch.stack(self._entropies).sum())}
+        self._chosen, self._entropies = {}, []
+        return told

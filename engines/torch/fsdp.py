@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import nullcontext
 from datetime import timedelta
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
@@ -23,7 +24,7 @@ from torch.distributed.tensor import DTensor
 
 from engines.gloo_groups import all_connected, prove
 from engines.torch.checkpoint import TrainingState, load_training, training_state
-from engines.torch.experts import shard_experts, spread_experts
+from engines.torch.experts import Routers, experts_of, shard_experts, spread_experts
 from engines.torch.first_weights import Outline, local_part
 from engines.torch.lora import base_alone
 from engines.torch.model import blocks_of
@@ -133,6 +134,7 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
         self._pipeline = staged(model, mesh, self._dtype, device)
         ends = self._pipeline.stages > 1 and (self._pipeline.is_first or self._pipeline.is_last)
         self._at_both_ends = shared if ends else None
+        self._routers = Routers(model) if any(experts_of(model)) else None
         self._scorer = scorer = self._around(model, algorithm, training, group)
         self.mesh, self._mesh = mesh, None if mesh is None else mesh["data"]
         if self._dtype != torch.float32:
@@ -171,7 +173,8 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
 
         def forward(number: int, received: torch.Tensor | None) -> torch.Tensor:
             nonlocal sums
-            found = self._scorer(laid[number], received)
+            with self._routers.counted() if self._routers else nullcontext():
+                found = self._scorer(laid[number], received)
             if not self._pipeline.is_last:
                 return found
             loss, told = self._loss(found, parts[number])
@@ -181,6 +184,8 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
         self._unfinished = True
         self._pipeline.train([each.shape for each in laid], forward)
         sums, self._divisor = self._pipeline.from_last((sums, self._divisor))
+        for routed in self._pipeline.from_all(self._routers.sums()) if self._routers else ():
+            sums = add_diagnostics(sums, routed)
         return sums
 
     def rank_tokens(self, batch: TrainedBatch) -> list[int]:

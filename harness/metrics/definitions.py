@@ -193,6 +193,8 @@ DEFINITIONS: tuple[Metric, ...] = (
     Metric("policy/rejected", "tokens that rejection leaves out"),
     Metric("policy/mismatch_kl", "KL of engine and trainer at one version", "nats per token"),
     Metric("policy/proximal_lag", "lag of the recomputed policy", "iterations"),
+    Metric("router/load_max", "tokens of the fullest expert, of the mean"),
+    Metric("router/entropy", "entropy of the router", "nats per token"),
     Metric(
         "straggler/cut",
         "samples that were cut",
@@ -306,6 +308,8 @@ MEANINGS: dict[str, str] = {
     "policy/rejected": "share of sampled tokens, where algorithm.rejection is set",
     "policy/mismatch_kl": "k3 of the trainer's recomputed log-probabilities from the engine's: kernels, batching",
     "policy/proximal_lag": "behind the trainer's, mean over samples",
+    "router/load_max": "mean over layers; no token is dropped, and padding counts",
+    "router/entropy": "of its choice among all experts, mean over layers and micro-batches",
     "straggler/cut": "share, where engine.on_straggler=cut",
     "straggler/dropped": "since the last iteration",
     "token_ledger/generated": "in what engines handed over; these four where no role was lost and nothing resumed",

@@ -158,4 +158,20 @@ def policy_metrics(sums: dict[str, float]) -> dict[str, float]:
         metrics["policy/proximal_lag"] = sums["scored_lag"] / sums["scored"]
     if sums.get("kl_samples"):
         metrics["policy/kl_coef"] = sums["kl_coef"] / sums["kl_samples"]
-    return metrics
+    return metrics | router_metrics(sums)
+
+
+ROUTED = "routed_"
+"""Begins the names of sums that count the tokens of an expert: `routed_<layer>_<expert>`."""
+
+
+def router_metrics(sums: dict[str, float]) -> dict[str, float]:
+    """The `router/*` metrics of everything added up; nothing where no layer has experts."""
+    layers: dict[str, list[float]] = {}
+    for key, value in sums.items():
+        if key.startswith(ROUTED):
+            layers.setdefault(key.split("_")[1], []).append(value)
+    if not layers:
+        return {}
+    loads = [max(counts) * len(counts) / sum(counts) for counts in layers.values()]
+    return {"router/load_max": sum(loads) / len(loads), "router/entropy": sums["router_entropy"] / sums["routings"]}

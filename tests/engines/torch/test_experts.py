@@ -21,6 +21,7 @@ from engines.torch.fsdp import FSDPEngine, TrainedModel
 from engines.torch.model import outline_model
 from harness.config import TrainingConfig
 from harness.protocols import ValueBatch
+from harness.rl.diagnostics import ROUTED
 from harness.transfer_queue import Ragged
 from tests.support.fsdp_samples import (
     CPU,
@@ -73,6 +74,11 @@ class Told:
     skipped: list[float]
     critic: Tensors
     held: int
+    routed: dict[str, float]
+
+
+def routed(sums: dict[str, float]) -> dict[str, float]:
+    return {name: value for name, value in sums.items() if name.startswith(ROUTED)}
 
 
 def part(rank: int, training: TrainingConfig) -> range:
@@ -118,7 +124,8 @@ def in_layout(world: World, rank: int, training: TrainingConfig, folder: Path) -
     other = world.engine(FREE, training, MODEL)
     steps(other, mine, 1)
     frugal = world.engine(FREE, replace(training, tokens_per_micro_batch=40, **FRUGAL), MODEL)
-    steps(frugal, mine, 1)
+    sums = computed(frugal.accumulate(batch))
+    computed(frugal.step())
     half = world.engine(FREE, training, replace(MODEL, dtype="bfloat16"))
     steps(half, mine, 1)
     before = weights(other)
@@ -132,6 +139,7 @@ def in_layout(world: World, rank: int, training: TrainingConfig, folder: Path) -
     return Told(
         found, norm, first, last, sent, before, scored, gradients(frugal), gradients(half), told, values,
         experts_held(engine),
+        routed(sums),
     )  # fmt: skip
 
 
@@ -248,6 +256,14 @@ def test_one_rank_with_a_gradient_that_is_not_finite_makes_all_skip_the_step(ran
 def test_every_rank_holds_as_many_of_the_experts_numbers(ranks: list[Told]) -> None:
     whole = sum(tensor.numel() for name, tensor in ranks[0].last.items() if ".experts." in name)
     assert [told.held for told in ranks] == [whole // WORLD] * WORLD
+
+
+def test_routers_count_what_they_choose_once_and_none_is_left_out(ranks: list[Told], alone: World) -> None:
+    engine = alone.engine(FREE, TrainingConfig(layout="packed"), MODEL)
+    expected = routed(computed(engine.accumulate(batch_of(range(SAMPLES)))))
+    copies = WORLD // len({str(told.routed) for told in ranks})  # ranks that share layers see the same tokens
+    assert copies in (1, 2)
+    assert {name: sum(told.routed[name] for told in ranks) / copies for name in expected} == expected
 
 
 def test_a_critic_learns_as_on_one_rank(ranks: list[Told], alone: World) -> None:

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from harness.config import AlgorithmConfig
-from harness.rl.diagnostics import add_diagnostics, diagnostics, policy_metrics
+from harness.rl.diagnostics import add_diagnostics, diagnostics, policy_metrics, router_metrics
 from harness.rl.losses import policy_loss, token_gradients, unbounded_weights
 
 OFF_POLICY = {
@@ -163,3 +163,11 @@ def test_what_a_correction_leaves_out_and_cuts_is_counted_by_what_it_does(correc
         unbounded=unbounded_weights(algorithm, log_probs, behaviour, mask, lengths),
     )
     assert (sums["left_out"], sums.get("cut")) == (left_out, cut)
+
+
+def test_the_load_of_experts_is_that_of_all_micro_batches_in_the_mean_over_layers() -> None:
+    one = {"routed_0_0": 3.0, "routed_0_1": 1.0, "routed_1_0": 2.0, "routed_1_1": 2.0}
+    other = {"routed_0_0": 1.0, "routed_0_1": 3.0, "routed_1_0": 4.0, "routed_1_1": 0.0}
+    passes = {"routings": 2.0, "router_entropy": 0.5}
+    sums = add_diagnostics(one | passes, other | passes)
+    assert router_metrics(sums) == {"router/load_max": (1.0 + 1.5) / 2, "router/entropy": 0.25}
