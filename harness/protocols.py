@@ -17,7 +17,9 @@ import numpy as np
 
 if TYPE_CHECKING:
     import torch
+    from torch.distributed import Store
 
+    from harness.config import AlgorithmConfig, ModelConfig, TrainingConfig
     from harness.transfer_queue import Ragged
 
 FinishReason = Literal["stop", "length", "abort", "turns", "failed", "cut"]
@@ -363,6 +365,48 @@ class CriticEngine(Remembers, Protocol):
 
     def holders(self) -> Mapping[str, tuple[int, ...]]:
         """Ranks as `TrainEngine.holders`."""
+
+
+@dataclass(frozen=True)
+class TrainingSetting:
+    """The facts by which rank `rank` of `world` joins a training world, whose ranks meet at `store` and wait for one
+    another no longer than timeout_s. algorithm: of the policy; steps: of the run, to whose end the learning rate
+    decays; horizon: tokens that a response may have; seed: of the run."""
+
+    model: ModelConfig
+    algorithm: AlgorithmConfig
+    training: TrainingConfig
+    store: Store
+    rank: int
+    world: int
+    device: torch.device
+    timeout_s: float
+    steps: int = 1
+    horizon: int = 1
+    seed: int = 0
+
+
+class TrainingWorld(Protocol):
+    """One rank's place in a training world: what `training.engine` names is a class of these, made with a
+    `TrainingSetting`. It returns when all ranks have met, and every rank makes the same calls in the same order.
+
+    `training.tensor_parallel * training.pipeline_parallel` neighbours hold one copy of the layers between them: they
+    are given the same micro-batches, and answer all calls alike.
+    """
+
+    @property
+    def policy(self) -> TrainEngine:
+        """The policy, with the model's first weights."""
+
+    def scorer(self) -> Scorer:
+        """A scorer with the policy's parameters as they are when it is asked, in the arithmetic of training; it may be
+        asked between any two calls of the policy."""
+
+    def reference(self) -> Scorer:
+        """A scorer with the first weights, spread over the ranks as those of the policy are."""
+
+    def critic(self, algorithm: AlgorithmConfig) -> CriticEngine:
+        """A critic in this world, by an optimizer of its own."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -40,6 +40,7 @@ from harness.config.model_folder import (
     require_shape,
 )
 from harness.config.placement import ENGINE_ROLES, Communicator, Placement, check_communicators, communicators
+from harness.config.readers import described_engine
 from harness.config.registries import ENGINES
 from harness.cost_model.engine_memory import is_fp8
 from harness.cost_model.job_cost import check_memory
@@ -445,13 +446,10 @@ def only_simulated(config: JobConfig) -> str | None:
             f"engine.tensor_parallel={together} can be simulated only with engine={engine}, whose engines have one "
             f"device each; set it to 1, {able}, or backend=virtual"
         )
-    architecture, training, cuttable = config.model.architecture, config.training, (*DRAWN, *DRAWN_WITH_EXPERTS)
-    for setting in ("tensor_parallel", "pipeline_parallel"):
-        if (parts := getattr(training, setting)) > 1 and architecture not in cuttable:
-            return (
-                f"training.{setting}={parts}: layers of model.architecture={architecture} can be cut in simulation "
-                f"only, real ones are those of {', '.join(cuttable)}; set it to 1, or backend=virtual"
-            )
+    described, architecture = described_engine(config.training.engine, "training.engine"), config.model.architecture
+    refused: str | None = getattr(described, "refusal", lambda config: None)(config)
+    if refused is not None:
+        return refused
     if config.model.experts and architecture not in WITH_EXPERTS:
         return (
             f"model.experts={config.model.experts}: experts of model.architecture={architecture} can be simulated "

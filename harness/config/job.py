@@ -353,6 +353,7 @@ class TrainingConfig:
     """How training is computed; what is learnt stays the same but for rounding."""
 
     name: Read[Name] = "fsdp"
+    engine: Read[NameOrPath] = "torch"  # that trains the model; docs/adding_an_engine.md
     layout: CutByLayout[Layout] = "padded"  # for training and for scoring
     tokens_per_micro_batch: Read[Count | None] = (
         None  # most tokens of one pass that trains or scores, whole samples; None: no limit
@@ -522,6 +523,7 @@ class JobConfig:
         return (
             ("schedule", self.schedule.name),
             ("engine", self.engine.name),
+            ("training.engine", self.training.engine),
             ("task", self.task.name),
             *((("task.reward", reward),) if reward is not None else ()),
             ("algorithm.correction", algorithm.correction),

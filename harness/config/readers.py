@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Annotated, Any, TypeVar, get_type_hints
 
 from harness.config.fields import ConfigError
 from harness.config.plugins import defaults, is_path
-from harness.config.registries import ENGINES, find
+from harness.config.registries import REGISTRIES, find
 
 if TYPE_CHECKING:
     from harness.config.job import JobConfig, TaskConfig
@@ -369,12 +369,12 @@ def _options_of_functions(
         yield f"algorithm.options.{option}", _setting(job, None, value, default, (*wheres, where))
 
 
-def described_engine(name: str) -> Any:
+def described_engine(name: str, registry: str = "engine") -> Any:
     """The engine's class or, of one that is built in, the module `options` beside it, which loads nothing: what has its
-    `Options` and `check_environment`. None where there is none."""
+    `Options` and `check_environment`. None where there is none. registry: of `harness.config.registries`."""
     if is_path(name):
-        return find("engine", name)
-    package = ENGINES.get(name, "").partition(":")[0].rpartition(".")[0]
+        return find(registry, name)
+    package = REGISTRIES[registry].get(name, "").partition(":")[0].rpartition(".")[0]
     return import_module(f"{package}.options") if package and find_spec(f"{package}.options") else None
 
 

@@ -51,6 +51,8 @@ ENGINES = {
     "vllm": "engines.vllm.rollout:VLLMRollout",
 }
 
+TRAINING_ENGINES = {"torch": "engines.torch.training:TorchWorld"}
+
 TASKS = {
     "reverse": f"{_CHARACTERS}:Reverse",
     "copy": f"{_CHARACTERS}:Copy",
@@ -170,6 +172,7 @@ LOGGERS = {
 REGISTRIES: Mapping[str, Mapping[str, str]] = {
     "schedule": SCHEDULES,
     "engine": ENGINES,
+    "training.engine": TRAINING_ENGINES,
     "task": TASKS,
     "task.reward": REWARDS,
     "algorithm.correction": CORRECTIONS,

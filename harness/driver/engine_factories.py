@@ -18,11 +18,22 @@ from engines.simulated.rollout import SimulatedRollout
 from harness.checks.plugins import engine_class, engine_reads_files, planned_options
 from harness.config import CostConfig, JobConfig, ModelConfig
 from harness.config.placement import ENGINE_ROLES, Placement
+from harness.config.registries import find
 from harness.cost_model.cost import TransferTimes, transfer_times
 from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.memory_plan import EngineShare
 from harness.cost_model.shape import parameters
-from harness.protocols import Clock, CriticEngine, LogProbEngine, RolloutEngine, Sampling, Scorer, TrainEngine
+from harness.protocols import (
+    Clock,
+    CriticEngine,
+    LogProbEngine,
+    RolloutEngine,
+    Sampling,
+    Scorer,
+    TrainEngine,
+    TrainingSetting,
+    TrainingWorld,
+)
 from harness.rl.filters import filter_of, given_to_filter
 from harness.rl.learning_rate import critic_settings, policy_settings
 from harness.runtime.stores import join_store
@@ -44,9 +55,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from engines.torch.first_weights import Outline
-    from engines.torch.fsdp import FSDPEngine
 
 _joined: list[Store] = []  # of worlds; see `harness.runtime.stores`
+_worlds: dict[str, TrainingWorld] = {}  # of this process, by the role whose they are
 
 
 def sampling_of(config: JobConfig, task: Task) -> Sampling:
@@ -248,59 +259,40 @@ class RealEngines:
             training=self.config.training,
         )
 
-    def trainer(self, rank: int, clock: Clock) -> FSDPEngine:
-        from engines.torch.fsdp import FSDPEngine, init_world
+    def trainer(self, rank: int, clock: Clock) -> TrainEngine:
+        return self._enter("actor", self._join_store(), rank, self.training_world).policy
 
-        world, training, timeout_s = self.training_world, self.config.training, self.config.cluster.wait_timeout_s
-        together = training.tensor_parallel, training.pipeline_parallel
-        mesh = init_world(self._join_store(), rank, world, self.device, timeout_s, *together)
-        return FSDPEngine(
-            self._adapted(),
-            policy_settings(self.config.algorithm, training, parameters(self.model)),
-            mesh=mesh,
-            device=self.device,
-            training=training,
-            steps=self.config.iterations * self.config.algorithm.steps_per_version,
-            horizon=self.response_limit,
+    def critic(self, rank: int, trainer: TrainEngine | None, clock: Clock) -> CriticEngine:
+        if trainer is None:
+            self._enter("critic", PrefixStore("critic", self._join_store()), rank, self.critic_world)
+        return _worlds["critic" if trainer is None else "actor"].critic(critic_settings(self.config.algorithm))
+
+    def scorer(self, trainer: TrainEngine, clock: Clock) -> Scorer:
+        return _worlds["actor"].scorer()
+
+    def reference(self, trainer: TrainEngine, clock: Clock) -> Scorer:
+        return _worlds["actor"].reference()
+
+    def _enter(self, role: str, store: Store, rank: int, world: int) -> TrainingWorld:
+        """Enter the training world of a role. Returns when all its ranks have met."""
+        config, algorithm = self.config, self.config.algorithm
+        torch.set_num_threads(config.cluster.threads_per_device)
+        _worlds[role] = find("training.engine", config.training.engine)(
+            TrainingSetting(
+                self.model,
+                policy_settings(algorithm, config.training, parameters(self.model)),
+                config.training,
+                store,
+                rank,
+                world,
+                self.device,
+                config.cluster.wait_timeout_s,
+                steps=config.iterations * algorithm.steps_per_version,
+                horizon=self.response_limit,
+                seed=self.seed,
+            )
         )
-
-    def critic(self, rank: int, trainer: FSDPEngine | None, clock: Clock) -> CriticEngine:
-        from engines.torch.critic import FSDPCritic, value_model
-        from engines.torch.fsdp import init_world
-
-        training, config = self.config.training, self.config
-        if trainer is not None:
-            mesh = trainer.mesh
-        else:
-            store, timeout_s = PrefixStore("critic", self._join_store()), config.cluster.wait_timeout_s
-            together = training.tensor_parallel, training.pipeline_parallel
-            mesh = init_world(store, rank, self.critic_world, self.device, timeout_s, *together)
-        return FSDPCritic(
-            value_model(self._outline()),
-            critic_settings(config.algorithm),
-            mesh=mesh,
-            device=self.device,
-            training=training,
-            steps=config.iterations * config.algorithm.steps_per_version,
-            horizon=self.response_limit,
-        )
-
-    def scorer(self, trainer: FSDPEngine, clock: Clock) -> Scorer:
-        return trainer.scorer()
-
-    def reference(self, trainer: FSDPEngine, clock: Clock) -> Scorer:
-        from engines.torch.fsdp import sharded_reference
-
-        if self.config.training.lora_rank:
-            return trainer.base_scorer()
-        assert trainer.mesh is not None, "a trainer of a job has a world"
-        return sharded_reference(
-            self._outline(),
-            mesh=trainer.mesh,
-            device=self.device,
-            temperature=self.config.algorithm.temperature,
-            training=self.config.training,
-        )
+        return _worlds[role]
 
     def world_turns(self, role: str, rank: int, device: Turns, queue: TransferQueue, limit_s: float | None) -> Turns:
         ranks = self.training_world if role == "actor" else self.critic_world

@@ -1,0 +1,128 @@
+"""What every training engine does, in every layout: the same as plain torch that takes samples one by one.
+
+Gradients are compared tensor by tensor: a sum that is left out can leave log-probs right, and the norm off by 1e-5.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+import numpy as np
+import pytest
+import torch
+
+from tests.support.fsdp_samples import Tensors, assert_close
+from tests.training_contract.conftest import Runs
+from tests.training_contract.under_test import LATER, Layout, Run, Told, WorldUnderTest
+
+GRADIENTS = 5e-6  # of a tensor's largest; float32 sums of some hundred numbers in another order, through four layers
+
+ROUNDED = 10  # times what plain torch differs from itself where it takes samples in another order
+
+
+@dataclass
+class Seen:
+    """One model in one layout."""
+
+    under_test: WorldUnderTest
+    run: Run
+    model: str
+
+    @property
+    def ranks(self) -> list[Told]:
+        return [told[self.model] for told in self.run.ranks]
+
+    def state(self, step: str, kind: str = "weight") -> Tensors:
+        return self.run.state(self.model, step, kind)
+
+
+@pytest.fixture
+def seen(case: tuple[WorldUnderTest, Layout, str], runs: Runs) -> Seen:
+    under_test, layout, model = case
+    return Seen(under_test, runs(under_test, layout), model)
+
+
+def same_bits(ours: Tensors, theirs: Tensors) -> bool:
+    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
+
+
+def test_log_probs_and_squares_are_those_of_samples_taken_alone_on_every_rank(seen: Seen, plain: Run) -> None:
+    expected = plain.ranks[0][seen.model]
+    for told in seen.ranks:
+        np.testing.assert_allclose(told.scored, expected.scored, rtol=0, atol=3e-6)
+        np.testing.assert_allclose(told.squares, expected.squares, rtol=0, atol=3e-6)
+
+
+def test_gradients_of_each_tensor_are_those_of_samples_taken_alone(seen: Seen, plain: Run) -> None:
+    assert_close(seen.state("1", "exp_avg"), plain.state(seen.model, "1", "exp_avg"), rtol=GRADIENTS)
+    for told in seen.ranks:
+        assert told.steps[0]["grad_norm"] == pytest.approx(plain.ranks[0][seen.model].steps[0]["grad_norm"], rel=1e-5)
+
+
+@pytest.mark.parametrize("steps", LATER)
+def test_weights_move_as_those_of_samples_taken_alone(
+    seen: Seen, plain: Run, rounded_otherwise: Run, steps: int
+) -> None:
+    expected = plain.state(seen.model, str(steps))
+    moved = {name: tensor - expected[name] for name, tensor in plain.state(seen.model, "1").items()}
+
+    def off(weights: Tensors) -> float:
+        """The largest difference of a tensor, by how far it moved."""
+        norm = torch.linalg.vector_norm
+        return max(float(norm(weights[name] - expected[name]) / norm(moved[name])) for name in expected)
+
+    assert off(seen.state(str(steps))) <= ROUNDED * off(rounded_otherwise.state(seen.model, str(steps)))
+
+
+def test_stages_leave_the_bits_of_an_untied_model_as_they_are(seen: Seen, runs: Runs) -> None:
+    layout = seen.run.layout
+    if not seen.under_test.exact or layout.pipeline == 1 or seen.model == "tied":
+        pytest.skip("sums are made in another order")
+    whole = Seen(seen.under_test, runs(seen.under_test, replace(layout, pipeline=1)), seen.model)
+    for step in ("1", str(LATER[-1])):
+        assert same_bits(seen.state(step), whole.state(step))
+    assert [told["grad_norm"] for told in seen.ranks[0].steps] == [told["grad_norm"] for told in whole.ranks[0].steps]
+    assert np.array_equal(seen.ranks[0].scored, whole.ranks[0].scored)
+
+
+def test_all_ranks_take_the_same_steps_and_neighbours_tell_the_same_sums(seen: Seen) -> None:
+    assert all(told.steps == seen.ranks[0].steps for told in seen.ranks)
+    together = seen.run.layout.tensor * seen.run.layout.pipeline
+    for start in range(0, len(seen.ranks), together):
+        assert all(told.sums == seen.ranks[start].sums for told in seen.ranks[start : start + together])
+    firsts = [seen.ranks[start].sums["tokens"] for start in range(0, len(seen.ranks), together)]
+    assert min(firsts) > 0
+
+
+def test_what_is_sent_is_every_weight_once_and_to_the_bit(seen: Seen) -> None:
+    names = [name for told in seen.ranks for name in told.arrived]
+    assert sorted(names) == sorted(seen.ranks[0].names)
+    arrived = {name: tensor for told in seen.ranks for name, tensor in told.arrived.items()}
+    assert same_bits(arrived, seen.state("1"))
+    assert all(told.names == seen.ranks[0].names for told in seen.ranks)
+
+
+def test_what_was_loaded_goes_on_to_the_bit(seen: Seen) -> None:
+    for kind in ("weight", "exp_avg_sq"):
+        assert same_bits(seen.state("again", kind), seen.state("2", kind))
+
+
+def test_a_reference_stays_as_it_was(seen: Seen, plain: Run) -> None:
+    for told in seen.ranks:
+        np.testing.assert_allclose(told.reference, plain.ranks[0][seen.model].reference, rtol=0, atol=3e-6)
+
+
+def test_gradients_that_are_not_finite_are_skipped_by_all_ranks(seen: Seen) -> None:
+    assert {told.not_finite["skipped"] for told in seen.ranks} == {1.0}
+    assert {told["skipped"] for told in seen.ranks[0].steps} == {0.0}
+    assert same_bits(seen.state("skipped"), seen.state("again"))
+
+
+def test_nothing_is_saved_between_two_micro_batches(seen: Seen) -> None:
+    assert all(told.unfinished for told in seen.ranks)
+
+
+def test_values_of_a_critic_begin_at_nought(seen: Seen) -> None:
+    if not seen.under_test.values:
+        pytest.skip("it has no critics")
+    assert all(told.values is not None and not told.values.any() for told in seen.ranks)

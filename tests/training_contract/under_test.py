@@ -1,0 +1,232 @@
+"""The training engines that the suite runs, their layouts, and what it has one rank do."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+import torch.distributed as dist
+from torch.distributed import PrefixStore, Store, TCPStore
+
+from engines.torch.checkpoint import SavedState
+from harness.config import ModelConfig, TrainingConfig
+from harness.config.registries import find
+from harness.protocols import TrainEngine, TrainingSetting
+from harness.weight_sync.plan import pack, plan_transfer, unpack
+from tests.support.fsdp_samples import CPU, FREE, SAMPLES, SMALL, Tensors, batch_of, computed
+from tests.support.processes import run_in_processes
+
+FOUR_LAYERS = replace(SMALL, layers=4)
+MODELS: Mapping[str, ModelConfig] = {
+    "tied": FOUR_LAYERS,
+    "untied": replace(FOUR_LAYERS, tied_embeddings=False),
+    "experts": replace(
+        FOUR_LAYERS, architecture="qwen3_moe", experts=8, active_experts=2, ff=32, tied_embeddings=False
+    ),
+}
+ALGORITHM = replace(FREE, correction="none", kl_coef=0.0)
+"""Its first moment is the gradient of the step before, and nothing is clipped."""
+LATER = 5, 50  # steps after which weights are looked at
+TOKENS = 40  # of a part of a micro-batch
+
+
+@dataclass(frozen=True)
+class Layout:
+    """How a training world is laid out. models: that it takes, of `MODELS`."""
+
+    data: int = 1
+    pipeline: int = 1
+    tensor: int = 1
+    expert: int = 1
+    models: Sequence[str] = tuple(MODELS)
+
+    @property
+    def world(self) -> int:
+        """Ranks."""
+        return self.data * self.pipeline * self.tensor
+
+    def __str__(self) -> str:
+        sizes = {"dp": self.data, "pp": self.pipeline, "tp": self.tensor, "ep": self.expert}
+        return "-".join(f"{name}{size}" for name, size in sizes.items() if size > 1) or "one"
+
+
+def nothing() -> None:
+    pass
+
+
+@dataclass(frozen=True, kw_only=True)
+class WorldUnderTest:
+    """A training engine, as the suite sees it. path: as `training.engine` has it; layouts: that it is tried in; marker:
+    under which its tests run, None for the default run; exact: whether stages leave the bits of untied models as they
+    are; values: whether it has critics; prepare: what each rank's process does first."""
+
+    name: str
+    path: str
+    layouts: Sequence[Layout]
+    marker: str | None = None
+    exact: bool = False
+    values: bool = True
+    prepare: Callable[[], None] = nothing
+
+
+DENSE = ("tied", "untied")
+TORCH = WorldUnderTest(
+    name="torch",
+    path="torch",
+    layouts=(
+        Layout(),
+        Layout(data=2),
+        Layout(pipeline=2),
+        Layout(pipeline=4),
+        Layout(data=2, pipeline=2),
+        Layout(tensor=2, models=DENSE),
+        Layout(pipeline=2, tensor=2, models=DENSE),
+    ),
+    exact=True,
+)
+PLAIN = WorldUnderTest(
+    name="plain", path="tests.training_contract.plain_world:PlainWorld", layouts=(Layout(),), values=False
+)
+REVERSED = replace(PLAIN, name="reversed", path="tests.training_contract.plain_world:ReversedWorld")
+REGISTERED = {world.name: world for world in (TORCH, PLAIN)}
+
+
+@dataclass
+class Told:
+    """What one rank saw of one model. arrived: weights after the first step as this rank sends them, by a transfer
+    plan; not_finite: the step of gradients that are not; unfinished: what saving between two micro-batches raises."""
+
+    scored: np.ndarray
+    squares: np.ndarray
+    sums: dict[str, float]
+    steps: list[dict[str, float]]
+    names: list[str]
+    arrived: Tensors
+    reference: np.ndarray
+    not_finite: dict[str, float]
+    unfinished: str
+    values: np.ndarray | None
+
+
+def shares(layout: Layout) -> list[range]:
+    """Samples of each data-parallel rank."""
+    return [range(rank, SAMPLES, layout.data) for rank in range(layout.data)]
+
+
+def train_once(policy: TrainEngine, samples: Sequence[int]) -> tuple[dict[str, float], dict[str, float]]:
+    """A step of two micro-batches: the sums of the first, and what the step says."""
+    first, second = samples[: len(samples) // 2], samples[len(samples) // 2 :]
+    sums = computed(policy.accumulate(batch_of(first)))
+    computed(policy.accumulate(batch_of(second)))
+    return sums, computed(policy.step())
+
+
+def save(policy: TrainEngine, folder: Path) -> None:
+    state = computed(policy.state())
+    folder.mkdir(parents=True, exist_ok=True)
+    state.write(folder)
+    if dist.is_initialized():
+        dist.barrier()
+
+
+def sent(policy: TrainEngine, rank: int, world: int) -> Tensors:
+    """What this rank sends, of a plan in which all do."""
+    plan = plan_transfer(policy.named_parameters().items(), 4096, holders=policy.holders())
+    found: Tensors = {}
+    for bucket, owner in zip(plan.buckets, plan.owners(world), strict=True):
+        buffer = torch.zeros(bucket.bytes, dtype=torch.uint8) if owner == rank else None
+        pack(bucket, policy.named_parameters(), buffer, owner)
+        if buffer is not None:
+            found |= {name: tensor.clone() for name, tensor in unpack(bucket, buffer)}
+    return found
+
+
+def one_rank(under_test: WorldUnderTest, layout: Layout, rank: int, port: int, folder: Path) -> dict[str, Told]:
+    """All that the suite asks of a rank. Saves its state after steps 1, 2 and `LATER` of each model."""
+    torch.set_num_threads(1)  # as roles have: how many there are decides in which order kernels add up
+    under_test.prepare()
+    store = TCPStore("127.0.0.1", port, layout.world, False, wait_for_workers=False)
+    told = {}
+    for name in layout.models:
+        told[name] = _of_model(under_test, layout, rank, PrefixStore(name, store), name, folder / name)
+        if dist.is_initialized():
+            dist.barrier()
+            dist.destroy_process_group()
+    return told
+
+
+def _of_model(under_test: WorldUnderTest, layout: Layout, rank: int, store: Store, name: str, folder: Path) -> Told:
+    training = TrainingConfig(
+        engine=under_test.path,
+        layout="packed",
+        tokens_per_micro_batch=TOKENS,
+        tensor_parallel=layout.tensor,
+        pipeline_parallel=layout.pipeline,
+        expert_parallel=layout.expert,
+    )
+    setting = TrainingSetting(MODELS[name], ALGORITHM, training, store, rank, layout.world, CPU, 60.0, steps=60)
+    world = find("training.engine", under_test.path)(setting)
+    policy: TrainEngine = world.policy
+    mine = list(shares(layout)[rank // training.ranks_together])
+    batch = batch_of(range(8))
+    scored, squares = computed(world.scorer().gradient_squares(batch.prompts, batch.responses))
+    reference = world.reference()
+    values = None
+    if under_test.values:
+        values = computed(world.critic(ALGORITHM).values(batch.prompts, batch.responses)).values
+    sums, step = train_once(policy, mine)
+    save(policy, folder / "1")
+    arrived = sent(policy, rank, layout.world)
+    steps = [step]
+    for number in range(2, LATER[-1] + 1):
+        steps.append(train_once(policy, mine)[1])
+        if number in (2, *LATER):
+            save(policy, folder / str(number))
+    computed(policy.load(folder / "1"))
+    train_once(policy, mine)
+    save(policy, folder / "again")
+    unscored = computed(reference.log_probs(batch.prompts, batch.responses)).values
+    spoilt = batch_of(mine[:2])
+    computed(policy.accumulate(replace(spoilt, advantages=np.full(2, np.inf, np.float32))))
+    try:
+        computed(policy.state())
+        unfinished = ""
+    except RuntimeError as error:
+        unfinished = str(error)
+    not_finite = computed(policy.step())
+    save(policy, folder / "skipped")
+    names = list(policy.named_parameters())
+    return Told(scored.values, squares.values, sums, steps, names, arrived, unscored, not_finite, unfinished, values)
+
+
+@dataclass
+class Run:
+    """What all ranks of a layout told, and where their states are."""
+
+    layout: Layout
+    ranks: list[dict[str, Told]]
+    folder: Path
+
+    def state(self, model: str, step: str, kind: str = "weight") -> Tensors:
+        """Weights, or moments, as they were saved after a step, by name."""
+        shapes = self._shapes(model)
+        found = {}
+        with SavedState(self.folder / model / step) as saved:
+            for name, shape in shapes.items():
+                found[name] = torch.empty(shape)
+                saved.read(f"{kind}.{name}", shape, tuple(slice(0, size) for size in shape), found[name])
+        return found
+
+    def _shapes(self, model: str) -> dict[str, tuple[int, ...]]:
+        return {name: tuple(tensor.shape) for told in self.ranks for name, tensor in told[model].arrived.items()}
+
+
+def run(under_test: WorldUnderTest, layout: Layout, folder: Path) -> Run:
+    """One world of processes."""
+    store = TCPStore("127.0.0.1", 0, layout.world, True, wait_for_workers=False)
+    arguments: list[Any] = [(under_test, layout, rank, store.port, folder) for rank in range(layout.world)]
+    return Run(layout, run_in_processes(one_rank, arguments, timeout_s=300), folder)
