@@ -17,7 +17,7 @@ from harness.config import ModelConfig, TrainingConfig
 from harness.config.registries import find
 from harness.protocols import TrainEngine, TrainingSetting
 from harness.weight_sync.plan import pack, plan_transfer, unpack
-from tests.support.fsdp_samples import CPU, FREE, SAMPLES, SMALL, Tensors, batch_of, computed
+from tests.support.fsdp_samples import CPU, FREE, SMALL, Tensors, batch_of, computed
 from tests.support.processes import run_in_processes
 
 FOUR_LAYERS = replace(SMALL, layers=4)
@@ -31,7 +31,8 @@ MODELS: Mapping[str, ModelConfig] = {
 ALGORITHM = replace(FREE, correction="none", kl_coef=0.0)
 """Its first moment is the gradient of the step before, and nothing is clipped."""
 LATER = 5, 50  # steps after which weights are looked at
-TOKENS = 40  # of a part of a micro-batch
+SAMPLES = 8  # of a batch
+TOKENS = 25  # of a part of a micro-batch
 
 
 @dataclass(frozen=True)
@@ -172,7 +173,7 @@ def _of_model(under_test: WorldUnderTest, layout: Layout, rank: int, store: Stor
     world = find("training.engine", under_test.path)(setting)
     policy: TrainEngine = world.policy
     mine = list(shares(layout)[rank // training.ranks_together])
-    batch = batch_of(range(8))
+    batch = batch_of(range(SAMPLES))
     scored, squares = computed(world.scorer().gradient_squares(batch.prompts, batch.responses))
     reference = world.reference()
     values = None
