@@ -237,7 +237,7 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
             self._pipeline.add_of_ends(_local(self.masters[self._at_both_ends].grad))
         torch._foreach_mul_(gradients, scale)
         total = self._norm()
-        torch._foreach_mul_(gradients, (self._algorithm.grad_clip / (total + 1e-6)).clamp(max=1.0))
+        torch._foreach_mul_(gradients, (self._algorithm.grad_clip / (total + 1e-6)).clamp(max=1.0).float())
         norm = float(total)
         rate = learning_rate(self._algorithm, self._parameters, int(self._step), self._steps)
         finite = math.isfinite(norm)
@@ -251,16 +251,24 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
         return {"grad_norm": norm, "learning_rate": rate, "skipped": float(not finite)}
 
     def _norm(self) -> torch.Tensor:
-        """The norm of all gradients, float32 [], added up in the order of the whole model's parameters, so that stages
-        leave its bits as they are."""
-        norms = dict.fromkeys(self._whole, torch.zeros((), device=self._device))
-        for name, parameter in self.masters.items():
-            if self._pipeline.is_first or name != self._at_both_ends:
-                found = torch.linalg.vector_norm(parameter.grad)
-                norms[name] = found.full_tensor() if isinstance(found, DTensor) else found
-        each = torch.stack(list(norms.values()))
+        """The norm of all gradients, float64 []. Squares are summed tensor by tensor over the ranks of a stage, then in
+        the order of the whole model's parameters: so stages leave its bits as they are."""
+        counted = {
+            name: parameter.grad
+            for name, parameter in self.masters.items()
+            if self._pipeline.is_first or name != self._at_both_ends
+        }
+        local = torch.stack(torch._foreach_norm([_local(gradient) for gradient in counted.values()])).double().square()
+        ranks = 1 if self._mesh is None else dist.get_world_size() // self._pipeline.stages
+        copies = [ranks / parts_of(gradient) for gradient in counted.values()]
+        squares = dict.fromkeys(self._whole, local.new_zeros(()))
+        squares |= zip(counted, local / local.new_tensor(copies), strict=True)
+        each = torch.stack(list(squares.values()))
+        for name in ("tensor", "data") if ranks > 1 else ():
+            if self.mesh is not None and name in (self.mesh.mesh_dim_names or ()):
+                dist.all_reduce(each, group=self.mesh[name].get_group())
         self._pipeline.sum(each)
-        return torch.linalg.vector_norm(each)
+        return each.sum().sqrt()
 
     async def state(self) -> TrainingState:
         """A copy of this rank's weights and optimizer state, to be written while training goes on."""
@@ -512,6 +520,14 @@ class InDtype(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._parameters)
+
+
+def parts_of(tensor: torch.Tensor | None) -> int:
+    """Parts that a tensor is cut into; each is on as many ranks as any other."""
+    if not isinstance(tensor, DTensor):
+        return 1
+    cuts = zip(tensor.device_mesh.shape, tensor.placements, strict=True)
+    return math.prod(size for size, placement in cuts if not placement.is_replicate())
 
 
 def by_mesh(parameters: Iterable[torch.Tensor]) -> list[list[torch.Tensor]]:

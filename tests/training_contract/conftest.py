@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from tests.training_contract.under_test import PLAIN, REGISTERED, REVERSED, Layout, Run, WorldUnderTest, run
+from tests.training_contract.under_test import PLAIN, REGISTERED, Layout, Run, WorldUnderTest, run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -69,9 +69,3 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 def plain(runs: Runs) -> Run:
     """The reference: samples one by one, on one rank."""
     return runs(PLAIN, Layout())
-
-
-@pytest.fixture
-def rounded_otherwise(runs: Runs) -> Run:
-    """The same in another order."""
-    return runs(REVERSED, Layout())

@@ -19,10 +19,7 @@ from harness.rl.losses import policy_loss
 
 
 class PlainWorld:
-    """`harness.protocols.TrainingWorld` of one rank, for losses of which each token has its own. order: 1 or -1, in
-    which it takes the samples of a micro-batch."""
-
-    order = 1
+    """`harness.protocols.TrainingWorld` of one rank, for losses of which each token has its own."""
 
     def __init__(self, setting: TrainingSetting) -> None:
         assert setting.world == 1, "it knows nothing of other ranks"
@@ -30,7 +27,7 @@ class PlainWorld:
 
     @cached_property
     def policy(self) -> PlainPolicy:
-        return PlainPolicy(build_model(self._setting.model).train(), self._setting.algorithm, self.order)
+        return PlainPolicy(build_model(self._setting.model).train(), self._setting.algorithm)
 
     def scorer(self) -> Scorer:
         return TorchLogProb(self.policy.model, temperature=1.0, device=torch.device("cpu"))
@@ -42,19 +39,12 @@ class PlainWorld:
         raise NotImplementedError
 
 
-class ReversedWorld(PlainWorld):
-    """The same but for rounding."""
-
-    order = -1
-
-
 @dataclass
 class PlainPolicy:
     """`harness.protocols.TrainEngine`."""
 
     model: torch.nn.Module
     algorithm: AlgorithmConfig
-    order: int
 
     def __post_init__(self) -> None:
         self._named = dict(self.model.named_parameters())
@@ -64,7 +54,7 @@ class PlainPolicy:
 
     async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
         loss = policy_loss(self.algorithm)
-        for i in range(len(batch.prompts))[:: self.order]:
+        for i in range(len(batch.prompts)):
             prompt, response = batch.prompts.row(i), batch.responses.row(i)
             tokens = torch.from_numpy(np.concatenate([prompt, response]))
             logits = self.model(tokens[None]).logits[0, len(prompt) - 1 : -1]

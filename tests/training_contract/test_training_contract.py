@@ -13,11 +13,13 @@ import torch
 
 from tests.support.fsdp_samples import Tensors, assert_close
 from tests.training_contract.conftest import Runs
-from tests.training_contract.under_test import LATER, Layout, Run, Told, WorldUnderTest
+from tests.training_contract.under_test import Layout, Run, Told, WorldUnderTest
 
 GRADIENTS = 5e-6  # of a tensor's largest; float32 sums of some hundred numbers in another order, through four layers
 
-ROUNDED = 10  # times what plain torch differs from itself where it takes samples in another order
+WEIGHTS = {5: 1e-3, 50: 5e-2}
+"""By steps, of how far all weights have moved together: without a first moment AdamW moves an element by the sign of its
+gradient, so that one near 0 which is rounded to the other side moves the other way, and a router chooses others."""
 
 
 @dataclass
@@ -59,19 +61,16 @@ def test_gradients_of_each_tensor_are_those_of_samples_taken_alone(seen: Seen, p
         assert told.steps[0]["grad_norm"] == pytest.approx(plain.ranks[0][seen.model].steps[0]["grad_norm"], rel=1e-5)
 
 
-@pytest.mark.parametrize("steps", LATER)
-def test_weights_move_as_those_of_samples_taken_alone(
-    seen: Seen, plain: Run, rounded_otherwise: Run, steps: int
-) -> None:
-    expected = plain.state(seen.model, str(steps))
-    moved = {name: tensor - expected[name] for name, tensor in plain.state(seen.model, "1").items()}
-
-    def off(weights: Tensors) -> float:
-        """The largest difference of a tensor, by how far it moved."""
-        norm = torch.linalg.vector_norm
-        return max(float(norm(weights[name] - expected[name]) / norm(moved[name])) for name in expected)
-
-    assert off(seen.state(str(steps))) <= ROUNDED * off(rounded_otherwise.state(seen.model, str(steps)))
+@pytest.mark.parametrize("steps", WEIGHTS)
+def test_weights_move_as_those_of_samples_taken_alone(seen: Seen, plain: Run, steps: int) -> None:
+    if steps > seen.run.layout.steps:
+        pytest.skip("so many steps are made by one rank or two")
+    first, expected = plain.state(seen.model, "1"), plain.state(seen.model, str(steps))
+    found = seen.state(str(steps))
+    off, moved = (
+        torch.cat([(one[name] - expected[name]).flatten() for name in expected]).norm() for one in (found, first)
+    )
+    assert off <= WEIGHTS[steps] * moved
 
 
 def test_stages_leave_the_bits_of_an_untied_model_as_they_are(seen: Seen, runs: Runs) -> None:
@@ -79,9 +78,10 @@ def test_stages_leave_the_bits_of_an_untied_model_as_they_are(seen: Seen, runs: 
     if not seen.under_test.exact or layout.pipeline == 1 or seen.model == "tied":
         pytest.skip("sums are made in another order")
     whole = Seen(seen.under_test, runs(seen.under_test, replace(layout, pipeline=1)), seen.model)
-    for step in ("1", str(LATER[-1])):
+    for step in ("1", str(layout.steps)):
         assert same_bits(seen.state(step), whole.state(step))
-    assert [told["grad_norm"] for told in seen.ranks[0].steps] == [told["grad_norm"] for told in whole.ranks[0].steps]
+    norms = [told["grad_norm"] for told in whole.ranks[0].steps]
+    assert [told["grad_norm"] for told in seen.ranks[0].steps] == norms[: layout.steps]
     assert np.array_equal(seen.ranks[0].scored, whole.ranks[0].scored)
 
 

@@ -130,6 +130,7 @@ PARTS = (
     GatePart("worlds", "process groups of what is there", f"{_HERE}.worlds", 240),
     GatePart("kernels", "sampling, log-probabilities, attention and losses against float64", f"{_HERE}.kernels", 240),
     GatePart("training", "training steps, and their memory", f"{_HERE}.training", 480),
+    GatePart("layouts", "stages, shared layers and spread experts, on two devices", f"{_HERE}.layouts", 300),
     GatePart("rollout", "the embedded engine against the CPU, and its speed", f"{_HERE}.rollout", 300),
     GatePart("weights", "every way that weights travel, and its bandwidth", f"{_HERE}.weights", 300),
     GatePart("engines", "the other engines, where they are installed", f"{_HERE}.engines", 590),
