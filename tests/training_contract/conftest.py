@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
-
 import pytest
 
-from tests.training_contract.under_test import PLAIN, REGISTERED, Layout, Run, WorldUnderTest, run
+from tests.training_contract.under_test import PLAIN, REGISTERED, Layout, Run, Runs, WorldUnderTest, run
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -41,9 +39,6 @@ def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
             for model in layout.models
         ]
         metafunc.parametrize("case", cases)
-
-
-Runs = Callable[[WorldUnderTest, Layout], Run]
 
 
 @pytest.fixture(scope="session")

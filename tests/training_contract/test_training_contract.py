@@ -12,12 +12,11 @@ import pytest
 import torch
 
 from tests.support.fsdp_samples import Tensors, assert_close
-from tests.training_contract.conftest import Runs
-from tests.training_contract.under_test import Layout, Run, Told, WorldUnderTest
+from tests.training_contract.under_test import Layout, Run, Runs, Told, WorldUnderTest
 
 GRADIENTS = 5e-6  # of a tensor's largest; float32 sums of some hundred numbers in another order, through four layers
 
-WEIGHTS = {5: 1e-3, 50: 5e-2}
+WEIGHTS = {5: 1e-3, 50: 0.2}
 """By steps, of how far all weights have moved together: without a first moment AdamW moves an element by the sign of
 its gradient, so that one near 0 which is rounded to the other side moves the other way, and a router chooses others."""
 

@@ -238,3 +238,7 @@ def run(under_test: WorldUnderTest, layout: Layout, folder: Path) -> Run:
     store = TCPStore("127.0.0.1", 0, layout.world, True, wait_for_workers=False)
     arguments: list[Any] = [(under_test, layout, rank, store.port, folder) for rank in range(layout.world)]
     return Run(layout, run_in_processes(one_rank, arguments, timeout_s=300), folder)
+
+
+Runs = Callable[[WorldUnderTest, Layout], Run]
+"""The run of an engine in a layout, the same however often it is asked for."""
