@@ -7,10 +7,12 @@ from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import pytest
 import torch
+import torch.distributed as dist
 from torch.distributed import PrefixStore, TCPStore
 from torch.distributed.device_mesh import init_device_mesh
 
@@ -23,6 +25,7 @@ from harness.config import TrainingConfig
 from harness.protocols import ValueBatch
 from harness.rl.diagnostics import ROUTED
 from harness.transfer_queue import Ragged
+from harness.weight_sync import plan
 from tests.support.fsdp_samples import (
     CPU,
     FREE,
@@ -75,6 +78,8 @@ class Told:
     critic: Tensors
     held: int
     routed: dict[str, float]
+    given: int
+    numbers: int
 
 
 def routed(sums: dict[str, float]) -> dict[str, float]:
@@ -133,13 +138,17 @@ def in_layout(world: World, rank: int, training: TrainingConfig, folder: Path) -
     computed(other.accumulate(broken))
     skipped = computed(other.step())["skipped"]
     told = [skipped, float(same_bits(before, weights(other)))]
-    sent = received(engine.named_parameters(), rank, WORLD)
+    with patch.object(plan, "_exchange", wraps=plan._exchange) as exchange:
+        sent = received(engine.named_parameters(), rank, WORLD)
+    given = sum(call.args[1].numel() for call in exchange.call_args_list if call.args[0] is dist.isend)
     values = value_gradients(world, training, mine)
     last = weights(engine)
     return Told(
         found, norm, first, last, sent, before, scored, gradients(frugal), gradients(half), told, values,
         experts_held(engine),
         routed(sums),
+        given,
+        sum(local_part(each).numel() for each in engine.masters.values()),
     )  # fmt: skip
 
 
@@ -247,6 +256,11 @@ def test_a_layout_repeats_itself_and_all_its_ranks_agree_bit_for_bit(ranks: list
 
 def test_whole_tensors_arrive_from_the_ranks_that_hold_them(ranks: list[Told]) -> None:
     assert all(same_bits(told.sent, told.last) for told in ranks)
+
+
+def test_what_an_owner_holds_is_not_sent_and_all_else_is_sent_to_it_once(ranks: list[Told]) -> None:
+    whole = sum(tensor.numel() for tensor in ranks[0].last.values())
+    assert sum(told.given for told in ranks) == sum(whole - told.numbers for told in ranks)
 
 
 def test_one_rank_with_a_gradient_that_is_not_finite_makes_all_skip_the_step(ranks: list[Told]) -> None:
