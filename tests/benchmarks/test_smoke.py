@@ -24,7 +24,6 @@ ARGUMENTS = {
     "bench_checkpoints": [*SHORT, "iterations=9", "--rounds", "1", "--every", "3"],
     "bench_control_plane": ["--sizes", "64x64"],
     "bench_delta_sync": ["--only", "tiny", "--steps", "5", "--transport", "host_staged"],
-    "bench_head": ["--model", "tiny", "--rows", "300", "--rounds", "1"],
     "bench_intervals": ["--repeats", "200"],
     "bench_overhead": ["--rounds", "1", "--iterations", "6", "model.warm_start=false"],
     "bench_paced": ["--schedules", "one_step_off", "iterations=2", "warmup_iterations=1"],

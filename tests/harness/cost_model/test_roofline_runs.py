@@ -109,7 +109,7 @@ def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_no_run_is_faster_than_its_work(schedule: str) -> None:
-    @settings(max_examples=examples(6), suppress_health_check=list(HealthCheck))
+    @settings(max_examples=examples(6, least=3), suppress_health_check=list(HealthCheck))
     @given(config=jobs(schedule), seed=st.integers(0, 3))
     def holds(config: JobConfig, seed: int) -> None:
         recorder = simulate(config, seed)

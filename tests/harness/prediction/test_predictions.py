@@ -94,7 +94,7 @@ def test_a_table_that_no_draw_fits_says_so_in_words_and_in_the_file(tmp_path: Pa
 def test_gains_losses_and_what_cannot_be_told_are_told_apart() -> None:
     verdicts = {}
     for name in ("gains", "loses", "cannot_tell"):
-        (one,) = predict(read_evidence(EXPERIMENTS / f"predictions/{name}.csv"), 64).forecasts
+        (one,) = predict(read_evidence(EXPERIMENTS / f"predictions/{name}.csv"), 32).forecasts
         verdicts[name] = one.verdict
         assert (one.settles != "") or one.verdict != "cannot be told"
     assert verdicts == {"gains": "faster", "loses": "slower", "cannot_tell": "cannot be told"}
