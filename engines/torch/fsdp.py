@@ -30,18 +30,15 @@ from engines.torch.lora import base_alone
 from engines.torch.model import blocks_of
 from engines.torch.moments import Moments
 from engines.torch.pipeline import Pipeline, cut_stage, name_of_shared
+from engines.torch.policy_loss import PolicyLoss
 from engines.torch.scoring import AtTokens, Scores, ScoringModel, TokenScorer, TorchScorer, score_parts
 from engines.torch.tensor_parallel import share_layers
 from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import Scorer, TrainBatch, ValueBatch
-from harness.rl.aggregation import aggregation_of
-from harness.rl.diagnostics import add_diagnostics, diagnostics
-from harness.rl.kl import loss_kl_of
+from harness.rl.aggregation import LossSum
+from harness.rl.diagnostics import add_diagnostics
 from harness.rl.learning_rate import learning_rate, peak_rate
-from harness.rl.losses import clip_bounds, policy_loss, token_gradients, unbounded_weights
-from harness.rl.losses.ratios import log_linear
 from harness.rl.micro_batches import part_of, passes_over
-from harness.rl.rejection import rejection_of
 from harness.transfer_queue import Ragged
 
 if TYPE_CHECKING:
@@ -146,11 +143,11 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
         if outline is not None:
             fill_shards(scorer, outline, device)
         self._device, self._algorithm = device, algorithm
-        self._aggregation = aggregation_of(algorithm)
+        self._aggregated = LossSum(algorithm, horizon)  # of the micro-batches since the last step
         self.masters: dict[str, torch.Tensor] = {
             name: parameter for name, parameter in model.named_parameters() if parameter.requires_grad
         }
-        self._step, self._steps, self._horizon = torch.zeros((), dtype=torch.int64), steps, horizon
+        self._step, self._steps = torch.zeros((), dtype=torch.int64), steps
         self._optimizer = torch.optim.AdamW(
             [{"params": parameters} for parameters in by_mesh(self.masters.values())],
             lr=peak_rate(algorithm, self._parameters),
@@ -159,7 +156,7 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
         )
         self._holders = holders_of(self._pipeline, mesh, self.masters)
         self._moments = Moments(self._optimizer, training.optimizer_offload, device)
-        self._divisor, self._unfinished = 0, False  # of the micro-batches since the last step
+        self._unfinished = False
 
     async def accumulate(self, batch: TrainedBatch) -> dict[str, float]:
         """Back-propagates the SUM of weighted token losses: what it is divided by is not known before the batch's last
@@ -183,7 +180,7 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
 
         self._unfinished = True
         self._pipeline.train([each.shape for each in laid], forward)
-        sums, self._divisor = self._pipeline.from_last((sums, self._divisor))
+        sums, self._aggregated.divisor = self._pipeline.from_last((sums, self._aggregated.divisor))
         for routed in self._pipeline.from_all(self._routers.sums()) if self._routers else ():
             sums = add_diagnostics(sums, routed)
         return sums
@@ -215,13 +212,6 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
     def _loss(self, found: Any, batch: TrainedBatch) -> tuple[torch.Tensor, dict[str, float]]:
         """The loss of one part, by `_aggregated`, and its sums by name. found: what the scorer says of it."""
 
-    def _aggregated(self, losses: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
-        """The sum, [], of losses of tokens, float32 [tokens] in rows of these lengths; those under the mask, aggregated
-        as set."""
-        weights, divisor = self._aggregation(mask, lengths, self._horizon)
-        self._divisor += divisor
-        return (losses if weights is None else losses * weights).sum()
-
     async def step(self) -> dict[str, float]:
         """One update with all ranks' losses since the last one, aggregated as the settings say.
 
@@ -231,7 +221,7 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
         the step, or none.
         """
         ranks = 1 if self._mesh is None else self._mesh.size()
-        scale = ranks / max(1, over_ranks(self._divisor, dist.ReduceOp.SUM, self._mesh, self._device))
+        scale = ranks / max(1, over_ranks(self._aggregated.divisor, dist.ReduceOp.SUM, self._mesh, self._device))
         gradients = [_local(parameter.grad) for parameter in self.masters.values()]
         if self._at_both_ends is not None:
             self._pipeline.add_of_ends(_local(self.masters[self._at_both_ends].grad))
@@ -247,7 +237,7 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
             self._moments.step()
         self._optimizer.zero_grad(set_to_none=True)
         self._step += 1
-        self._divisor, self._unfinished = 0, False
+        self._aggregated.divisor, self._unfinished = 0, False
         return {"grad_norm": norm, "learning_rate": rate, "skipped": float(not finite)}
 
     def _norm(self) -> torch.Tensor:
@@ -307,51 +297,13 @@ class FSDPEngine(TrainedModel[TokenScorer, TrainBatch]):
         training: TrainingConfig,
         group: dist.ProcessGroup | None,
     ) -> TokenScorer:
-        self._policy_loss, self._rejection = policy_loss(algorithm), rejection_of(algorithm)
-        self._kl = loss_kl_of(algorithm)
+        self._policy_loss = PolicyLoss(algorithm)
         return TokenScorer(model, algorithm.temperature, training, group)
 
     def _loss(self, found: Scores, batch: TrainBatch) -> tuple[torch.Tensor, dict[str, float]]:
-        algorithm, lengths = self._algorithm, batch.responses.lengths
-        log_probs, entropies, _ = found
-        log_probs = log_probs.view_as(log_probs)  # has none of the hooks with which FSDP begins a backward pass
-        mask = torch.ones_like(log_probs, dtype=torch.bool) if batch.mask is None else self._there(batch.mask.values)
-        behaviour = self._there(batch.behaviour_log_probs.values)
-        advantages = self._there(batch.advantages_of_tokens)
-        old = None if batch.old_log_probs is None else self._there(batch.old_log_probs.values)
-        frozen = None if batch.proximal_log_probs is None else self._there(batch.proximal_log_probs.values)
-        proximal = {"proximal_log_probs": old if algorithm.train_on_old_log_probs else frozen}
-        if algorithm.proximal == "log_linear":
-            lags = torch.zeros_like(behaviour) if batch.lags is None else self._there(batch.lags.values)
-            proximal = {"proximal_log_probs": log_linear(log_probs, behaviour, lags)}
-        rows = self._there(lengths)
-        kept = mask if self._rejection is None else self._rejection(log_probs.detach(), behaviour, mask, rows)
-        given = {"lengths": rows, "entropies": entropies.detach(), **proximal}
-        losses = self._policy_loss(log_probs, behaviour, advantages, kept, **given)
-        gradients = token_gradients(losses, log_probs)
-        reference = None if batch.ref_log_probs is None else self._there(batch.ref_log_probs.values)
-        if self._kl is not None and reference is not None:
-            losses = losses + self._kl(log_probs, behaviour, reference, kept)
-        if algorithm.entropy_coef > 0:
-            losses = losses - algorithm.entropy_coef * entropies.masked_fill(~kept, 0.0)
-        loss = self._aggregated(losses, kept, rows)
-        same_version = None
-        if batch.old_versions is not None:
-            same_version = self._there(batch.versions.values == np.repeat(batch.old_versions, lengths))
-        rejected = {} if self._rejection is None else {"rejected": float((mask & ~kept).sum())}
-        return loss, rejected | diagnostics(
-            log_probs.detach(),
-            behaviour,
-            advantages,
-            mask,
-            **clip_bounds(algorithm),
-            entropies=entropies.detach(),
-            reference_log_probs=reference,
-            old_log_probs=old,
-            same_version=same_version,
-            gradients=gradients,
-            unbounded=unbounded_weights(algorithm, log_probs, behaviour, mask, rows),
-        )
+        # The view has none of the hooks with which FSDP begins a backward pass.
+        found = found._replace(log_probs=found.log_probs.view_as(found.log_probs))
+        return self._policy_loss(found, batch, self._aggregated)
 
     def scorer(self) -> Scorer:
         """Scores with these parameters as they are when it is asked, in the arithmetic of training; it may be asked

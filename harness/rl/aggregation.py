@@ -34,6 +34,21 @@ def aggregation_of(algorithm: AlgorithmConfig) -> Aggregation:
     return partial(_named(name), **keywords(_named(name), own_options(algorithm), "algorithm.options", name))
 
 
+class LossSum:
+    """The sums of token losses of a batch's micro-batches, and the divisor of them all."""
+
+    def __init__(self, algorithm: AlgorithmConfig, horizon: int) -> None:
+        """horizon: tokens that a response may have. Raises as `aggregation_of`."""
+        self._aggregation, self._horizon, self.divisor = aggregation_of(algorithm), horizon, 0
+
+    def __call__(self, losses: torch.Tensor, mask: torch.Tensor, lengths: torch.Tensor) -> torch.Tensor:
+        """The sum, [], of losses of tokens, float32 [R] in rows of these lengths, int64 [k]; those under the mask, bool
+        [R], aggregated as set. Adds to the divisor."""
+        weights, divisor = self._aggregation(mask, lengths, self._horizon)
+        self.divisor += divisor
+        return (losses if weights is None else losses * weights).sum()
+
+
 def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
     """Options of `algorithm.options` that the aggregation names."""
     return named_by(_named(algorithm.aggregation), algorithm.options)
