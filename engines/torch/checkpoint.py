@@ -25,7 +25,7 @@ _MOMENTS = ("step", "exp_avg", "exp_avg_sq")
 
 
 @dataclass(frozen=True)
-class _Place:
+class Place:
     """The place of a file's tensor in the whole one."""
 
     shape: tuple[int, ...]
@@ -37,7 +37,7 @@ class _Place:
 class _Header:
     rank: int
     ranks: int
-    places: dict[str, _Place]
+    places: dict[str, Place]
 
 
 _HEADER = TypeAdapter(_Header)
@@ -50,7 +50,7 @@ class TrainingState:
     rank: int
     ranks: int
     tensors: Mapping[str, torch.Tensor]
-    places: Mapping[str, _Place]
+    places: Mapping[str, Place]
 
     def write(self, folder: Path) -> dict[str, tuple[int, str]]:
         """Write this rank's file, which is on the disk when this returns: name -> (bytes, SHA-256). Raises
@@ -73,14 +73,14 @@ def training_state(
 ) -> TrainingState:
     """A copy of this rank's share, as it is now. step: steps so far, int64 []."""
     tensors: dict[str, torch.Tensor] = {}
-    places: dict[str, _Place] = {}
+    places: dict[str, Place] = {}
     for name, tensor in _named(parameters, optimizer, step).items():
         part, here = part_of_tensor(tensor), local_part(tensor).detach()
         if here.numel():
             tensors[name] = here.to("cpu", copy=True).contiguous()
-            places[name] = _Place(tuple(tensor.shape), tuple(cut.start for cut in part))
+            places[name] = Place(tuple(tensor.shape), tuple(cut.start for cut in part))
     random = torch.get_rng_state()
-    tensors[f"random.{rank}"], places[f"random.{rank}"] = random, _Place(tuple(random.shape), (0,))
+    tensors[f"random.{rank}"], places[f"random.{rank}"] = random, Place(tuple(random.shape), (0,))
     return TrainingState(rank, ranks, tensors, places)
 
 
@@ -113,7 +113,7 @@ class SavedState:
     def __init__(self, folder: Path) -> None:
         self.folder, self.ranks = folder, 0
         self._stack = ExitStack()
-        self._files: dict[str, list[tuple[Any, _Place, tuple[int, ...]]]] = {}
+        self._files: dict[str, list[tuple[Any, Place, tuple[int, ...]]]] = {}
 
     def __enter__(self) -> SavedState:
         from safetensors import SafetensorError, safe_open

@@ -61,7 +61,7 @@ def spread_experts(model: Any, world: DeviceMesh | None, ranks: int) -> DeviceMe
     if world is None or not any(experts_of(model)):
         return None
     assert world.mesh_dim_names is not None
-    spread = None if ranks == 1 else _with_replicas(world, ranks)
+    spread = None if ranks == 1 else with_replicas(world, ranks)
     mesh = world if spread is None else spread
     over = tuple(name for name in ("expert", "tensor") if name in (mesh.mesh_dim_names or ()))
     if not over:
@@ -80,7 +80,7 @@ def spread_experts(model: Any, world: DeviceMesh | None, ranks: int) -> DeviceMe
     return spread
 
 
-def _with_replicas(world: DeviceMesh, ranks: int) -> DeviceMesh:
+def with_replicas(world: DeviceMesh, ranks: int) -> DeviceMesh:
     """The ranks of `world`, whose dimension `data` becomes two: `replica`, of ranks that hold the same experts, and
     `expert`, of `ranks` neighbours that hold different ones."""
     names = list(world.mesh_dim_names or ())

@@ -67,14 +67,20 @@ class Outline:
             here[name] = local_part(new)
             if here[name].numel():
                 wanted[name] = part_of_tensor(new)
+        for name, part in self.parts(wanted):
+            here[name].copy_(part)
+        _replace(self.model, filled)
+        return self.model
+
+    def parts(self, wanted: Mapping[str, Part]) -> Iterator[tuple[str, torch.Tensor]]:
+        """(name, part) of each wanted parameter in `dtype`, as `FirstWeights.parts`. Raises ValueError for a number
+        that is not finite."""
         for name, part in self.weights.parts(wanted):
             if not torch.stack(torch.aminmax(part)).isfinite().all():  # of several numbers NaN is least and largest
                 raise ValueError(
                     f"{name} in {self.model.config.name_or_path} holds NaN or infinity; name another checkpoint"
                 )
-            here[name].copy_(part.to(self.dtype))
-        _replace(self.model, filled)
-        return self.model
+            yield name, part.to(self.dtype)
 
 
 class WholeWeights:

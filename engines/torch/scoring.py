@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, NamedTuple, Protocol
 
 import numpy as np
@@ -58,6 +59,24 @@ class Scores(NamedTuple):
     gradient_squares: torch.Tensor | None = None
 
 
+@dataclass(frozen=True)
+class Head:
+    """What becomes of hidden states, as `harness.rl.log_probs.head_log_probs` has it."""
+
+    temperature: float
+    group: dist.ProcessGroup | None
+    float32: bool
+    logit_bytes: int
+
+    def __call__(
+        self, laid: LaidOut, hidden: torch.Tensor, weight: torch.Tensor, gradient_squares: bool = False
+    ) -> Scores:
+        """Scores by the last hidden states, [rows, tokens, H], and the output layer's weight, [V, H]."""
+        score = head_gradient_squares if gradient_squares else head_log_probs
+        how = (self.temperature, self.group, self.float32, self.logit_bytes)
+        return Scores(*map(laid.at_responses, score(laid.at_targets(hidden), weight, laid.targets, *how)))
+
+
 class ScoringModel(torch.nn.Module, ABC):
     """A model, or one stage of it, that says something of each response token. Called with samples as `lay_out` lays
     them out, and with what the stage before computed, [rows, tokens, H], it returns its own hidden states or, where it
@@ -91,8 +110,7 @@ class TokenScorer(ScoringModel):
         group: dist.ProcessGroup | None = None,
     ) -> None:
         super().__init__(model, training)
-        self._temperature, self._group, self._float32 = temperature, group, float32_head(model)
-        self._logit_bytes = training.logit_bytes
+        self._head = Head(temperature, group, float32_head(model), training.logit_bytes)
 
     def forward(
         self, laid: LaidOut, received: torch.Tensor | None = None, gradient_squares: bool = False
@@ -101,11 +119,7 @@ class TokenScorer(ScoringModel):
         hidden, head = laid.through(self.model.base_model, received), self.model.get_output_embeddings()
         if isinstance(head, Elsewhere):
             return hidden
-        score = head_gradient_squares if gradient_squares else head_log_probs
-        how = (self._temperature, self._group, self._float32, self._logit_bytes)
-        return Scores(
-            *map(laid.at_responses, score(laid.at_targets(hidden), local_part(head.weight), laid.targets, *how))
-        )
+        return self._head(laid, hidden, local_part(head.weight), gradient_squares)
 
     def at_tokens(self, laid: LaidOut, received: torch.Tensor | None = None) -> torch.Tensor | tuple[torch.Tensor, ...]:
         """Log-probabilities."""
@@ -172,9 +186,17 @@ def score_parts(
         return None
 
     pipeline.compute([each.shape for each in laid], forward)
+    return in_order(found, responses, parts, pipeline)
+
+
+def in_order(
+    found: Sequence[tuple[torch.Tensor | None, ...]], responses: Ragged, parts: Sequence[Part], pipeline: Pipeline
+) -> list[Ragged]:
+    """Columns in the order of `responses`, on every stage, of what the last stage found for each part; those that are
+    None are left out."""
     order = np.concatenate(parts)
     lengths, back = responses.lengths[order], np.argsort(order)
-    columns = [torch.cat(column).cpu().numpy() for column in zip(*found, strict=True)]
+    columns = [torch.cat(column).cpu().numpy() for column in zip(*found, strict=True) if column[0] is not None]
     return [Ragged(column, lengths).take(back) for column in pipeline.from_last(columns)]
 
 

@@ -56,14 +56,18 @@ def engine_reads_files(name: str) -> bool:
 
 
 def check_environment(config: JobConfig) -> None:
-    """Raises ConfigError where the engine says, by any error, that it cannot start here."""
-    name = config.engine.name
-    try:
-        getattr(described_engine(name), "check_environment", lambda: None)()
-    except ConfigError:
-        raise
-    except Exception as error:
-        raise ConfigError(f"engine.name={name}: {str(error).partition(chr(10))[0]}") from error
+    """Raises ConfigError where an engine, also one that trains, says by any error that it cannot start here."""
+    named = (
+        ("engine.name", config.engine.name, "engine"),
+        ("training.engine", config.training.engine, "training.engine"),
+    )
+    for setting, name, registry in named:
+        try:
+            getattr(described_engine(name, registry), "check_environment", lambda: None)()
+        except ConfigError:
+            raise
+        except Exception as error:
+            raise ConfigError(f"{setting}={name}: {str(error).partition(chr(10))[0]}") from error
 
 
 def queue_storage(cluster: ClusterConfig) -> Storage | None:

@@ -51,7 +51,7 @@ ENGINES = {
     "vllm": "engines.vllm.rollout:VLLMRollout",
 }
 
-TRAINING_ENGINES = {"torch": "engines.torch.training:TorchWorld"}
+TRAINING_ENGINES = {"megatron": "engines.megatron.training:MegatronWorld", "torch": "engines.torch.training:TorchWorld"}
 
 TASKS = {
     "reverse": f"{_CHARACTERS}:Reverse",

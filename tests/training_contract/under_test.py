@@ -79,7 +79,7 @@ class WorldUnderTest:
     prepare: Callable[[], None] = nothing
 
 
-MOE = ("experts",)
+DENSE, MOE = ("tied", "untied"), ("experts",)
 TORCH = WorldUnderTest(
     name="torch",
     path="torch",
@@ -100,7 +100,21 @@ TORCH = WorldUnderTest(
 PLAIN = WorldUnderTest(
     name="plain", path="tests.training_contract.plain_world:PlainWorld", layouts=(Layout(),), values=False
 )
-REGISTERED = {world.name: world for world in (TORCH, PLAIN)}
+MEGATRON = WorldUnderTest(
+    name="megatron",
+    path="megatron",
+    layouts=(
+        Layout(),
+        Layout(tensor=2, models=DENSE),
+        Layout(pipeline=2),
+        Layout(data=2),
+        Layout(data=2, expert=2, models=MOE),
+        Layout(pipeline=2, tensor=2, models=DENSE),
+    ),
+    marker="megatron",
+    values=False,
+)
+REGISTERED = {world.name: world for world in (TORCH, PLAIN, MEGATRON)}
 
 
 @dataclass
