@@ -18,11 +18,12 @@ VLLM := .venv-vllm
 SGLANG := .venv-sglang
 ORACLE := .venv-oracle
 SITE := .venv-site
+MEGATRON := $(VENV)/.installed-megatron
 # A process a core. A file's tests stay in one of them, so that what its fixtures set up is set up once.
 PYTEST := $(PY) -m pytest -n logical --maxprocesses=4 --dist loadfile --no-loadscope-reorder
 
-OWN := help setup setup-vllm setup-sglang lint test tests test-slow test-cluster test-engine test-schedule test-vllm \
-	test-sglang test-oracle test-redis perf perf-queue site clean
+OWN := help setup setup-vllm setup-sglang setup-megatron lint test tests test-slow test-cluster test-engine test-schedule test-vllm \
+	test-sglang test-megatron test-oracle test-redis perf perf-queue site clean
 # All other goals are cadence's. It gets the variables of make's command line, and refuses those that it does not know.
 COMMANDS := $(filter-out $(OWN) .%,$(MAKECMDGOALS))
 GIVEN := $(filter-out ARGS WHEELS PYTHON,$(foreach name,$(.VARIABLES),$(if $(filter command,$(firstword $(origin $(name)))),$(name))))
@@ -44,10 +45,11 @@ help:
 	@echo "settings stand in ARGS: make bench ARGS=\"schedule.max_staleness=2\"; make bench ARGS=--help lists its options (docs/usage.md)"
 	@$(PYTHON) -m harness.cli.commands
 	@echo "make's own:"
-	@echo "  setup        .venv, as every command does that lacks it; setup-vllm, setup-sglang: for ENGINE=vllm, ENGINE=sglang"
+	@echo "  setup        .venv, as every command does that lacks it; setup-vllm, setup-sglang: for ENGINE=vllm, ENGINE=sglang;"
+	@echo "               setup-megatron: megatron-core beside it, for training.engine=megatron"
 	@echo "               CUDA's builds where NVIDIA's driver is, else those for CPUs; WHEELS=cpu|cuda says otherwise (docs/gpu.md)"
 	@echo "  test         lint, types and tests; test-slow: those that take minutes each"
-	@echo "  test-vllm, test-sglang, test-redis, test-oracle: against the engines, a Redis server, verl's and TRL's functions"
+	@echo "  test-vllm, test-sglang, test-megatron, test-redis, test-oracle: against the engines, a Redis server, verl's and TRL's functions"
 	@echo "  test-cluster runs across three hosts in network namespaces, as root (docs/clusters.md)"
 	@echo "  test-engine  ENGINE=my_module:MyEngine: the contract of rollout engines, for your own (docs/adding_an_engine.md)"
 	@echo "  test-schedule  SCHEDULE=my_module:Mine: everything that is promised of schedules, for your own (docs/tutorial.md)"
@@ -117,6 +119,15 @@ $(SGLANG)/$(INSTALLED): $(PINS) .ci/constraints-sglang$(CUDA).txt
 	@$(SGLANG)/bin/python -m compileall -q -j 2 -x py312 $(SGLANG)/lib
 	@touch $@
 
+# In the environment itself: it trains in the processes of the harness. What it has of other packages, setup has.
+setup-megatron: $(MEGATRON)
+
+$(MEGATRON): $(PINS) .ci/constraints-megatron.txt $(STAMP)
+	@echo "installing megatron-core into $(VENV)"
+	@$(PY) .ci/pins.py .ci/constraints-megatron.txt $(VENV)
+	@$(VENV)/$(PIP_INSTALL) --require-hashes --no-build-isolation -r $(VENV)/pins.txt || $(REFUSED)
+	@touch $@
+
 lint: $(STAMP)
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
@@ -148,6 +159,9 @@ test-vllm: $(VLLM)/$(INSTALLED)
 
 test-sglang: $(STAMP) $(SGLANG)/$(INSTALLED)
 	$(PY) -m pytest -m sglang tests/contract tests/integration $(ARGS)
+
+test-megatron: $(MEGATRON)
+	$(PY) -m pytest -m megatron tests/training_contract $(ARGS)
 
 # Beside the environment, not in it: it asks for other versions of the same packages, and only imports them.
 $(ORACLE)/.installed: $(PINS) .ci/constraints-oracle.txt $(STAMP)

@@ -1,4 +1,4 @@
-"""What megatron-core asks of CUDA by name, answered with the CPU. Where training is on GPUs nothing of it is active."""
+"""Answers of the CPU to what megatron-core asks of CUDA by name. Where training is on GPUs none of them is active."""
 
 from __future__ import annotations
 

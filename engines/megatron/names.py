@@ -51,7 +51,7 @@ class Held:
         return tuple(slice(start, start + size) for start, size in zip(starts, self.shape, strict=True))
 
     def read(self, of: Callable[[str], torch.Tensor]) -> torch.Tensor:
-        """This rank's part, from tensors by Megatron's names, that have the shapes of its parameters."""
+        """Return this rank's part, from tensors by Megatron's names, that have the shapes of its parameters."""
         views = [self.view(of(name)) for name in self.sources]
         return (views[0] if len(self.shape) < 3 else torch.stack(views)).reshape(self.shape)
 

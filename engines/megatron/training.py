@@ -112,7 +112,7 @@ class Packed(PackedSeqParams):
 
 
 class Attention(torch.nn.Module):
-    """In place of megatron-core's own, which refuses packed rows: causal, by `engines.torch.packing` where they are."""
+    """The attention in place of megatron-core's, which refuses packed rows: these by `engines.torch.packing`."""
 
     def __init__(self, *_: Any, **__: Any) -> None:
         super().__init__()
@@ -212,8 +212,8 @@ class MegatronModel:
         return LAYOUTS[self._setting.training.layout](prompts, responses, self._setting.device)
 
     def run(self, module: torch.nn.Module, laid: Sequence[LaidOut], said: Callable[..., Any], **how: Any) -> list[Any]:
-        """What the last stage says of each pass, by megatron-core's schedule; nothing on other stages. module: this
-        model, or what wraps it; said: by the number of a pass and its hidden states."""
+        """Return what the last stage says of each pass, by megatron-core's schedule; nothing on other stages. module:
+        this model, or what wraps it; said: by the number of a pass and its hidden states."""
 
         def forward(numbers: Iterator[int], module: torch.nn.Module) -> tuple[torch.Tensor, Callable[..., Any]]:
             number = next(numbers)
@@ -242,7 +242,8 @@ class MegatronModel:
 
 
 class MegatronPolicy:
-    """`harness.protocols.TrainEngine`."""
+    """`harness.protocols.TrainEngine`. Its attributes are what it was made with, what megatron-core makes of that, and
+    the counts of a step."""
 
     def __init__(self, model: MegatronModel, setting: TrainingSetting) -> None:
         self.model, self._setting, self._device = model, setting, setting.device
@@ -362,8 +363,8 @@ class MegatronPolicy:
                 state["step"].copy_(self._updates)
 
     def _shard(self, parameter: torch.Tensor) -> tuple[slice, Mapping[str, torch.Tensor]] | None:
-        """What this rank's optimizer has of a parameter: a span of its numbers, and of these the weights in float32 and
-        AdamW's moments, which are made now. None where it has nothing of it."""
+        """Return what this rank's optimizer has of a parameter: a span of its numbers, and of these the weights in
+        float32 and AdamW's moments, which are made now. None where it has nothing of it."""
         for part in self._optimizer.chained_optimizers:
             if parameter in part.model_param_gbuf_map:
                 group, place = part.model_param_group_index_map[parameter]

@@ -61,7 +61,7 @@ class Scores(NamedTuple):
 
 @dataclass(frozen=True)
 class Head:
-    """What becomes of hidden states, as `harness.rl.log_probs.head_log_probs` has it."""
+    """The head, with the settings that `harness.rl.log_probs.head_log_probs` takes."""
 
     temperature: float
     group: dist.ProcessGroup | None
