@@ -181,7 +181,7 @@ def test_an_iteration_is_a_line_of_known_metrics(recorder: Recorder, run: RunDir
         "throughput/mfu",
         "train/rank_imbalance",
         *(name for name in METRIC_NAMES if name.startswith(("turns/", "filter/", "critic/", "router/", "straggler/"))),
-    }  # no reference, no recomputed log-probs, no rejection, no environment, filter, critic, experts, limit or other rank
+    }  # no reference, no recomputed log-probs, no rejection, no environment, filter, critic, experts, limit, other rank
     phases = {name for name in METRIC_NAMES if name.startswith(("time/", "eval/"))}
     assert set(first) - phases == ({"iteration", "samples", "seconds"} | METRIC_NAMES | idle) - absent - phases
     assert (second["iteration"], second["samples"], second["seconds"]) == (1, 12, 2.0)
