@@ -1,0 +1,53 @@
+"""A state of training goes on in the engine that did not write it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed import HashStore
+
+from harness.config import TrainingConfig
+from harness.config.registries import find
+from harness.protocols import TrainEngine, TrainingSetting
+from tests.support.fsdp_samples import CPU, assert_close, computed
+from tests.support.processes import run_in_processes
+from tests.training_contract.under_test import ALGORITHM, MODELS, SAMPLES, save, train_once
+
+
+def policy_of(engine: str, model: str) -> TrainEngine:
+    training = TrainingConfig(engine=engine, layout="packed")
+    setting = TrainingSetting(MODELS[model], ALGORITHM, training, HashStore(), 0, 1, CPU, 60.0, steps=60)
+    return find("training.engine", engine)(setting).policy
+
+
+def weights(policy: TrainEngine) -> dict[str, torch.Tensor]:
+    return {name: tensor.clone() for name, tensor in policy.named_parameters().items()}
+
+
+def moved(writer: str, reader: str, model: str, folder: Path) -> None:
+    first, samples = policy_of(writer, model), range(SAMPLES)
+    train_once(first, samples)
+    save(first, folder)
+    saved = weights(first)
+    train_once(first, samples)
+    expected = weights(first)
+    dist.destroy_process_group()
+    second = policy_of(reader, model)
+    computed(second.load(folder))
+    found = weights(second)
+    assert all(torch.equal(found[name], saved[name]) for name in saved)
+    train_once(second, samples)
+    found = weights(second)
+    moved_by = {name: expected[name] - saved[name] for name in saved}
+    assert_close({name: found[name] - saved[name] for name in saved}, moved_by, rtol=1e-2)
+    dist.destroy_process_group()
+
+
+@pytest.mark.megatron
+@pytest.mark.parametrize("model", ["tied", "experts"])
+@pytest.mark.parametrize(("writer", "reader"), [("torch", "megatron"), ("megatron", "torch")])
+def test_a_state_goes_on_in_another_engine(writer: str, reader: str, model: str, tmp_path: Path) -> None:
+    run_in_processes(moved, [(writer, reader, model, tmp_path / "state")], timeout_s=120)
