@@ -8,6 +8,9 @@ from importlib.util import find_spec
 from harness.config import JobConfig
 
 VERSION = "0.16.1"
+SHARDS_WEIGHTS = False
+"""Data-parallel ranks share moments and float32 weights; each has its layers' weights and gradients whole."""
+
 ARCHITECTURES = "qwen3", "qwen3_moe"
 
 

@@ -13,6 +13,7 @@ from typing import Literal, get_args
 
 from harness.config import JobConfig
 from harness.config.placement import ENGINE_ROLES, Placement
+from harness.config.readers import described_engine
 from harness.config.transports import TransferMemory, transport_of
 from harness.cost_model.engine_memory import EngineMemory
 from harness.cost_model.host_memory import HostLoad, HostMemory, Hosts, fullest_host, row_bytes
@@ -236,12 +237,23 @@ def _pool(
         here = [phase for phase in phases if not (shared and setting.simulated and phase == "generate")]
         moments = _offloaded(config, rank, setting)
         items += training_items(rank, here, shared="rollout" in roles, moments=moments)
+        if not getattr(described_engine(config.training.engine, "training.engine"), "SHARDS_WEIGHTS", True):
+            items += _kept_whole(config, rank, tuple(here))
         items += _sent(config, rank, tuple(phase for phase in here if phase != "start"), setting)
         items += _kept_rows(config, pass_of(config, placement, setting).ranks, setting)
     if "critic" in roles:
         items += _critic(config, placement, setting, roles, phases)
     items += _scoring(config, rank, roles, len(devices), phases, setting)
     return PoolMemory(tuple(roles), len(devices), tuple(phases), tuple(items))
+
+
+def _kept_whole(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...]) -> list[Item]:
+    """Weights and gradients of a rank's layers, of which `training_items` counts a shard: experts as if they were not
+    spread. Weights in float32 are the masters themselves."""
+    ranks = max(1, rank.work.ranks // config.training.pipeline_parallel)
+    number = bytes_per_number(config.model)
+    weights = rank.copy * (ranks - 1 if number == 4 else ranks * number / 4)
+    return [Item("weights, whole", weights, phases), Item("gradients, whole", rank.copy * (ranks - 1), phases)]
 
 
 def training_items(
