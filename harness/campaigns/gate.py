@@ -47,7 +47,7 @@ _SMALL = (
     "algorithm.group_size=4",
     "algorithm.kl_coef=0",
 )
-_OF_THE_JOB = ("model", "task", "max_tokens", "algorithm")
+_OF_THE_JOB = ("model.", "model=", "task.", "task=", "max_tokens=", "algorithm.", "algorithm=", "training.lora_")
 _SOURCES = ("harness", "schedules", "engines", "experiments")
 _ROOT = Path(__file__).resolve().parents[2]
 
@@ -94,7 +94,7 @@ def gate_job(cell: ResolvedCell, given: Sequence[str]) -> GateJob:
     """
     experiment, engine = cell.config.experiment, cell.config.engine.name
     if cell.plan.backend == "real" and not cell.plan.gpu:
-        own = tuple(setting for setting in given if setting.partition("=")[0].split(".")[0] in _OF_THE_JOB)
+        own = tuple(setting for setting in given if setting.startswith(_OF_THE_JOB))
         other = f"the gate ran with engine {EMBEDDED}: what {engine} computes depends on the batch"
         return GateJob(experiment, (*own, *_SMALL, *_batch(cell.config.algorithm)), "" if engine == EMBEDDED else other)
     why = "the comparison runs on GPUs" if cell.plan.backend == "real" else "the comparison is simulated"

@@ -31,7 +31,8 @@ def model_card(manifest: Mapping[str, Any], config: Mapping[str, Any], learning_
     """README.md of the folder: front matter as the hub reads it, and how the weights were made. config: config.yaml of
     the run; learning_rate: the highest."""
     asked, base = config["model"].get("checkpoint"), manifest["model"]
-    front: dict[str, Any] = {"library_name": "transformers", "pipeline_tag": "text-generation"}
+    library = "peft" if config.get("training", {}).get("lora_rank") else "transformers"
+    front: dict[str, Any] = {"library_name": library, "pipeline_tag": "text-generation"}
     front["tags"] = ["reinforcement-learning", "grpo", "cadence"]
     if asked is not None and asked.startswith(HUB):
         base = asked.removeprefix(HUB).partition("@")[0]
