@@ -93,11 +93,13 @@ def test_all_ranks_take_the_same_steps_and_neighbours_tell_the_same_sums(seen: S
     assert min(firsts) > 0
 
 
-def test_what_is_sent_is_every_weight_once_and_to_the_bit(seen: Seen) -> None:
+def test_what_is_sent_is_every_weight_once_and_to_the_bit_whoever_sends(seen: Seen) -> None:
     names = [name for told in seen.ranks for name in told.arrived]
     assert sorted(names) == sorted(seen.ranks[0].names)
     arrived = {name: tensor for told in seen.ranks for name, tensor in told.arrived.items()}
     assert same_bits(arrived, seen.state("1"))
+    assert same_bits(seen.ranks[0].for_all, arrived)
+    assert all(same_bits(told.beside, arrived) for told in seen.ranks)
     assert all(told.names == seen.ranks[0].names for told in seen.ranks)
 
 

@@ -17,6 +17,7 @@ from harness.config import ModelConfig, TrainingConfig
 from harness.config.registries import find
 from harness.protocols import TrainEngine, TrainingSetting
 from harness.weight_sync.plan import pack, plan_transfer, unpack
+from harness.weight_sync.transports import LocalReceiver
 from tests.support.fsdp_samples import CPU, FREE, SMALL, Tensors, batch_of, computed
 from tests.support.processes import run_in_processes
 
@@ -120,7 +121,8 @@ REGISTERED = {world.name: world for world in (TORCH, PLAIN, MEGATRON)}
 @dataclass
 class Told:
     """What one rank saw of one model. arrived: weights after the first step as this rank sends them, by a transfer
-    plan; not_finite: the step of gradients that are not; unfinished: what saving between two micro-batches raises."""
+    plan; for_all: as the first rank does where it sends alone; beside: as an engine beside this rank reads them;
+    not_finite: the step of gradients that are not; unfinished: what saving between two micro-batches raises."""
 
     scored: np.ndarray
     squares: np.ndarray
@@ -128,6 +130,8 @@ class Told:
     steps: list[dict[str, float]]
     names: list[str]
     arrived: Tensors
+    for_all: Tensors
+    beside: Tensors
     reference: np.ndarray
     not_finite: dict[str, float]
     unfinished: str
@@ -155,11 +159,11 @@ def save(policy: TrainEngine, folder: Path) -> None:
         dist.barrier()
 
 
-def sent(policy: TrainEngine, rank: int, world: int) -> Tensors:
-    """What this rank sends, of a plan in which all do."""
+def sent(policy: TrainEngine, rank: int, senders: int) -> Tensors:
+    """What this rank sends, of a plan in which so many do."""
     plan = plan_transfer(policy.named_parameters().items(), 4096, holders=policy.holders())
     found: Tensors = {}
-    for bucket, owner in zip(plan.buckets, plan.owners(world), strict=True):
+    for bucket, owner in zip(plan.buckets, plan.owners(senders), strict=True):
         buffer = torch.zeros(bucket.bytes, dtype=torch.uint8) if owner == rank else None
         pack(bucket, policy.named_parameters(), buffer, owner)
         if buffer is not None:
@@ -202,7 +206,8 @@ def _of_model(under_test: WorldUnderTest, layout: Layout, rank: int, store: Stor
         values = computed(world.critic(ALGORITHM).values(batch.prompts, batch.responses)).values
     sums, step = train_once(policy, mine)
     save(policy, folder / "1")
-    arrived = sent(policy, rank, layout.world)
+    arrived, for_all = sent(policy, rank, layout.world), sent(policy, rank, 1)
+    beside = {name: tensor.clone() for name, tensor in LocalReceiver(policy).receive(1)}
     steps = [step]
     for number in range(2, layout.steps + 1):
         steps.append(train_once(policy, mine)[1])
@@ -222,7 +227,20 @@ def _of_model(under_test: WorldUnderTest, layout: Layout, rank: int, store: Stor
     not_finite = computed(policy.step())
     save(policy, folder / "skipped")
     names = list(policy.named_parameters())
-    return Told(scored.values, squares.values, sums, steps, names, arrived, unscored, not_finite, unfinished, values)
+    return Told(
+        scored.values,
+        squares.values,
+        sums,
+        steps,
+        names,
+        arrived,
+        for_all,
+        beside,
+        unscored,
+        not_finite,
+        unfinished,
+        values,
+    )
 
 
 @dataclass
