@@ -250,6 +250,15 @@ def test_a_model_with_experts_changes_nothing_of_that(results: Path, drivers: Dr
     equal_runs(drivers, results / "spread", f"{settings} training.expert_parallel=2", BOTH_WORLDS[2:])
 
 
+@pytest.mark.slow
+def test_stages_change_nothing_of_that_nor_of_what_one_rank_trains(results: Path, drivers: Drivers) -> None:
+    parts = "model.tied_embeddings=false training.tokens_per_micro_batch=200 algorithm.reference=true"
+    settings = f"{SMALL} iterations=3 {parts}"
+    staged = equal_runs(drivers, results / "stages", f"{settings} training.pipeline_parallel=2", BOTH_WORLDS[2:])
+    (alone,) = equal_runs(drivers, results / "one_stage", settings, ONE_RANK[:1])
+    assert not differences(alone, staged[0])
+
+
 @pytest.mark.parametrize("other", [name for name in RUNS if not name.startswith("colocated")])
 def test_without_staleness_every_schedule_is_bitwise_equal_to_colocate_sync(runs: dict[str, Path], other: str) -> None:
     same_world = "colocated_2_ranks" if other.endswith("2_ranks") else "colocated"
