@@ -10,7 +10,7 @@ from functools import cached_property
 from harness.checks.layout import device_roles
 from harness.config import ConfigError, CostConfig, JobConfig, RooflineConfig
 from harness.config.changes import as_arguments
-from harness.config.compose import EXPERIMENTS, compose_job, read_settings
+from harness.config.compose import EXPERIMENTS, compose_job, make_schedule, read_settings
 from harness.config.registries import SCHEDULES
 from harness.driver.event_model import difference
 from harness.planner.candidates import STALENESS, Candidate
@@ -145,13 +145,15 @@ def no_progress(done: int, of: int, name: str) -> None:
 
 
 def variants(config: JobConfig, fixed: frozenset[str]) -> list[JobConfig]:
-    """The job with each staleness that is searched, if its schedule takes one and the user did not choose it."""
+    """The job with each staleness that is searched, if its schedule takes one and the user did not choose it: whole
+    ones alone, where it is an integer."""
     options = config.schedule.options
     if _STALENESS not in options or f"schedule.{_STALENESS}" in fixed:
         return [config]
+    whole = isinstance(getattr(make_schedule(config), _STALENESS), int)
+    searched = [int(value) for value in STALENESS if value.is_integer()] if whole else STALENESS
     return [
-        replace(config, schedule=replace(config.schedule, options={**options, _STALENESS: value}))
-        for value in STALENESS
+        replace(config, schedule=replace(config.schedule, options={**options, _STALENESS: value})) for value in searched
     ]
 
 

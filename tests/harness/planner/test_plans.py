@@ -19,7 +19,7 @@ from harness.cli.front import settings_of
 from harness.cli.plan import write_plan
 from harness.cli.steps import StepsBar
 from harness.config import ConfigError, JobConfig
-from harness.config.compose import cell_name, compose_job
+from harness.config.compose import cell_name, compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.config.registries import SCHEDULES
 from harness.driver.session import simulate
@@ -28,7 +28,7 @@ from harness.planner.candidates import Candidate
 from harness.planner.explore import Exploration, TrialResult
 from harness.planner.judgement import Judgement, Judgements, judge
 from harness.planner.memory import planned_memory
-from harness.planner.plan import Choice, Plan, bench_command, fixed_by, plan_settings
+from harness.planner.plan import Choice, Plan, bench_command, fixed_by, plan_settings, variants
 from harness.planner.report import print_plan, verdict, why_slower
 from harness.planner.search import SearchResult
 from harness.studies.scaling import Point, ScalingStudy, draw_scaling, efficiency, page
@@ -126,6 +126,12 @@ def test_a_plan_says_time_left_costs_schedules_and_batches_it_took() -> None:
     assert "Not judged, how sure that is: colocate_sync" in output.getvalue()
     assert "costs profile-backed (cost=tiny_cpu, one layout)" in output.getvalue()
     assert plan_settings([])[0] == plan_settings(["schedule=all"])[0] == list(SCHEDULES)
+
+
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_every_job_that_is_searched_can_be_run(schedule: str) -> None:
+    for job in variants(compose_job([f"schedule={schedule}", *SETTINGS]), frozenset()):
+        make_schedule(job)
     schedules, settings = plan_settings(["schedule=half_step", "model=tiny"])
     assert schedules == ["half_step"] and "model=tiny" in settings and "model=qwen7b" not in settings
     with pytest.raises(ConfigError, match=r"schedule\.split\.rollout is what a plan chooses"):
