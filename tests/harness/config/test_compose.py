@@ -17,7 +17,7 @@ from harness.config.compose import (
     read_job,
 )
 from harness.config.files import read_yaml, yaml_text
-from harness.config.registries import ENGINES, REGISTRIES, check_name, find
+from harness.config.registries import ENGINES, REGISTRIES, TRAINING_ENGINES, check_name, find
 from schedules.fully_async import FullyAsync
 
 
@@ -136,7 +136,7 @@ def test_a_choice_may_be_a_file_and_one_that_is_none_is_refused(tmp_path: Path) 
     assert (config.cost.name, config.cost.call_s, config.cost.lengths.mean) == ("mine", 0.5, 7.0)
     mine.write_text(mine.read_text().replace("\ncall_s: 0.0042", "\ncall_s: 0.25"))
     assert compose_job([f"cost={mine}"]).cost.call_s == 0.25, "the file is read anew"
-    mine = tmp_path / "mine.yaml"
+    mine = tmp_path / "none.yaml"
     assert refused(f"cost={mine}") == f"{mine} is no file; `cadence list` shows the choices that have names"
     mine.write_text("name: [")
     assert refused(f"cost={mine}").startswith(f"{mine} cannot be read as YAML")
@@ -244,7 +244,8 @@ def test_what_would_be_lost_is_refused(text: str, why: str, tmp_path: Path) -> N
         read_yaml(tmp_path / "a.yaml")
 
 
-LOADED = [(setting, name) for setting, names in REGISTRIES.items() for name in names if names is not ENGINES]
+WITH_EXTRAS = {*ENGINES, *TRAINING_ENGINES} - {"torch"}
+LOADED = [(setting, name) for setting, names in REGISTRIES.items() for name in names if name not in WITH_EXTRAS]
 
 
 @pytest.mark.parametrize(("setting", "name"), LOADED)
