@@ -43,7 +43,7 @@ from engines.megatron.names import Held, Place, held_by
 from engines.torch import checkpoint
 from engines.torch.experts import with_replicas
 from engines.torch.first_weights import Outline
-from engines.torch.fsdp import holders_of, init_world, over_ranks
+from engines.torch.fsdp import holders_of, init_world, over_ranks, submesh
 from engines.torch.model import float32_head, outline_model
 from engines.torch.packing import Boundaries, PackedBatch, packed_attention
 from engines.torch.pipeline import Pipeline
@@ -153,10 +153,10 @@ class MegatronModel:
         _require_plain(outline)
         self._setting, self.mesh, self.dtype = setting, mesh, outline.dtype
         self.shapes = {name: tuple(parameter.shape) for name, parameter in outline.model.named_parameters()}
-        training, stages = setting.training, _submesh(mesh, "stage")
+        training, stages = setting.training, submesh(mesh, "stage")
         group = None if stages is None else stages.get_group()
         self.pipeline = Pipeline(group, setting.model.hidden, outline.dtype, setting.device)
-        tensors = _submesh(mesh, "tensor")
+        tensors = submesh(mesh, "tensor")
         self.place = Place(
             self.pipeline.number,
             self.pipeline.stages,
@@ -441,10 +441,6 @@ def _by_source(held: Mapping[str, Held]) -> Iterator[tuple[tuple[str, ...], list
     """Parameters that are parts of the same ones of Megatron's, which stand together."""
     for sources, pieces in groupby(held.items(), key=lambda item: item[1].sources):
         yield sources, list(pieces)
-
-
-def _submesh(mesh: DeviceMesh, name: str) -> DeviceMesh | None:
-    return mesh[name] if name in (mesh.mesh_dim_names or ()) else None
 
 
 def _inputs(laid: LaidOut) -> dict[str, Any]:

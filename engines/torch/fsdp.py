@@ -12,6 +12,7 @@ from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import nullcontext
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
@@ -90,7 +91,8 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
     engines in bfloat16. Frozen ones (engines/torch/lora.py) stay as they are, and are neither saved nor sent. mesh: of
     `init_world`, or None for one rank of float32 without a process group.
 
-    Sixteen attributes: nine are what it was made with, which every pass and every step reads.
+    Twenty attributes: eleven are what it was made with and where it stands among the ranks, which every pass and every
+    step reads.
     """
 
     def __init__(
@@ -255,8 +257,8 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
         squares |= zip(counted, local / local.new_tensor(copies), strict=True)
         each = torch.stack(list(squares.values()))
         for name in ("tensor", "data") if ranks > 1 else ():
-            if self.mesh is not None and name in (self.mesh.mesh_dim_names or ()):
-                dist.all_reduce(each, group=self.mesh[name].get_group())
+            if (mesh := submesh(self.mesh, name)) is not None:
+                dist.all_reduce(each, group=mesh.get_group())
         self._pipeline.sum(each)
         return each.sum().sqrt()
 
@@ -379,10 +381,7 @@ def sharded_reference(
     elif mesh["data"].size() > 1:
         shard(scorer, mesh["data"], spread)
     fill_shards(scorer, outline, device, rest_on="cpu" if offload else device)
-
-    def most(passes: int) -> int:
-        return over_ranks(passes, dist.ReduceOp.MAX, mesh["data"], device)
-
+    most = partial(over_ranks, what=dist.ReduceOp.MAX, mesh=mesh["data"], device=device)
     return ShardedScorer(scorer, training, most, pipeline)
 
 
@@ -402,11 +401,16 @@ def holders_of(
 
 def staged(model: PreTrainedModel, mesh: DeviceMesh | None, dtype: torch.dtype, device: torch.device) -> Pipeline:
     """The place of this rank in the pipeline, for whose stage `model` is cut, in place. dtype: that it computes in."""
-    stages = None if mesh is None or "stage" not in (mesh.mesh_dim_names or ()) else mesh["stage"]
+    stages = submesh(mesh, "stage")
     pipeline = Pipeline(None if stages is None else stages.get_group(), model.config.hidden_size, dtype, device)
     if pipeline.stages > 1:
         cut_stage(model, pipeline.number, pipeline.stages)
     return pipeline
+
+
+def submesh(mesh: DeviceMesh | None, name: str) -> DeviceMesh | None:
+    """The dimension of `init_world`'s mesh with this name, where it has one."""
+    return mesh[name] if mesh is not None and name in (mesh.mesh_dim_names or ()) else None
 
 
 def over_ranks(number: int, what: dist.ReduceOp.RedOpType, mesh: DeviceMesh | None, device: torch.device) -> int:

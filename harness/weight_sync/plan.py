@@ -137,16 +137,19 @@ def pack(bucket: Bucket, parameters: Mapping[str, torch.Tensor], buffer: torch.T
     """
     if buffer is not None and buffer.is_pinned():
         torch.cuda.synchronize()
-    rank = dist.get_rank() if bucket.holders else owner
-    gathers, first = not bucket.holders or rank in bucket.holders, owner
-    passed = None
     if bucket.holders and owner not in bucket.holders:
-        first = bucket.holders[0]
-        if rank in (first, owner):
-            passed = torch.empty(bucket.bytes, dtype=torch.uint8, device=_device_of_world())
-    if gathers:
+        _pack_for(owner, bucket, parameters, buffer)
+    elif not bucket.holders or dist.get_rank() in bucket.holders:
         for spec in bucket.tensors:
-            _place(spec, parameters[spec.name], buffer if passed is None else passed, first)
+            _place(spec, parameters[spec.name], buffer, owner)
+
+
+def _pack_for(owner: int, bucket: Bucket, parameters: Mapping[str, torch.Tensor], buffer: torch.Tensor | None) -> None:
+    """Bring a bucket to an owner that holds none of it: its first holder packs it, and passes it on."""
+    rank, first = dist.get_rank(), bucket.holders[0]
+    passed = torch.empty(bucket.bytes, dtype=torch.uint8, device=_device_of_world()) if rank in (first, owner) else None
+    if rank in bucket.holders:
+        pack(bucket, parameters, passed, first)
     if passed is not None and rank == first:
         dist.send(passed, owner)
     elif passed is not None and buffer is not None:
