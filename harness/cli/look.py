@@ -26,14 +26,23 @@ if TYPE_CHECKING:
 
 
 def report(arguments: Sequence[str], results: Path, console: Console) -> int:
-    """Write one page of what the runs of an experiment say of each other, and the same in Markdown."""
+    """Write one page of what the runs of an experiment say of each other, and the same in Markdown; of a folder without
+    runs its pictures, again, from the tables beside them."""
     from harness.comparison.experiment import comparison_in, folder_of
     from harness.report.page.document import print_written, write_report
 
     own, _ = own_arguments(arguments, "experiment")
     folder = folder_of(own["experiment"][-1] if own["experiment"] else None, results)
-    print_written(write_report(comparison_in(folder), folder), console)
+    drawn = [] if any(folder.rglob("DONE")) else _drawn_again(folder)
+    print_written(drawn or write_report(comparison_in(folder), folder), console)
     return 0
+
+
+def _drawn_again(folder: Path) -> list[Path]:
+    from harness.report.drawing import draw_again
+    from harness.studies.pictures import DRAWINGS
+
+    return draw_again(folder, DRAWINGS)
 
 
 _OF_SEVERAL, _OF_ONE = 600, 100_000  # characters of a text

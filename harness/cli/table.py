@@ -29,7 +29,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         from harness.studies.scaling import write_study
 
         with StepsBar("planning", console) as steps:
-            path = write_study(results, steps.done)
+            path = write_study(steps.done)
     elif of in STUDIES:
         with working("working", console) as show:
             path = import_module(STUDIES[of]).write_page(lambda said: show(f"working: {said}"))

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import combinations
 from pathlib import Path
@@ -20,7 +20,8 @@ from harness.metrics.formatting import latex, latex_table, number, plural
 
 _NAME = "matrix"
 _LAG = "mean lag"
-_WIDEST = 6  # columns
+WIDEST = 6
+"""Columns that lie across a page."""
 _FEWEST_SEEDS = 3  # to tell pairs apart
 _CORRECTION = "algorithm.correction"
 _SCHEDULE = {"schedule", "schedule.max_staleness", "schedule.k"}
@@ -87,7 +88,7 @@ class CorrectionMatrix:
     @property
     def upright(self) -> bool:
         """Whether it has too many columns to lie across a page."""
-        return len(self.columns) > _WIDEST
+        return len(self.columns) > WIDEST
 
 
 def has_matrix(comparison: Comparison) -> bool:
@@ -147,17 +148,17 @@ def _pairs(entries: Sequence[tuple[str, Entry]]) -> tuple[CorrectionPair, ...]:
 
 
 def write_matrix(folder: Path, matrix: CorrectionMatrix) -> list[Path]:
-    """matrix.csv, a line per cell, and the table for people, matrix.md, and for papers, matrix.tex; returns their
-    paths."""
-    texts = {"csv": as_csv(matrix), "md": as_markdown(matrix), "tex": as_latex(matrix)}
+    """The table for people, matrix.md, and for papers, matrix.tex; returns their paths."""
+    texts = {"md": as_markdown(matrix), "tex": as_latex(matrix)}
     paths = [folder / f"{_NAME}.{end}" for end in texts]
     for path, text in zip(paths, texts.values(), strict=True):
         write_text(path, text)
     return paths
 
 
-def as_csv(matrix: CorrectionMatrix) -> str:
-    """schedule, correction, mean lag, mean, its interval, whether it differs from the baseline, then every seed."""
+def as_frame(matrix: CorrectionMatrix) -> pd.DataFrame:
+    """A row per cell: schedule, correction, mean lag, mean, its interval, whether it differs from the baseline, then
+    every seed."""
     rows = []
     for (row, column), entry in matrix.entries.items():
         low, high = _bounds(entry.measured)
@@ -165,7 +166,7 @@ def as_csv(matrix: CorrectionMatrix) -> str:
         mean = {"lag": entry.lag, "mean": entry.measured.value, "low": low, "high": high, "differs": differs}
         seeds = {f"seed {seed}": value for seed, value in sorted(entry.measured.per_seed.items())}
         rows.append({"schedule": row, "correction": column, **mean, **seeds})
-    return pd.DataFrame(rows).to_csv(index=False)
+    return pd.DataFrame(rows)
 
 
 def as_markdown(matrix: CorrectionMatrix) -> str:
@@ -240,7 +241,12 @@ def _apart(pairs: Sequence[CorrectionPair]) -> str:
 
 def lags_of(matrix: CorrectionMatrix, row: str) -> str:
     """Mean lags of a row's cells, from the smallest to the largest."""
-    found = sorted(entry.lag for (entry_row, _), entry in matrix.entries.items() if entry_row == row)
+    return lags_text([entry.lag for (entry_row, _), entry in matrix.entries.items() if entry_row == row])
+
+
+def lags_text(lags: Iterable[float]) -> str:
+    """The smallest and the largest."""
+    found = sorted(lags)
     low, high = number(found[0], 2), number(found[-1], 2)
     return low if low == high else f"{low} to {high}"
 

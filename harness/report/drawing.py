@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from io import StringIO
+from itertools import takewhile
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -31,6 +32,8 @@ FORMATS = ("png", "svg", "pdf")
 
 Draw = Callable[[Figure], "pd.DataFrame | None"]
 """Draws into a figure that has its width; returns what it drew, None where a file has that already."""
+DrawTable = Callable[[Figure, "pd.DataFrame"], None]
+"""Draws a table, and nothing else, into a figure that has its width."""
 
 _LETTERS = {"paper": 0.85, "notebook": 0.9}  # of 8 and of 11 points
 _DPI = {"paper": 300, "notebook": 150}
@@ -47,6 +50,7 @@ _OWN: Any = {
 }
 _PER_INCH = 72
 _LETTER = 0.6  # of the size of letters, how wide they are
+_HANDLE = 6  # letters in the width of a mark in a legend, and of the gaps around it
 
 
 def theme(context: str) -> Any:
@@ -59,22 +63,61 @@ def theme(context: str) -> Any:
 def save_figure(path: Path, title: str, draw: Draw) -> Path:
     """Draw for screens, with a title above, into a PNG at `path`, and write what was drawn as CSV beside it; returns
     `path`."""
-    return _save([path], title, draw, "notebook")[0]
+    if (data := _save([path], title, draw, "notebook")) is not None:
+        _write_table(path, data)
+    return path
 
 
-def save_in_every_format(folder: Path, name: str, title: str, draw: Draw) -> list[Path]:
-    """Draw for the width of a paper's page, as `name` in `folder` in all of `FORMATS`, PNG first, and what was drawn as
-    CSV; returns their paths."""
-    return _save([folder / f"{name}.{end}" for end in FORMATS], title, draw, "paper", PAGE)
+def save_in_every_format(
+    folder: Path, name: str, title: str, draw: DrawTable, data: pd.DataFrame, remarks: Sequence[str] = ()
+) -> list[Path]:
+    """Draw a table for the width of a paper's page, as `name` in `folder` in all of `FORMATS`, PNG first, and for that
+    of a column, as `name`-column.pdf, and write it as CSV, below the remarks; returns their paths."""
+    paths = _save_in_every_format(folder, name, title, draw, data)
+    return [*paths, _write_table(paths[0], data, remarks)]
 
 
-def save_for_column(folder: Path, name: str, title: str, draw: Draw) -> Path:
-    """The same for the width of a column: `name`-column.pdf, whose data the other pictures have."""
-    return _save([folder / f"{name}-column.pdf"], title, draw, "paper", COLUMN)[0]
+def draw_again(folder: Path, drawings: Mapping[DrawTable, frozenset[str]]) -> list[Path]:
+    """Draw a folder's pictures for papers again, from the tables beside them, under the titles that they have; returns
+    their paths. drawings: columns that the table of each has."""
+    from PIL import Image
+
+    made = []
+    for path in sorted(folder.glob("*.png")):
+        with Image.open(path) as picture:
+            table, title = path.with_suffix(".csv"), picture.info.get("Title")
+        if title and table.is_file():
+            data = read_table(table)
+            draw = next((draw for draw, columns in drawings.items() if columns <= {*data}), None)
+            made += _save_in_every_format(folder, path.stem, title, draw, data) if draw else []
+    return made
 
 
-def _save(paths: Sequence[Path], title: str, draw: Draw, context: str, width: float = PAGE) -> list[Path]:
-    made = list(paths)
+def read_table(path: Path) -> pd.DataFrame:
+    """The table of a CSV file, without the remarks above it."""
+    import pandas as pd
+
+    remarks = sum(1 for _ in takewhile(lambda line: line.startswith("# "), path.read_text().splitlines()))
+    return pd.read_csv(path, skiprows=remarks, keep_default_na=False, na_values=[""])
+
+
+def _write_table(picture: Path, data: pd.DataFrame, remarks: Sequence[str] = ()) -> Path:
+    path = picture.with_suffix(".csv")
+    write_text(path, "".join(f"# {one}\n" for one in remarks) + data.to_csv(index=False, float_format="%.5g"))
+    return path
+
+
+def _save_in_every_format(folder: Path, name: str, title: str, draw: DrawTable, data: pd.DataFrame) -> list[Path]:
+    def draw_it(figure: Figure) -> None:
+        draw(figure, data)
+
+    paths, column = [folder / f"{name}.{end}" for end in FORMATS], folder / f"{name}-column.pdf"
+    _save(paths, title, draw_it, "paper")
+    _save([column], title, draw_it, "paper", COLUMN)
+    return [*paths, column]
+
+
+def _save(paths: Sequence[Path], title: str, draw: Draw, context: str, width: float = PAGE) -> pd.DataFrame | None:
     with rc_context(theme(context)):
         figure = Figure((width, width), layout="constrained")
         FigureCanvasAgg(figure)
@@ -82,11 +125,9 @@ def _save(paths: Sequence[Path], title: str, draw: Draw, context: str, width: fl
         figure.suptitle(fill(title, letters_across(figure)), fontsize=rcParams["axes.titlesize"], fontweight="bold")
         for path in paths:
             with replacing(path) as temporary:
-                figure.savefig(temporary, format=path.suffix[1:], dpi=_DPI[context])
-    if data is not None and paths[0].suffix == ".png":
-        made.append(paths[0].with_suffix(".csv"))
-        write_text(made[-1], data.to_csv(index=False, float_format="%.5g"))
-    return made
+                metadata = {"Title": title}
+                figure.savefig(temporary, format=path.suffix[1:], dpi=_DPI[context], metadata=metadata)
+    return data
 
 
 def letters_across(figure: Figure, share: float = 1.0) -> int:
@@ -113,9 +154,11 @@ def panels(figure: Figure, count: int, height: float, least: int) -> list[Axes]:
 
 def legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
     """A legend below everything, in as many columns as fit; the figure grows by what it needs."""
-    longest = max(len(str(handle.get_label())) for handle in handles)
-    columns = min(len(handles), max(1, letters_across(figure) // (longest + 5)))
-    figure.set_figheight(figure.get_figheight() + lines_high(1 + 1.4 * -(-len(handles) // columns)))
+    labels, most = [len(str(handle.get_label())) + _HANDLE for handle in handles], letters_across(figure)
+    fit = (n for n in range(1, len(labels)) if sum(max(labels[at : at + n]) for at in range(0, len(labels), n)) <= most)
+    rows = next(fit, len(labels))
+    columns = -(-len(handles) // rows)
+    figure.set_figheight(figure.get_figheight() + lines_high(1 + 1.4 * rows))
     figure.legend(handles=handles, loc="outside lower center", ncols=columns)
 
 

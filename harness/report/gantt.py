@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter, defaultdict
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
 from textwrap import fill
 
 import pandas as pd
@@ -13,9 +12,8 @@ from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
-from matplotlib.ticker import FuncFormatter
 
-from harness.metrics.timeline import BACKGROUND_SYNC_KINDS, SYNC_KINDS, Interval, Timeline, lanes
+from harness.metrics.timeline import BACKGROUND_SYNC_KINDS, SYNC_KINDS, Interval, Place, Timeline, lanes
 from harness.protocols import Span
 from harness.report.drawing import legend_below, letters_across, lines_high
 from harness.report.palette import KINDS, VERSIONS, contrast
@@ -23,7 +21,8 @@ from harness.report.palette import KINDS, VERSIONS, contrast
 _ITERATIONS = 6
 _TRANSFERS = SYNC_KINDS | BACKGROUND_SYNC_KINDS
 _WAIT = "wait_for_samples"
-_UNTRAINED = _TRANSFERS | {_WAIT}
+_ITERATION = "iteration"
+_UNTRAINED = _TRANSFERS | {_WAIT, _ITERATION}
 """Kinds of spans that are of no data."""
 _NOT_TRAINED = "#B8C2CC"
 _SMALLEST_GAP = 0.003  # of the width
@@ -37,15 +36,6 @@ Paint = Callable[[Span], tuple[str, str]]
 """The colour of a bar, and what is written in it."""
 
 
-@dataclass(frozen=True)
-class NamedTimeline:
-    """One run beside others. version: of the data of its spans."""
-
-    name: str
-    timeline: Timeline
-    version: DataVersion
-
-
 def draw_gantt(figure: Figure, timeline: Timeline, version: DataVersion, iterations: int = _ITERATIONS) -> pd.DataFrame:
     """Draw the first iterations of `timeline`, coloured by the version that sampled the data."""
     shown, window = first_window(timeline, iterations)
@@ -56,49 +46,75 @@ def draw_gantt(figure: Figure, timeline: Timeline, version: DataVersion, iterati
     return drawn
 
 
-def draw_same_seconds(figure: Figure, runs: Sequence[NamedTimeline], iterations: int = _ITERATIONS) -> pd.DataFrame:
-    """A panel each, after warm-up and on one scale of time, as long as the slowest takes for so many iterations; with
-    how many each ends in that time, and without roles of the host."""
-    starts = [run.timeline.steady_window()[0] for run in runs]
-    ends = [
-        sorted(end for end in run.timeline.iteration_ends.values() if end > start + 1e-9)
-        for run, start in zip(runs, starts, strict=True)
-    ]
-    length = max(own[min(iterations, len(own)) - 1] - start for own, start in zip(ends, starts, strict=True))
-    owners = [[o for o, place in run.timeline.placement.items() if not place.pool.startswith("host ")] for run in runs]
-    figure.set_figheight(lines_high(4 + sum(5 + 2.4 * len(own) for own in owners)))
-    panels = figure.subplots(len(runs), 1, squeeze=False, height_ratios=[len(own) for own in owners])[:, 0]
+def same_seconds(
+    runs: Mapping[str, tuple[Timeline, DataVersion | None]], iterations: int = _ITERATIONS
+) -> pd.DataFrame:
+    """Tabulate what devices did in the same seconds after warm-up, as many as the slowest of these runs takes for so
+    many iterations: a row for each bar, and, of the kind `iteration`, for each iteration that ends in that time. label:
+    of the run; start, end: from the end of its warm-up on; data: as its `DataVersion` says, where it has one. Roles of
+    the host are left out."""
+    starts = {label: timeline.steady_window()[0] for label, (timeline, _) in runs.items()}
+    ends = {
+        label: sorted(end for end in timeline.iteration_ends.values() if end > starts[label] + 1e-9)
+        for label, (timeline, _) in runs.items()
+    }
+    length = max(own[min(iterations, len(own)) - 1] - starts[label] for label, own in ends.items())
     tables = []
-    for axes, run, start, own in zip(panels, runs, starts, owners, strict=True):
-        window = (start, start + length)
-        within = [i for i, end in run.timeline.iteration_ends.items() if start < end - 1e-9 and end <= window[1] + 1e-9]
-        bars = draw_lanes(axes, run.timeline, own, within, window, by_data(run.version))
-        title = fill(f"{run.name}: {len(within)} iterations in {length:.2g} s", letters_across(figure, 0.8))
+    for label, (timeline, version) in runs.items():
+        start = starts[label]
+        spans = [s for s in timeline.spans if s.end > start and s.start < start + length]
+        places = [owner for owner, place in timeline.placement.items() if not place.pool.startswith("host ")]
+        longest = _longest([span for span in spans if (span.role, span.engine) in places])
+        bars = [span for owner in places for span in longest if (span.role, span.engine) == owner]
+        within = [
+            i for i, end in timeline.iteration_ends.items() if start < end - 1e-9 and end <= start + length + 1e-9
+        ]
+        marks = [Span(_ITERATION, "0", _ITERATION, *timeline.window(iteration), 0, iteration) for iteration in within]
+        table = _as_table([*bars, *marks], version).assign(label=label)
+        tables.append(
+            table.assign(start=(table["start"] - start).clip(0), end=(table["end"] - start).clip(upper=length))
+        )
+    return pd.concat(tables, ignore_index=True)
+
+
+def draw_same_seconds(figure: Figure, data: pd.DataFrame) -> None:
+    """A panel for each run, on one scale of time, with how many iterations each ends in it; coloured by the version of
+    the data where that is known, else by kind of work."""
+    length, panels_of, drawn = float(data["end"].max()), list[tuple[str, Timeline, Paint]](), list[Span]()
+    for label, rows in data.groupby("label", sort=False):
+        rows = rows.astype({"role": str, "engine": str})
+        marks, bars = (rows[(rows["kind"] == _ITERATION) == whether] for whether in (True, False))
+        timeline = Timeline({owner: Place("", ()) for owner in zip(bars["role"], bars["engine"], strict=True)})
+        for iteration, end in zip(marks["iteration"], marks["end"], strict=True):
+            timeline.end_iteration(iteration, end)
+        fields = bars[["role", "engine", "kind", "start", "end", "version", "iteration"]]
+        found = [Span(*row) for row in fields.itertuples(index=False, name=None)]
+        timeline.add(found)
+        versions = {span: None if pd.isna(of) else int(of) for span, of in zip(found, bars["data"], strict=True)}
+        paint = by_data(versions.__getitem__) if data["data"].notna().any() else by_kind
+        panels_of.append((str(label), timeline, paint))
+    figure.set_figheight(lines_high(4 + sum(5 + 2.4 * len(timeline.placement) for _, timeline, _ in panels_of)))
+    ratios = [len(timeline.placement) for _, timeline, _ in panels_of]
+    panels = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0]
+    for axes, (label, timeline, paint) in zip(panels, panels_of, strict=True):
+        shown, within = list(timeline.iteration_ends), (0.0, length)
+        drawn += draw_lanes(axes, timeline, list(timeline.placement), shown, within, paint)
+        title = fill(f"{label} · {len(shown)} iterations in {length:.3g} s", letters_across(figure, 0.8))
         axes.set_title(title, loc="left", fontweight="bold", pad=lines_high(1.7) * 72)
-        axes.xaxis.set_major_formatter(FuncFormatter(lambda value, _, start=start: f"{value - start:.12g}"))
-        axes.set_xticks([start + tick for tick in _ticks(length)])
         axes.set_xlabel("")
-        tables.append(_as_table(bars, run.version).assign(label=run.name))
     panels[-1].set_xlabel("seconds, from the end of warm-up")
-    legend_of_data(figure, drawn := pd.concat(tables, ignore_index=True))
-    return drawn
+    if paint is by_kind:
+        legend(figure, drawn, length)
+    else:
+        legend_of_data(figure, data[data["kind"] != _ITERATION])
 
 
-def _as_table(bars: Sequence[Span], version: DataVersion) -> pd.DataFrame:
+def _as_table(bars: Sequence[Span], version: DataVersion | None) -> pd.DataFrame:
     """A row for each bar. data: the version of its data, missing where it has none."""
     fields = ("role", "engine", "kind", "start", "end", "version", "iteration")
     rows = [{name: getattr(span, name) for name in fields} for span in bars]
-    data = [version(span) if span.kind not in _UNTRAINED else None for span in bars]
+    data = [version(span) if version and span.kind not in _UNTRAINED else None for span in bars]
     return pd.DataFrame(rows, columns=fields).assign(data=pd.array(data, "Int64"))
-
-
-def _ticks(length: float) -> list[float]:
-    step = next(
-        step
-        for step in (0.001 * factor * 10**power for power in range(9) for factor in (1, 2, 5))
-        if length / step <= 12
-    )
-    return [round(step * number, 6) for number in range(int(length / step) + 1)]
 
 
 def draw_lanes(
@@ -109,9 +125,9 @@ def draw_lanes(
     within = (span for span in timeline.spans if span.end > window[0] and span.start < window[1])
     spans = [span for span in within if (span.role, span.engine) in set(engines)]
     if len(spans) > MOST_BARS:
-        told = f"the first {MOST_BARS:,} of {len(spans):,} bars"
+        told = f"the longest {MOST_BARS:,} of {len(spans):,} bars"
         axes.annotate(told, (1, 0), (-4, 4), "axes fraction", "offset points", ha="right", va="bottom")
-        spans = spans[:MOST_BARS]
+        spans = _longest(spans)
     for row, owner in enumerate(engines):
         stacked = lanes(s for s in spans if (s.role, s.engine) == owner)
         height = 0.8 / max(1, len(stacked))
@@ -124,6 +140,10 @@ def draw_lanes(
     axes.set(xlim=window, ylim=(len(engines) - 0.4, -0.6), xlabel="time since the run began (s)")
     axes.grid(visible=False)
     return spans
+
+
+def _longest(spans: Sequence[Span]) -> list[Span]:
+    return sorted(spans, key=lambda span: span.start - span.end)[:MOST_BARS]
 
 
 def by_kind(span: Span) -> tuple[str, str]:
@@ -157,7 +177,7 @@ def legend(figure: Figure, bars: Sequence[Span], length: float) -> None:
 def legend_of_data(figure: Figure, drawn: pd.DataFrame) -> None:
     """Add a legend below everything: the colours of versions, and of what else is drawn."""
     kinds, data = set(drawn["kind"]), drawn[~drawn["kind"].isin(_UNTRAINED)]["data"]
-    versions, steps = sorted(data.dropna().unique()), len(VERSIONS)
+    versions, steps = sorted({*map(int, data.dropna())}), len(VERSIONS)
     handles: list[Artist] = [Patch(fill=False, edgecolor="none", label="sampled by version")] if versions else []
     if len(versions) <= steps:
         handles += [_patch(VERSIONS[version % steps], str(version)) for version in versions]

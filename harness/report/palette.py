@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from harness.metrics.colours import CELLS, MORE, of_schedules
+from harness.metrics.colours import CELLS, MORE, OWN, of_schedules
 
 if TYPE_CHECKING:
     from harness.comparison.runs import Cell
@@ -93,12 +93,13 @@ ON_DARK_KINDS = {
 """Colours of kinds of work, on a dark page."""
 
 
-def of_cells(cells: Sequence[Cell]) -> list[str]:
-    """Colours of cells: those of their schedules, where no two have the same; else by their number."""
-    schedules = [cell.runs[0].identity.schedule for cell in cells]
-    if len(set(schedules)) == len(schedules):
-        return list(of_schedules(schedules).values())
-    return [colour for _, colour in zip(cells, cycle((*CELLS, *MORE)), strict=False)]
+def of_cells(labels: Iterable[str]) -> dict[str, str]:
+    """Colours of cells by their labels: those of their schedules, where these name each another; else by number."""
+    named = {label: label.split()[0] for label in labels}
+    if len({*named.values()}) == len(named) and not OWN.keys().isdisjoint(named.values()):
+        colours = of_schedules([*named.values()])
+        return {label: colours[schedule] for label, schedule in named.items()}
+    return dict(zip(named, cycle((*CELLS, *MORE)), strict=False))
 
 
 def names_of(cells: Sequence[Cell]) -> list[str]:
@@ -108,7 +109,7 @@ def names_of(cells: Sequence[Cell]) -> list[str]:
 
 def style_of(cells: Sequence[Cell]) -> str:
     """Style sheet that defines these names, as page.css has the other colours."""
-    colours = of_cells(cells)
+    colours = of_cells(cell.label for cell in cells).values()
     dark = _declared(map(on_dark, colours))
     return (
         f":root {{ {_declared(colours)} }}\n"

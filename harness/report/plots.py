@@ -38,12 +38,11 @@ def draw_run(run_dir: Path) -> list[Path]:
     samples, version = table.to_pandas(), data_versions(timeline, table)
     title = run_title(identity_of(load_manifest(run_dir)))
     found = pd.DataFrame(load_evaluations(run_dir))
-    start, end = timeline.steady_window()
-    across = f"share of the {end - start:.1f} s after warm-up, mean over the role's devices"
 
     def draw_time(figure: Figure) -> pd.DataFrame:
         figure.set_figwidth(9)
-        return draw_idle(figure, {"": role_times([timeline])}, across)
+        draw_idle(figure, times := idle_times({"": role_times([timeline])}))
+        return times
 
     rewarded: dict[str, Draw] = {"reward.png": lambda figure: draw_reward(figure, metrics, found)}
     drawings: dict[str, Draw] = (rewarded if "reward/mean" in metrics else {}) | {
@@ -137,8 +136,10 @@ def draw_staleness(figure: Figure, metrics: pd.DataFrame, samples: pd.DataFrame)
     )
     if both.any():
         edges = np.arange(len(metrics) + 1) + at.min() - 0.5
-        parts.stairs(grown["flight"], edges, fill=True, color=ORANGE, label="in flight")
-        parts.stairs(both, edges, baseline=grown["flight"], fill=True, color=GREEN, label="in queue")
+        stack: Any = {"edges": edges, "fill": True}
+        named = {name: f"in {name}" if lag.any() else None for name, lag in grown.items()}
+        parts.stairs(grown["flight"], color=ORANGE, label=named["flight"], **stack)
+        parts.stairs(both, baseline=grown["flight"], color=GREEN, label=named["queue"], **stack)
         parts.legend(loc="upper right", ncols=2, reverse=True)
     else:
         parts.text(0.5, 0.5, "no sample has any lag", transform=parts.transAxes, ha="center", color="0.35")
@@ -148,18 +149,23 @@ def draw_staleness(figure: Figure, metrics: pd.DataFrame, samples: pd.DataFrame)
     return pd.concat([pd.DataFrame(share), *of_iterations])
 
 
-def draw_idle(figure: Figure, times: Mapping[str, Sequence[RoleTime]], across: str) -> pd.DataFrame:
-    """Draw for each role own work, work of other roles on the same devices, idle: a panel for each label, below it.
-    across: the name of the axis."""
-    rows = [
-        {"label": label, "role": time.role.replace("_", " "), "own": time.own, "others": time.others, "idle": time.idle}
-        for label, of in times.items()
-        for time in of
-    ]
-    drawn, counts = pd.DataFrame(rows), [len(of) for of in times.values()]
-    figure.set_figheight(lines_high(4 + 1.8 * sum(counts) + 2.2 * len(counts)))
-    panels = figure.subplots(len(times), 1, sharex=True, squeeze=False, height_ratios=counts)[:, 0]
-    for axes, (label, shares) in zip(panels, drawn.groupby("label", sort=False), strict=True):
+def idle_times(times: Mapping[str, Sequence[RoleTime]]) -> pd.DataFrame:
+    """A row for each role of each label: own work, work of other roles on the same devices, idle."""
+    shares = [(label, time.role.replace("_", " "), time) for label, of in times.items() for time in of]
+    return pd.DataFrame(
+        [
+            {"label": label, "role": role, "own": time.own, "others": time.others, "idle": time.idle}
+            for label, role, time in shares
+        ]
+    )
+
+
+def draw_idle(figure: Figure, data: pd.DataFrame) -> None:
+    """Draw what the time of each role went to: a panel for each label, below it."""
+    counts = data.groupby("label", sort=False).size()
+    figure.set_figheight(lines_high(4 + 1.8 * len(data) + 2.2 * len(counts)))
+    panels = figure.subplots(len(counts), 1, sharex=True, squeeze=False, height_ratios=counts.tolist())[:, 0]
+    for axes, (label, shares) in zip(panels, data.groupby("label", sort=False), strict=True):
         left = np.zeros(len(shares))
         for part, (_, colour) in OF_TIME.items():
             bars = axes.barh(shares["role"], shares[part], left=left, color=colour, height=0.75)
@@ -170,10 +176,10 @@ def draw_idle(figure: Figure, times: Mapping[str, Sequence[RoleTime]], across: s
         axes.set(xlim=(0, 1), ylim=(len(shares) - 0.5, -0.5))
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.grid(axis="y", visible=False)
-    panels[-1].set_xlabel(fill(across, letters_across(figure, 0.7)))
-    there = [part for part in OF_TIME if drawn[part].max() >= _SEEN]
+    across = "share of the time after warm-up, mean over devices and seeds"
+    panels[-1].set_xlabel(fill(across, letters_across(figure, 0.8)))
+    there = [part for part in OF_TIME if data[part].max() >= _SEEN]
     legend_below(figure, [Patch(facecolor=OF_TIME[part][1], label=OF_TIME[part][0]) for part in there])
-    return drawn
 
 
 _SEEN = 0.0005  # of the time: less is no bar that anyone sees

@@ -3,14 +3,15 @@ turns; its page and picture."""
 
 from __future__ import annotations
 
-import dataclasses
-import json
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from textwrap import fill
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
@@ -23,7 +24,8 @@ from harness.planner.plan import Plan, Progress, explore_all, origin, plan_jobs
 from harness.prediction.evidence import SHARED
 from harness.prediction.forecast import SURE, interval, verdict_of
 from harness.prediction.priors import Draws
-from harness.report.drawing import save_figure
+from harness.report.drawing import legend_below, lines_high, save_in_every_format
+from harness.report.palette import OTHER
 
 PAGE = DOCS.parent / "results/reference/simulated/scaling.md"
 
@@ -82,16 +84,13 @@ class ScalingStudy:
         return sorted(last, key=lambda schedule: (-last[schedule].devices, -last[schedule].samples_per_s))
 
 
-def write_study(results: Path, progress: Progress) -> Path:
-    """Plan everything, and write PAGE with its picture, and results/scaling.json."""
+def write_study(progress: Progress) -> Path:
+    """Plan everything, and write PAGE with its picture and table."""
     started = time.monotonic()
     study = run_study(progress)
     seconds = time.monotonic() - started
-    results.mkdir(parents=True, exist_ok=True)
-    found = {"simulated": True, "planning_s": seconds, **dataclasses.asdict(study)}
-    write_text(results / "scaling.json", json.dumps(found, indent=1, default=np.ndarray.tolist) + "\n")
-    PAGE.parent.mkdir(parents=True, exist_ok=True)
-    draw_scaling(study, PAGE.with_suffix(".png"))
+    title = f"Strong scaling, {study.groups} x {study.group_size} · simulated · costs {study.costs}"
+    save_in_every_format(PAGE.parent, PAGE.stem, title, draw_scaling, as_table(study))
     write_text(PAGE, page(study, seconds))
     return PAGE
 
@@ -207,42 +206,49 @@ def _plans(study: ScalingStudy, model: str, size: int) -> str:
     return "\n".join(lines)
 
 
-def draw_scaling(study: ScalingStudy, path: Path) -> Path:
-    """PNG at `path`: samples/s, share of ideal, and speed-ups with their intervals, against devices; a column per
-    model."""
-    title = f"Strong scaling, {study.groups} x {study.group_size} · simulated · costs {study.costs}"
-    return save_figure(path, title, lambda figure: _draw(figure, study))
-
-
-def _draw(figure: Figure, study: ScalingStudy) -> None:
-    figure.set_size_inches(6.2 * len(study.models), 12.0)
-    panels = figure.subplots(3, len(study.models), squeeze=False, sharex=True)
-    names = sorted({point.schedule for point in study.points})
-    colors = of_schedules(names)
-    sizes = sorted({point.devices for point in study.points})
-    for column, model in enumerate(study.models):
-        rate, share, gain = panels[:, column]
-        shown = study.schedules(model)
-        for place, schedule in enumerate(shown):
+def as_table(study: ScalingStudy) -> pd.DataFrame:
+    """A row for each point: samples/s, share of ideal, and the speed-up's median and interval where it has one."""
+    rows = []
+    for model in study.models:
+        for schedule in study.schedules(model):
             points = study.of(model, schedule)
-            x = [point.devices for point in points]
-            style = {"color": colors[schedule], "marker": "o", "markersize": 4, "linewidth": 1.6}
-            rate.plot(x, [point.samples_per_s for point in points], label=schedule, **style)
-            share.plot(x, efficiency(points), **style)
-            drawn = [(point.devices, point.speedup) for point in points if point.speedup is not None]
-            if drawn:
-                at = [devices * 1.07 ** (place - len(shown) / 2) for devices, _ in drawn]  # beside each other
-                medians = np.array([np.median(speedup) for _, speedup in drawn])
-                ends = np.array([interval(speedup) for _, speedup in drawn]).T
-                gain.errorbar(at, medians, np.abs(ends - medians), fmt="o", color=colors[schedule], markersize=4)
-        rate.set(title=model, xscale="log", yscale="log", ylabel="samples/s (simulated)")
+            for point, share in zip(points, efficiency(points), strict=True):
+                row = {"model": model, "schedule": schedule, "devices": point.devices}
+                row |= {"samples_per_s": point.samples_per_s, "of_ideal": share, "lag": point.lag_mean}
+                drawn = [] if point.speedup is None else [np.median(point.speedup), *interval(point.speedup)]
+                rows.append(row | dict(zip(("median", "low", "high"), drawn, strict=False)))
+    return pd.DataFrame(rows, columns=[*_COLUMNS, "lag", "median", "low", "high"])
+
+
+_COLUMNS = ("model", "schedule", "devices", "samples_per_s", "of_ideal")
+
+
+def draw_scaling(figure: Figure, data: pd.DataFrame) -> None:
+    """Draw samples/s, share of ideal, and speed-ups with their intervals, against devices; a column per model."""
+    models, schedules = data["model"].unique(), data["schedule"].unique()
+    colors = of_schedules(list(schedules))
+    sizes = sorted(data["devices"].unique())
+    figure.set_figheight(lines_high(54))
+    panels = figure.subplots(3, len(models), squeeze=False, sharex=True, sharey="row")
+    for (model, of_model), (rate, share, gain) in zip(data.groupby("model", sort=False), panels.T, strict=True):
+        for place, (schedule, points) in enumerate(of_model.groupby("schedule", sort=False)):
+            style: Any = {"color": colors[str(schedule)], "marker": "o", "markersize": 3, "linewidth": 1.2}
+            rate.plot(points["devices"], points["samples_per_s"], label=schedule, **style)
+            share.plot(points["devices"], points["of_ideal"], **style)
+            at = points["devices"] * 1.07 ** (place - len(schedules) / 2)  # beside each other
+            ends = [points["median"] - points["low"], points["high"] - points["median"]]
+            gain.errorbar(at, points["median"], ends, fmt="o", color=style["color"], markersize=3, elinewidth=1)
+        rate.set(title=str(model), xscale="log", yscale="log")
         rate.yaxis.set_major_locator(LogLocator(subs=(1.0, 2.0, 5.0)))
         rate.yaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:g}"))
         rate.yaxis.set_minor_formatter(NullFormatter())
-        share.set(ylim=(0, 1.1), ylabel="of ideal linear scaling")
-        gain.set(xlabel="devices", ylabel=f"times as fast as {SHARED}: median, {SURE:.0%}")
-        gain.axhline(1.0, color="0.4", linewidth=1, linestyle="--")
-        share.axhline(1.0, color="0.4", linewidth=1, linestyle="--")
+        share.set(ylim=(0, 1.1))
+        gain.set(xlabel="devices")
+        for axes in (share, gain):
+            axes.axhline(1.0, color=OTHER, linewidth=1, linestyle="--", zorder=0)
         share.set_xticks(sizes, [f"{size:,}" for size in sizes])
         share.minorticks_off()
-        rate.legend(fontsize="small", loc="upper left")
+    names = ("samples/s (simulated)", "of ideal linear scaling", f"times as fast as {SHARED}, median and {SURE:.0%}")
+    for axes, name in zip(panels[:, 0], names, strict=True):
+        axes.set_ylabel(fill(name, 26))
+    legend_below(figure, panels[0, 0].get_legend_handles_labels()[0])

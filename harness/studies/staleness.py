@@ -6,14 +6,18 @@ import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from pathlib import Path
+from textwrap import fill
+from typing import Any
 
 import numpy as np
+import pandas as pd
 from matplotlib.figure import Figure
 
 from harness.config import CostConfig, JobConfig, LengthsConfig
 from harness.config.compose import DOCS, compose_job
 from harness.driver.event_model.model import fast_steps
 from harness.metrics.atomic_files import write_text
+from harness.metrics.colours import CELLS
 from harness.planner.mean_lag import (
     BALANCED,
     REGIMES,
@@ -24,7 +28,8 @@ from harness.planner.mean_lag import (
     in_fifo_order,
     newer,
 )
-from harness.report.drawing import save_figure
+from harness.report.drawing import legend_below, panels, save_in_every_format
+from harness.report.palette import MUTED, OTHER
 
 PAGE = DOCS.parent / "results/reference/simulated/staleness.md"
 JOBS, ITERATIONS = 160, 96
@@ -143,42 +148,42 @@ def write_page(progress: Callable[[str], None]) -> Path:
     """Runs the study, and writes the page and, beside it, all figures as CSV, and their picture."""
     cases = study(progress)
     fixed = {name: simulated(BUSY, f"schedule={name}".split())[0] for name in FIXED}
-    write_text(PAGE.with_suffix(".csv"), as_csv(cases))
     title = "Mean lag of first tokens, formula and simulation · simulated"
-    save_figure(PAGE.with_suffix(".png"), title, lambda figure: _draw(figure, cases))
+    save_in_every_format(PAGE.parent, PAGE.stem, title, draw_formulas, as_table(cases))
     write_text(PAGE, page(cases, fixed))
     return PAGE
 
 
-def as_csv(cases: Sequence[Case]) -> str:
+def as_table(cases: Sequence[Case]) -> pd.DataFrame:
     """A row for each job; seconds, lags in iterations."""
     figures = [one.name for one in fields(Case) if one.name != "flow"]
     own = ("engines", "slots", "batch", "group", "generate_s", "train_s", "transfer_s", "eta", "streamed", "regime")
-    lines = [",".join(("sigma", *own, *figures))]
-    for case in cases:
-        values = [case.flow.lengths.sigma, *(getattr(case.flow, name) for name in own)]
-        values += [getattr(case, name) for name in figures]
-        lines.append(",".join(f"{one:.4g}" if isinstance(one, float) else f"{one}" for one in values))
-    return "\n".join(lines) + "\n"
+    rows = [
+        {"sigma": case.flow.lengths.sigma}
+        | {name: getattr(case.flow, name) for name in own}
+        | {name: getattr(case, name) for name in figures}
+        for case in cases
+    ]
+    return pd.DataFrame(rows)
 
 
-def _draw(figure: Figure, cases: Sequence[Case]) -> None:
+def draw_formulas(figure: Figure, data: pd.DataFrame) -> None:
     """Each formula over the simulated lag."""
-    shown = (
-        ("capacity and Little's law, fifo", "fifo", "fifo_formula"),
-        ("Little's law, completion order", "completion", "completion_formula"),
-        ("Applied Compute's, completion order", "completion", "applied_compute"),
-    )
-    figure.set_size_inches(12, 4.2)
-    for axes, (title, simulated_by, formula) in zip(figure.subplots(1, len(shown), sharey=True), shown, strict=True):
-        for sigma in TAILS:
-            those = [case for case in cases if case.flow.lengths.sigma == sigma]
-            places = ([getattr(case, name) for case in those] for name in (simulated_by, formula))
-            axes.plot(*places, "o", markersize=4, alpha=0.7, label=f"sigma {sigma:g}")
-        axes.plot([0, 9], [0, 9], color="0.6", linewidth=1)
-        axes.set(title=title, xlabel="simulated mean lag of first tokens (iterations)")
-    figure.axes[0].set_ylabel("formula (iterations)")
-    figure.axes[0].legend()
+    colors = dict(zip(TAILS, CELLS, strict=False))
+    made = panels(figure, len(PAIRS), 20, 24)
+    for axes, (title, (simulated_by, formula)) in zip(made, PAIRS.items(), strict=True):
+        for sigma, those in data.groupby("sigma"):
+            style: Any = {
+                "color": colors[float(str(sigma))],
+                "markersize": 3,
+                "alpha": 0.7,
+                "label": f"sigma {sigma:g}",
+            }
+            axes.plot(those[simulated_by], those[formula], "o", **style)
+        axes.axline((0, 0), slope=1, color=OTHER, linewidth=1, zorder=0)
+        axes.set(title=fill(title, 24), xlabel="simulated (iterations)")
+    figure.supylabel("formula (iterations)", fontsize="medium", color=MUTED)
+    legend_below(figure, made[0].get_legend_handles_labels()[0])
 
 
 def error(cases: Sequence[Case], simulated_by: str, formula: str) -> str:

@@ -47,7 +47,7 @@ from harness.report.page.text import (
     made_with,
     measures_caption,
 )
-from harness.report.page.verdict_chart import chart_html, chart_of
+from harness.report.page.verdict_chart import chart_html
 from harness.report.palette import style_of
 
 _SCRIPTS = ("drawing.js", "timeline.js", "curves.js", "page.js")
@@ -77,7 +77,7 @@ def print_written(paths: Sequence[Path], console: Console) -> None:
     for path in paths:
         if path.suffix[1:] not in FORMATS and path.stem not in pictures:
             say(console, path)
-    told = f"beside them, as PNG, SVG and PDF, with their data: {', '.join(pictures)}"
+    told = f"pictures, as PNG, SVG and PDF, with their data: {', '.join(pictures)}"
     console.print(told, soft_wrap=True, highlight=False)
 
 
@@ -97,7 +97,7 @@ def document(comparison: Comparison) -> str:
         heading=escape(headings.heading),
         verdict=escape(comparison.verdict),
         verdict_class="verdict refused" if comparison.faults else "verdict",
-        verdict_chart=chart_html(chart) if (chart := chart_of(comparison)) else "",
+        verdict_chart=chart_html(comparison),
         facts=facts_list(headings.facts, "facts"),
         simulated=mark,
         simulated_word=", simulated" if comparison.simulated else "",

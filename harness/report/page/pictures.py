@@ -1,160 +1,182 @@
-"""The pictures of report.md: curves, profiles, staleness, idle time, in the page's colours; and the matrix of schedules
-and corrections as a heat map."""
+"""The pictures of a comparison, in the page's colours, and the matrix of schedules and corrections as a heat map: of
+each the table that it is drawn from, and what draws it."""
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
-from functools import partial
-from itertools import compress
+from collections.abc import Callable, Iterator
+from itertools import cycle
 from pathlib import Path
 from textwrap import fill
+from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib import rcParams
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
 from harness.comparison.comparison import Comparison
-from harness.comparison.correction_matrix import CorrectionMatrix, Entry, lags_of
-from harness.comparison.curves import LEARNING, PerformanceProfile, StalenessHistogram, role_times
+from harness.comparison.correction_matrix import WIDEST, CorrectionMatrix, as_frame, lags_text
+from harness.comparison.curves import LEARNING, StalenessHistogram, role_times
 from harness.comparison.measures import LAG, OUTCOMES, SPEED
+from harness.comparison.statistics import Interval
 from harness.metrics.formatting import number
-from harness.report.drawing import legend_below, lines_high, panels, save_for_column, save_in_every_format
-from harness.report.gantt import NamedTimeline, data_versions, draw_same_seconds
+from harness.report.drawing import DrawTable, legend_below, letters_across, lines_high, panels, save_in_every_format
+from harness.report.gantt import data_versions, draw_same_seconds, same_seconds
 from harness.report.page.data import AXES, TITLES
 from harness.report.page.text import Headings, share_label
-from harness.report.page.verdict_chart import chart_of, draw_chart
+from harness.report.page.verdict_chart import draw_verdict, verdict_table
 from harness.report.palette import DASHES, MUTED, OTHER, of_cells
-from harness.report.plots import draw_idle
+from harness.report.plots import draw_idle, idle_times
 
 _BAND_FROM = 3  # seeds
 _GRAIN = 0.05  # of the axis of scores
 _LEAST = 24  # letters in a panel's width
-ENDINGS = (".png", ".svg", ".pdf", ".csv", "-column.pdf")
+_FIELD = 16  # letters in a field of a matrix
+_PLACES = 51  # along a curve
+ENDINGS = (".png", ".svg", ".pdf", "-column.pdf", ".csv")
 """Endings of the files of each picture."""
-PICTURES = ("verdict", "front", "curves", "staleness", "idle", "profiles", "timelines")
 
 
 def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
     """Each of `PICTURES` in `folder`, as PNG, SVG and PDF, as PDF for a column, and what is drawn as CSV. Where there
     is no verdict, nothing was rewarded, or a cell is alone, there is none of it, and none from before."""
     headings = Headings(comparison)
-    title = f"{headings.curves_title} · {headings.on} · {headings.how_word}"
-    drawings = {
-        "curves": (title, draw_curves),
-        "staleness": (f"Staleness · {headings.on} · {headings.how_word}", draw_staleness),
-        "idle": (f"Idle time · {headings.on} · {headings.how_word}", _draw_idle),
+    on = f"{headings.on} · {headings.how_word}"
+    titles = {
+        "verdict": f"{headings.heading} · {headings.how_word}",
+        "front": f"Speed, lag and learning · {on}",
+        "curves": f"{headings.curves_title} · {on}",
+        "staleness": f"Staleness · {on}",
+        "idle": f"Idle time · {on}",
+        "profiles": f"Performance profiles · {on}",
+        "timelines": f"The same seconds · {on}",
     }
-    if comparison.profiles:
-        drawings["profiles"] = (f"Performance profiles · {headings.on} · {headings.how_word}", draw_profiles)
-    if len(comparison.cells) > 1:
-        drawings["timelines"] = (f"The same seconds · {headings.on} · {headings.how_word}", draw_timelines)
-    if chart := chart_of(comparison):
-        drawings = {
-            "verdict": (f"{headings.heading} · {headings.how_word}", lambda _, figure: draw_chart(chart, figure))
-        } | drawings
-    if comparison.outcome and not (comparison.unjudged or comparison.faults) and len(comparison.cells) > 2:
-        drawings["front"] = (f"Speed, lag and learning · {headings.on} · {headings.how_word}", draw_front)
     for name in PICTURES:
         for end in ENDINGS:
             (folder / f"{name}{end}").unlink(missing_ok=True)
     paths = []
-    for name, (title, draw) in drawings.items():
-        paths += save_in_every_format(folder, name, title, partial(draw, comparison))
-        paths.append(save_for_column(folder, name, title, partial(draw, comparison)))
+    for name, (table, draw) in _PICTURES.items():
+        if (data := table(comparison)) is not None:
+            paths += save_in_every_format(folder, name, titles[name], draw, data)
     return paths
 
 
-def draw_curves(comparison: Comparison, figure: Figure) -> pd.DataFrame:
-    """Draw what is learnt, or response length where nothing is rewarded, against samples, tokens and seconds: a panel
-    each."""
+def _curves(comparison: Comparison) -> pd.DataFrame:
+    """A row for each axis, cell and place: what is learnt, or response length where nothing is rewarded."""
     present = [curve.key for curve in comparison.curves]
     key = next((key for key in LEARNING if key in present), present[0])
-    drawn, colors = [], of_cells(comparison.cells)
-    for panel, (axis, label) in zip(panels(figure, len(AXES), 15, _LEAST), AXES.items(), strict=True):
-        for curve in comparison.curves:
-            if (curve.key, curve.axis) != (key, axis):
-                continue
-            color, name = colors[curve.cell], comparison.cells[curve.cell].label
-            if len(curve.per_seed) >= _BAND_FROM:
-                panel.fill_between(curve.grid, curve.low, curve.high, color=color, alpha=0.12, linewidth=0)
-            for values in curve.per_seed.values():
-                panel.plot(curve.grid, values, color=color, linewidth=0.5, alpha=0.4)
-            dash = DASHES[curve.cell % len(DASHES)]
-            style = (0, tuple(float(part) / 2 for part in dash.split())) if dash else "-"
-            panel.plot(curve.grid, curve.mean, color=color, linewidth=1.6, linestyle=style, label=name)
-            seeds = {f"seed {seed}": values for seed, values in curve.per_seed.items()}
-            lines = {"at": curve.grid, "mean": curve.mean, "low": curve.low, "high": curve.high, **seeds}
-            drawn.append(pd.DataFrame({"axis": axis, "label": name, **lines}))
+    rows = []
+    for axis, title in AXES.items():
         simulated = "simulated " if comparison.simulated and axis == "seconds" else ""
-        panel.set(
-            xlabel=fill(f"{simulated}{label}", _LEAST), xlim=(0, None), ylim=(0, 1.02 if key in OUTCOMES else None)
-        )
-        panel.xaxis.set_major_locator(MaxNLocator(4))
+        for curve in comparison.curves:
+            if (curve.key, curve.axis) == (key, axis):
+                named = {"measure": key, "axis": f"{simulated}{title}", "label": comparison.cells[curve.cell].label}
+                seeds = {f"seed {seed}": values for seed, values in curve.per_seed.items()}
+                lines = {"at": curve.grid, "mean": curve.mean, "low": curve.low, "high": curve.high, **seeds}
+                thin = np.linspace(0, len(curve.grid) - 1, min(len(curve.grid), _PLACES)).round().astype(int)
+                rows.append(pd.DataFrame({**named, **lines}).iloc[thin])
+    return pd.concat(rows, ignore_index=True)
+
+
+def draw_curves(figure: Figure, data: pd.DataFrame) -> None:
+    """A panel for each axis: means, bands of their intervals, and every seed."""
+    axes, key = data["axis"].unique(), data["measure"].iloc[0]
+    colors = of_cells(data["label"].unique())
+    dashes = dict(zip(colors, cycle(DASHES), strict=False))
+    for panel, (axis, of_axis) in zip(
+        panels(figure, len(axes), 15, _LEAST), data.groupby("axis", sort=False), strict=True
+    ):
+        for name, curve in of_axis.groupby("label", sort=False):
+            label = str(name)
+            color, seeds = colors[label], curve.filter(regex="^seed ").dropna(axis="columns", how="all")
+            if seeds.shape[1] >= _BAND_FROM:
+                panel.fill_between(curve["at"], curve["low"], curve["high"], color=color, alpha=0.12, linewidth=0)
+            panel.plot(curve["at"], seeds, color=color, linewidth=0.5, alpha=0.4)
+            style = (0, tuple(float(part) / 2 for part in dashes[label].split())) if dashes[label] else "-"
+            panel.plot(curve["at"], curve["mean"], color=color, linewidth=1.6, linestyle=style, label=label)
+        panel.set(xlabel=fill(str(axis), _LEAST), xlim=(0, None), ylim=(0, 1.02 if key in OUTCOMES else None))
+        panel.xaxis.set_major_locator(MaxNLocator(3))
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
     figure.supylabel(TITLES.get(key, key), fontsize="medium", color=MUTED)
     legend_below(figure, figure.axes[0].get_legend_handles_labels()[0])
-    return pd.concat(drawn, ignore_index=True)
 
 
-def draw_front(comparison: Comparison, figure: Figure) -> pd.DataFrame:
-    """Draw what was learnt against samples per second: a mark for each cell, with 95 % intervals, larger the staler it
-    is; dotted, where there is a verdict, the Pareto front: cells that no other is ahead of in both means."""
+def _front(comparison: Comparison) -> pd.DataFrame | None:
+    """Speed, lag and what was learnt, of three cells or more. front: where there is a verdict, whether no other cell is
+    ahead in both means."""
     speed, outcome, lag = comparison.measure(SPEED), comparison.outcome, comparison.measure(LAG)
-    assert speed is not None and outcome is not None and lag is not None, "what is judged has all three"
-    means = [(x.value, y.value) for x, y in zip(speed.cells, outcome.cells, strict=True)]
+    if outcome is None or comparison.unjudged or comparison.faults or len(comparison.cells) < 3:
+        return None
+    assert speed is not None and lag is not None, "what is judged has both"
+    found: dict[str, Any] = {"label": [cell.label for cell in comparison.cells], "measure": outcome.key}
+    for name, measure in (("samples_per_s", speed), ("learnt", outcome)):
+        ends = [each.interval or Interval(each.value, math.nan, math.nan) for each in measure.cells]
+        found |= {name: [each.value for each in measure.cells]}
+        found |= {f"{name}_{end}": [getattr(each, end) for each in ends] for end in ("low", "high")}
+    means = [*zip(found["samples_per_s"], found["learnt"], strict=True)]
     front = [not any(x >= own[0] and y >= own[1] and (x, y) != own for x, y in means) for own in means]
+    found |= {"lag": [each.value for each in lag.cells], "front": [not comparison.withheld and own for own in front]}
+    return pd.DataFrame(found)
+
+
+def draw_front(figure: Figure, data: pd.DataFrame) -> None:
+    """Draw what was learnt against samples per second: a mark for each cell, with 95 % intervals, larger the staler it
+    is; dotted the Pareto front."""
     (panel,) = panels(figure, 1, 20, _LEAST)
-    colors = of_cells(comparison.cells)
-    for cell, x, y, stale, color in zip(comparison.cells, speed.cells, outcome.cells, lag.cells, colors, strict=True):
+    colors = of_cells(data["label"])
+    cells: list[Any] = [*data.itertuples()]
+    for cell in cells:
         across, up = (
-            None if one.interval is None else [[one.value - one.interval.low], [one.interval.high - one.value]]
-            for one in (x, y)
+            np.abs([[getattr(cell, f"{name}_{end}") - getattr(cell, name)] for end in ("low", "high")])
+            for name in ("samples_per_s", "learnt")
         )
-        name, size = f"{cell.label}, lag {number(stale.value)}", 4 + 1.5 * stale.value
-        panel.errorbar(x.value, y.value, up, across, "o", color=color, elinewidth=1, markersize=size, label=name)
-    if not comparison.withheld:
-        panel.plot(*zip(*sorted(compress(means, front)), strict=True), ":", color=MUTED, zorder=1, label="front")
-    panel.set(xlabel="samples per second: faster →", ylabel=TITLES[outcome.key])
+        name, size = f"{cell.label}, lag {number(cell.lag)}", 4 + 1.5 * cell.lag
+        marks: Any = {"color": colors[cell.label], "elinewidth": 1, "markersize": size, "label": name}
+        panel.errorbar(cell.samples_per_s, cell.learnt, up, across, "o", **marks)
+    if (front := data[data["front"]].sort_values("samples_per_s")).size:
+        panel.plot(front["samples_per_s"], front["learnt"], ":", color=MUTED, zorder=1, label="front")
+    panel.set(xlabel="samples per second: faster →", ylabel=TITLES[data["measure"].iloc[0]])
     legend_below(figure, panel.get_legend_handles_labels()[0])
-    labels = [cell.label for cell in comparison.cells]
-    drawn = {"samples_per_s": speed, outcome.key: outcome, "lag": lag}
-    values = {name: [cell.value for cell in of.cells] for name, of in drawn.items()}
-    return pd.DataFrame({"label": labels, **values, "front": front})
 
 
-def draw_timelines(comparison: Comparison, figure: Figure) -> pd.DataFrame:
+def _timelines(comparison: Comparison) -> pd.DataFrame | None:
     """The first runs of the baseline, and of the fastest of the others, over the same seconds."""
+    others = [index for index in range(len(comparison.cells)) if index != comparison.baseline]
+    if not others:
+        return None
     speed = comparison.measure(SPEED)
     assert speed is not None, "every run has a speed"
-    others = [index for index in range(len(comparison.cells)) if index != comparison.baseline]
     fastest = max(others, key=lambda index: speed.cells[index].value)
     cells = [comparison.cells[index] for index in (comparison.baseline, fastest)]
-    runs = [
-        NamedTimeline(cell.label, run.timeline, data_versions(run.timeline, run.samples))
-        for cell in cells
-        for run in cell.runs[:1]
-    ]
-    return draw_same_seconds(figure, runs)
+    runs = {cell.label: cell.runs[0] for cell in cells}
+    return same_seconds({name: (run.timeline, data_versions(run.timeline, run.samples)) for name, run in runs.items()})
 
 
-def _panel_of_each(comparison: Comparison, figure: Figure) -> Iterator[tuple[Axes, str, str]]:
-    """A panel for each cell, which has its name; the name and the colour."""
-    made = panels(figure, len(comparison.cells), 11, _LEAST)
-    for panel, cell, color in zip(made, comparison.cells, of_cells(comparison.cells), strict=True):
-        panel.set_title(fill(cell.label, _LEAST))
-        yield panel, cell.label, color
+def _panels_of_cells(figure: Figure, data: pd.DataFrame) -> Iterator[tuple[Axes, pd.DataFrame, str]]:
+    """A panel for each cell, which has its name; its rows and its colour."""
+    colors = of_cells(data["label"].unique())
+    for panel, (label, rows) in zip(
+        panels(figure, len(colors), 11, _LEAST), data.groupby("label", sort=False), strict=True
+    ):
+        panel.set_title(fill(str(label), _LEAST))
+        yield panel, rows, colors[str(label)]
 
 
-def draw_staleness(comparison: Comparison, figure: Figure) -> pd.DataFrame:
+def _staleness(comparison: Comparison) -> pd.DataFrame:
+    """Shares of trained samples by their worst lag."""
+    rows = zip(comparison.cells, comparison.staleness, strict=True)
+    return pd.concat(
+        [pd.DataFrame({"label": cell.label, "worst_lag": of.lags, "share": of.shares}) for cell, of in rows]
+    )
+
+
+def draw_staleness(figure: Figure, data: pd.DataFrame) -> None:
     """A histogram of worst lags per cell, all on one scale."""
-    drawn = []
-    for (panel, label, color), lags in zip(_panel_of_each(comparison, figure), comparison.staleness, strict=True):
-        draw_lags(panel, lags, color)
-        drawn.append(pd.DataFrame({"label": label, "worst_lag": lags.lags, "share": lags.shares}))
-    return pd.concat(drawn, ignore_index=True)
+    for panel, rows, color in _panels_of_cells(figure, data):
+        draw_lags(panel, StalenessHistogram(rows["worst_lag"].to_numpy(), rows["share"].to_numpy()), color)
 
 
 def draw_lags(panel: Axes, lags: StalenessHistogram, color: str) -> None:
@@ -162,93 +184,116 @@ def draw_lags(panel: Axes, lags: StalenessHistogram, color: str) -> None:
     shares, names = lags.grouped()
     bars = panel.bar(names, shares, width=0.8, color=color)
     panel.bar_label(bars, [share_label(share) if share else "" for share in shares], padding=2, fontsize="small")
-    panel.set(xlabel="worst lag (iterations)", ylim=(0, 1.12), yticks=(0, 0.5, 1))
+    panel.set(xlabel="worst lag (iterations)", ylim=(0, 1.3), yticks=(0, 0.5, 1))
     panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
     panel.grid(axis="x", visible=False)
 
 
-def draw_profiles(comparison: Comparison, figure: Figure) -> pd.DataFrame:
-    """Draw the share of every cell's seeds that end above each accuracy, its interval, and the baseline in grey."""
-    drawn = []
-    for (panel, label, color), profile in zip(_panel_of_each(comparison, figure), comparison.profiles, strict=True):
-        draw_profile(panel, profile, comparison, color)
-        steps = vars(profile).items()
-        turns = _turns(profile.shares, profile.low, profile.high)
-        drawn.append(pd.DataFrame({"label": label, **{name: values[turns] for name, values in steps}}))
-    return pd.concat(drawn, ignore_index=True)
+def profiles(comparison: Comparison) -> pd.DataFrame | None:
+    """Shares of each cell's seeds that end above a score, with intervals, where any of them turns."""
+    if comparison.outcome is None or not comparison.profiles:
+        return None
+    rows = []
+    for index, (cell, profile) in enumerate(zip(comparison.cells, comparison.profiles, strict=True)):
+        lines = pd.DataFrame(vars(profile))
+        turns = lines.drop(columns="taus").diff().ne(0).any(axis="columns")
+        turns.iloc[-1] = True
+        is_base, key = index == comparison.baseline, comparison.outcome.key
+        rows.append(lines[turns].assign(measure=key, label=cell.label, baseline=is_base))
+    return pd.concat(rows, ignore_index=True)
 
 
-def draw_profile(panel: Axes, profile: PerformanceProfile, comparison: Comparison, color: str) -> None:
+def draw_profiles(figure: Figure, data: pd.DataFrame) -> None:
+    """A panel for each cell: its steps, their interval, and the baseline in grey."""
+    for panel, rows, color in _panels_of_cells(figure, data):
+        draw_profile(panel, rows, data, color)
+
+
+def draw_profile(panel: Axes, own: pd.DataFrame, data: pd.DataFrame, color: str) -> None:
     """A cell's steps and their band, the baseline's behind, over the scores in which any cell's seeds end."""
-    base, scores = comparison.profiles[comparison.baseline], score_range(comparison.profiles)
-    turns = _turns(profile.shares, profile.low, profile.high)
-    taus, low, high = (values[turns] for values in (profile.taus, profile.low, profile.high))
-    panel.fill_between(taus, low, high, step="post", color=color, alpha=0.13, linewidth=0)
-    for of, stroke, width in ((base, OTHER, 1.0), (profile, color, 2.2)):
-        turns = _turns(of.shares)
-        panel.step(of.taus[turns], of.shares[turns], where="post", color=stroke, linewidth=width)
-    outcome = comparison.outcome
-    panel.set(xlabel="" if outcome is None else TITLES[outcome.key], xlim=scores, ylim=(0, 1.04), yticks=(0, 0.5, 1))
+    panel.fill_between(own["taus"], own["low"], own["high"], step="post", color=color, alpha=0.13, linewidth=0)
+    for of, stroke, width in ((data[data["baseline"]], OTHER, 1.0), (own, color, 2.2)):
+        panel.step(of["taus"], of["shares"], where="post", color=stroke, linewidth=width)
+    scores = score_range(data)
+    panel.set(xlabel=fill(TITLES[data["measure"].iloc[0]], _LEAST), xlim=scores, ylim=(0, 1.04), yticks=(0, 0.5, 1))
     panel.set_xticks(ticks := np.linspace(*scores, 3), [f"{score:.3g}" for score in ticks])
     panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
 
 
-def _turns(*steps: np.ndarray) -> np.ndarray:
-    """Indices at which one of these lines of steps turns, and the ends: of a thousand points no other is drawn."""
-    turned = np.any([np.diff(line, prepend=np.nan, append=np.nan)[:-1] != 0 for line in steps], axis=0)
-    turned[-1] = True
-    return np.flatnonzero(turned)
-
-
-def score_range(profiles: Sequence[PerformanceProfile]) -> tuple[float, float]:
+def score_range(data: pd.DataFrame) -> tuple[float, float]:
     """The part of the scores in which the seeds of any cell end, with some room."""
-    low = min(float(profile.taus[np.argmax(profile.shares < 1.0)]) for profile in profiles)
-    high = max(float(profile.taus[np.argmax(profile.shares <= 0.0)]) for profile in profiles)
+    low, high = data[data["shares"] < 1]["taus"].min(), data[data["shares"] <= 0].groupby("label")["taus"].min().max()
     grains = np.floor(low / _GRAIN - 0.2), np.ceil(high / _GRAIN + 0.2)
     least, most = (float(np.clip(grain * _GRAIN, 0.0, 1.0)) for grain in grains)
     return least, most
 
 
-def _draw_idle(comparison: Comparison, figure: Figure) -> pd.DataFrame:
-    times = {cell.label: role_times(cell.timelines) for cell in comparison.cells}
-    return draw_idle(figure, times, "share of the time after warm-up, mean over devices and seeds")
+def _idle(comparison: Comparison) -> pd.DataFrame:
+    return idle_times({cell.label: role_times(cell.timelines) for cell in comparison.cells})
+
+
+_PICTURES: dict[str, tuple[Callable[[Comparison], pd.DataFrame | None], DrawTable]] = {
+    "verdict": (verdict_table, draw_verdict),
+    "front": (_front, draw_front),
+    "curves": (_curves, draw_curves),
+    "staleness": (_staleness, draw_staleness),
+    "idle": (_idle, draw_idle),
+    "profiles": (profiles, draw_profiles),
+    "timelines": (_timelines, draw_same_seconds),
+}
+PICTURES = tuple(_PICTURES)
 
 
 COLORS = "viridis"  # readable for everyone, and in grey
 
 
 def draw_matrix(folder: Path, matrix: CorrectionMatrix) -> list[Path]:
-    """Draw matrix.png, matrix.svg and matrix.pdf into `folder`; returns their paths."""
+    """Draw matrix.png, matrix.svg and matrix.pdf into `folder`, and write matrix.csv; returns their paths."""
     title = f"{matrix.what} · {matrix.about} · measured"
-    return save_in_every_format(folder, "matrix", title, lambda figure: _draw(figure, matrix))
+    return save_in_every_format(folder, "matrix", title, draw_cells_of_matrix, as_frame(matrix))
 
 
-def _draw(figure: Figure, matrix: CorrectionMatrix) -> None:
+def draw_cells_of_matrix(figure: Figure, data: pd.DataFrame) -> None:
+    """A field for each schedule under each correction, coloured by its mean."""
     import seaborn as sns
 
-    places = pd.DataFrame(
-        {column: [matrix.entries.get((row, column)) for row in matrix.rows] for column in matrix.columns},
-        index=[f"{row}\nmean lag {lags_of(matrix, row)}" for row in matrix.rows],
-        dtype=object,
+    marks = data["differs"].astype(str).str.lower().map({"baseline": " (baseline)", "true": " *"}).fillna("")
+    ends = zip(data["low"], data["high"], strict=True)
+    intervals = [f"\n[{number(low)}, {number(high)}]" if math.isfinite(low) else "" for low, high in ends]
+    lags = data.groupby("schedule")["lag"].agg(lambda lags: f"\nmean lag {lags_text(lags)}")
+    named = data["schedule"] + data["schedule"].map(lags)
+    told = data.assign(text=data["mean"].map(number) + marks + intervals, schedule=named)
+    values, texts = (
+        told.pivot(index="schedule", columns="correction", values=of).reindex(
+            index=told["schedule"].unique(), columns=told["correction"].unique()
+        )
+        for of in ("mean", "text")
     )
-    if matrix.upright:
-        places = places.T
-    values = places.map(lambda entry: entry.measured.value if entry else math.nan).astype(float)
-    figure.set_figheight(lines_high(8 + 3.6 * len(places)))
-    axes, bar = figure.subplots(), {"label": "mean over seeds"}
-    sns.heatmap(values, annot=places.map(_text), fmt="", cmap=COLORS, linewidths=1, cbar_kws=bar, ax=axes)
-    for row, column in zip(*np.nonzero(places.isna().to_numpy()), strict=True):
+    upright = len(values.columns) > min(WIDEST, letters_across(figure, 0.8) // _FIELD)
+    if upright:
+        values, texts = values.T, texts.T
+    across = letters_across(figure, 0.8) // len(values.columns)
+    figure.set_figheight(lines_high(9 + 3.6 * len(values)))
+    axes = figure.subplots()
+    fits = {"fontsize": rcParams["font.size"] * min(1.0, across / _FIELD)}
+    sns.heatmap(values, annot=texts, fmt="", cmap=COLORS, linewidths=1, cbar=False, annot_kws=fits, ax=axes)
+    axes.set_xticklabels(["\n".join(fill(line, across) for line in name.splitlines()) for name in values.columns])
+    for row, column in zip(*np.nonzero(values.isna().to_numpy()), strict=True):
         axes.text(column + 0.5, row + 0.5, "not run", ha="center", va="center")
     axes.tick_params(length=0, rotation=0)
-    entries = matrix.entries.values()
-    notes = ["in brackets the 95 % interval of the mean"] if any(entry.interval_text for entry in entries) else []
-    notes += ["*: differs from the baseline, by seed"] if any(entry.distinguishable for entry in entries) else []
-    named = "schedule" if matrix.upright else "off-policy correction"
-    axes.set(xlabel="\n".join([named, *notes]), ylabel="")
+    notes = ["in brackets the 95 % interval of the mean"] if np.isfinite(data["low"]).any() else []
+    notes += ["*: significantly different from the baseline, paired by seed"] if marks.eq(" *").any() else []
+    axes.set(xlabel="\n".join(["schedule" if upright else "off-policy correction", *notes]), ylabel="")
 
 
-def _text(entry: Entry | None) -> str:
-    if not entry:
-        return ""
-    mark = " (baseline)" if entry.baseline else " *" if entry.distinguishable else ""
-    return f"{number(entry.measured.value)}{mark}\n{entry.interval_text}".rstrip()
+DRAWINGS: dict[DrawTable, frozenset[str]] = {
+    draw_verdict: frozenset({"none", "value", "significant"}),
+    draw_front: frozenset({"samples_per_s", "learnt", "lag", "front"}),
+    draw_curves: frozenset({"axis", "label", "at", "mean"}),
+    draw_staleness: frozenset({"label", "worst_lag", "share"}),
+    draw_idle: frozenset({"label", "role", "own", "others", "idle"}),
+    draw_profiles: frozenset({"label", "taus", "shares"}),
+    draw_same_seconds: frozenset({"label", "kind", "start", "end", "data"}),
+    draw_cells_of_matrix: frozenset({"schedule", "correction", "lag", "differs"}),
+}
+"""Columns by which the table of each picture is known."""

@@ -23,7 +23,7 @@ from harness.metrics.definitions import LATENCIES
 from harness.metrics.formatting import number, percent, visible
 from harness.metrics.latency import latencies_by_engine, percentiles
 from harness.report.drawing import inline_svg
-from harness.report.page.pictures import COLORS, draw_lags, draw_profile
+from harness.report.page.pictures import COLORS, draw_lags, draw_profile, profiles
 from harness.report.page.text import SAMPLE_KINDS, SAMPLES, checks, commands, histogram_text, lag_text, profile_text
 from harness.report.palette import names_of, of_cells
 from harness.report.samples import RunSamples, ShownSample, shortened
@@ -259,10 +259,12 @@ def staleness_cards(comparison: Comparison) -> str:
 
 def profile_cards(comparison: Comparison) -> str:
     """Likewise: one axis of scores for all."""
-    cells = zip(comparison.cells, comparison.profiles, strict=True)
+    cells, drawn = zip(comparison.cells, comparison.profiles, strict=True), profiles(comparison)
+    assert drawn is not None, "there are profiles"
+    of_cell = [drawn[drawn["label"] == cell.label] for cell in comparison.cells]
     return _drawn_cards(
         comparison,
-        lambda panel, index, colour: draw_profile(panel, comparison.profiles[index], comparison, colour),
+        lambda panel, index, colour: draw_profile(panel, of_cell[index], drawn, colour),
         [f"{cell.label}: {profile_text(profile)}" for cell, profile in cells],
         [""] * len(comparison.cells),
     )
@@ -272,7 +274,8 @@ def _drawn_cards(
     comparison: Comparison, draw: Callable[[Axes, int, str], None], labels: Sequence[str], feet: Sequence[str]
 ) -> str:
     """A card per cell with what `draw` draws into a panel. labels: the same in words; feet: what stands below."""
-    colours, names = of_cells(comparison.cells), names_of(comparison.cells)
+    colours = of_cells(cell.label for cell in comparison.cells).values()
+    names = names_of(comparison.cells)
     cards = []
     for index, (cell, colour, name) in enumerate(zip(comparison.cells, colours, names, strict=True)):
         drawn = inline_svg(

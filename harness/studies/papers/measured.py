@@ -95,17 +95,21 @@ def lines_of(
     read: Mapping[str, Sequence[Metrics]],
     published: Mapping[tuple[str, str], Published],
 ) -> list[ResultLine]:
-    """The figure of every cell, a mean over seeds; both sides relative to one cell where that is asked for."""
-    measured = {cell.label: fmean(value_of(figure, run) for run in read[cell.label]) for cell in cells}
+    """The figure of every cell, a mean over seeds, and of each seed; all relative to one cell where that is asked for,
+    seeds each to its own."""
+    seeds = {cell.label: [value_of(figure, run) for run in read[cell.label]] for cell in cells}
+    measured = {label: fmean(values) for label, values in seeds.items()}
     reported = {cell.label: published.get((cell.label, figure.quantity)) for cell in cells}
     if figure.relative_to is not None:
         base, own = reported[figure.relative_to], measured[figure.relative_to]
         measured = {label: value / own for label, value in measured.items()}
+        pairs = {label: zip(values, seeds[figure.relative_to], strict=True) for label, values in seeds.items()}
+        seeds = {label: [value / beside for value, beside in of] for label, of in pairs.items()}
         if isinstance(base, float):
             reported = {label: value / base if isinstance(value, float) else value for label, value in reported.items()}
     return [
-        ResultLine(figure.quantity, cell.label, "measured", reported[cell.label], None, measured[cell.label])
-        for cell in cells
+        ResultLine(figure.quantity, label, "measured", reported[label], None, measured[label], seeds=tuple(values))
+        for label, values in seeds.items()
     ]
 
 

@@ -6,45 +6,28 @@ import csv
 import io
 from collections.abc import Sequence
 from pathlib import Path
+from textwrap import fill
+from typing import Any
 
-import numpy as np
+import pandas as pd
+from matplotlib.artist import Artist
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.lines import Line2D
 from matplotlib.patches import Patch
 from rich.console import Console
 
 from harness.metrics.atomic_files import write_text
 from harness.metrics.formatting import latex, latex_table, markdown_table
 from harness.metrics.tables import Table
-from harness.report.drawing import legend_below, lines_high, save_in_every_format
-from harness.report.palette import BLUE, GREEN, OTHER
-from harness.studies.papers.result import (
-    ROLES,
-    Published,
-    Result,
-    ResultLine,
-    error,
-    figures,
-    overview,
-    tables_of,
-    text,
-)
+from harness.report.drawing import legend_below, letters_across, lines_high, save_in_every_format
+from harness.report.gantt import draw_same_seconds
+from harness.report.palette import BLUE, GREEN, INK, OTHER
+from harness.studies.papers.result import ROLES, Result, ResultLine, error, figures, overview, tables_of, text
 
-_HEADER = (
-    "quantity",
-    "row",
-    "role",
-    "published",
-    "simulated",
-    "measured_on_tiny",
-    "error",
-    "within",
-    "low",
-    "high",
-    "verdict",
-)
-_SERIES = {"published": OTHER, "simulated": BLUE, "measured": GREEN}
+_SERIES = {"published": OTHER, "simulated": BLUE, "measured_on_tiny": GREEN}
 _HEIGHT = 0.8  # of all bars of a line
+_SEED: Any = {"color": INK, "marker": "o", "markersize": 2.5, "linestyle": "none"}
 
 
 def show(result: Result, console: Console) -> None:
@@ -71,22 +54,21 @@ def write(result: Result, folder: Path) -> list[Path]:
     experiment, lines = result.experiment, result.lines
     name = experiment.name
     remarks = [f"source: {experiment.source}", f"scale: {experiment.scale}", *result.notes]
-    rows = [
-        [line.quantity, line.label, line.role, *figures(line), error(line), "" if line.within is None else line.within]
-        + [*map(text, line.interval or (None, None)), line.verdict]
-        for line in lines
-    ]
-    paths = [_write_csv(folder / f"{name}.csv", remarks, [_HEADER, *rows])]
-    for number, table in enumerate(result.tables, 1):
-        paths.append(_write_csv(folder / f"{name}-{number}.csv", [table.title], [list(table.columns), *table.rows]))
     how = ["simulated"] if any(line.simulated is not None for line in lines) else []
     how += ["measured on tiny"] if any(line.measured is not None for line in lines) else []
-    draw = result.draw or (lambda figure: draw_bars(figure, lines))
-    pictures = save_in_every_format(folder, name, f"{experiment.title} · {' and '.join(how)}", draw)
+    title, data = f"{experiment.title} · {' and '.join(how)}", as_table(lines)
+    if result.timelines is None:
+        pictures = save_in_every_format(folder, name, title, draw_bars, data, remarks)
+    else:
+        pictures = save_in_every_format(folder, f"{name}-timelines", title, draw_same_seconds, result.timelines)
+        pictures.append(_write_csv(folder / f"{name}.csv", remarks, [[*map(str, data)], *data.to_numpy().tolist()]))
+    paths = []
+    for number, table in enumerate(result.tables, 1):
+        paths.append(_write_csv(folder / f"{name}-{number}.csv", [table.title], [list(table.columns), *table.rows]))
     page, tables = folder / f"{name}.md", folder / f"{name}.tex"
     write_text(page, markdown(result, pictures[0].name))
     write_text(tables, _latex(tables_of(result)))
-    return [*paths, page, tables, *pictures]
+    return [pictures.pop(), *paths, page, tables, *pictures]
 
 
 def _write_csv(path: Path, remarks: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:
@@ -137,48 +119,87 @@ def write_overview(results: Sequence[Result], folder: Path) -> list[Path]:
     return [_write_csv(folder / "overview.csv", [table.title], [list(table.columns), *table.rows]), page, tables]
 
 
-def draw_bars(figure: Figure, lines: Sequence[ResultLine]) -> None:
-    """A panel for each quantity, a bar for each figure; a published band is a bar from end to end."""
-    quantities = list(dict.fromkeys(line.quantity for line in lines))
-    panels_of = [[line for line in lines if line.quantity == quantity] for quantity in quantities]
-    figure.set_figheight(lines_high(4 + sum(5 + 3.2 * len(here) for here in panels_of)))
-    panels = figure.subplots(len(quantities), 1, squeeze=False, height_ratios=[len(here) for here in panels_of])[:, 0]
-    for axes, quantity, here in zip(panels, quantities, panels_of, strict=True):
-        _panel(axes, quantity, here)
-    legend_below(figure, [Patch(facecolor=_SERIES[name], label=name) for name in _drawn(lines)])
+def as_table(lines: Sequence[ResultLine]) -> pd.DataFrame:
+    """A row for each line: figures, their error, what is promised, ends of the interval, verdict, every seed; empty
+    where there is none."""
+    rows = [
+        {
+            **{"quantity": line.quantity, "row": line.label, "role": line.role},
+            **dict(zip(_SERIES, figures(line), strict=True)),
+            "error": error(line),
+            "within": "" if line.within is None else line.within,
+            **dict(zip(("low", "high"), map(text, line.interval or (None, None)), strict=True)),
+            "verdict": line.verdict,
+            "seeds": " ".join(f"{value:.4g}" for value in line.seeds),
+        }
+        for line in lines
+    ]
+    return pd.DataFrame(rows)
 
 
-def _panel(axes: Axes, quantity: str, lines: Sequence[ResultLine]) -> None:
-    shown = _drawn(lines)
+def draw_bars(figure: Figure, data: pd.DataFrame) -> None:
+    """A panel for each quantity, a bar for each figure, a dot for each seed; a published band is a bar from end to
+    end."""
+    data = data.astype(object).fillna("").astype(str)
+    width = letters_across(figure, 0.33)
+    named = data.assign(
+        name=[
+            fill(f"{row} ({ROLES[role]})".removesuffix(" ()"), width)
+            for row, role in zip(data["row"], data["role"], strict=True)
+        ]
+    )
+    panels_of = [rows for _, rows in named.groupby("quantity", sort=False)]
+    lines = [len(rows) * max(3.2, 1.2 * rows["name"].str.count("\n").max() + 1.2) for rows in panels_of]
+    figure.set_figheight(lines_high(4 + sum(5 + count for count in lines)))
+    panels = figure.subplots(len(lines), 1, squeeze=False, height_ratios=lines)[:, 0]
+    for axes, rows in zip(panels, panels_of, strict=True):
+        _panel(axes, rows)
+    handles: list[Artist] = [Patch(facecolor=_SERIES[name], label=name.replace("_", " ")) for name in _drawn(data)]
+    handles += [Line2D([], [], color=INK, label="80 % of systems drawn")] if data["low"].any() else []
+    handles += [Line2D([], [], **_SEED, label="a seed")] if data["seeds"].any() else []
+    legend_below(figure, handles)
+
+
+def _panel(axes: Axes, rows: pd.DataFrame) -> None:
+    shown, places, right = _drawn(rows), range(len(rows)), 0.0
     height = _HEIGHT / max(1, len(shown))
-    for place, line in enumerate(lines):
+    letters = letters_across(axes.figure.figure, 0.6)
+    for place, row in zip(places, rows.to_dict("records"), strict=True):
         for number, name in enumerate(shown):
-            value = _value(line, name)
-            if isinstance(value, str | None):
+            if (band := _band(row[name])) is None:
                 continue
-            left, width = (value[0], value[1] - value[0]) if isinstance(value, tuple) else (0.0, value)
-            at = place - _HEIGHT / 2 + height * (number + 0.5)
-            axes.barh(at, width, height * 0.92, left=left, color=_SERIES[name])
-            label, end = text(value), left + width
+            at, ends = place - _HEIGHT / 2 + height * (number + 0.5), [band[1]]
+            left, label = (band[0], text(band)) if band[0] < band[1] else (0.0, text(band[0]))
+            axes.barh(at, band[1] - left, height * 0.92, left=left, color=_SERIES[name])
             if name == "simulated":
-                label += f" ({error(line)})" if error(line) else ""
-                label += f"  {line.verdict}" if line.verdict else ""
-            if name == "simulated" and line.interval:
-                axes.plot(line.interval, [at, at], color="0.15", linewidth=1.6, solid_capstyle="butt")
-                end = max(end, line.interval[1])
-            axes.annotate(label, (end, at), (4, 0), textcoords="offset points", va="center", fontsize="small")
-    axes.set_yticks(np.arange(len(lines)), [f"{line.label}\n{ROLES[line.role]}".strip() for line in lines])
-    axes.invert_yaxis()
-    axes.set_xlabel(quantity)
-    axes.margins(x=0.35 if any(line.verdict for line in lines) else 0.15)  # room for words
+                label += f" ({row['error']})" if row["error"] else ""
+                label += f"  {row['verdict']}" if row["verdict"] else ""
+                if row["low"]:
+                    ends += [_number(row["low"]), _number(row["high"])]
+                    axes.plot(ends[1:], [at, at], color=INK, linewidth=1.6, solid_capstyle="butt")
+            elif name == "measured_on_tiny":
+                ends += (seeds := [*map(float, row["seeds"].split())])
+                axes.plot(seeds, [at] * len(seeds), **_SEED)
+            axes.annotate(label, (max(ends), at), (4, 0), textcoords="offset points", va="center", fontsize="small")
+            right = max(right, max(ends) / (1 - min(0.7, (len(label) + 1) / letters)))  # room for words
+    axes.set(yticks=places, yticklabels=rows["name"], ylim=(len(rows) - 0.5, -0.5), xlim=(0, right or None))
+    axes.set_xlabel(fill(rows["quantity"].iloc[0], letters_across(axes.figure.figure, 0.7)))
     axes.grid(axis="y", visible=False)
 
 
-def _drawn(lines: Sequence[ResultLine]) -> list[str]:
+def _drawn(rows: pd.DataFrame) -> list[str]:
     """The series that have a figure to draw."""
-    return [name for name in _SERIES if any(not isinstance(_value(line, name), str | None) for line in lines)]
+    return [name for name in _SERIES if any(_band(value) for value in rows[name])]
 
 
-def _value(line: ResultLine, series: str) -> Published:
-    value: Published = getattr(line, series)
-    return value
+def _band(value: str) -> tuple[float, float] | None:
+    """The ends of a band, which are one for a number; None for words, and where there is nothing."""
+    low, _, high = value.partition(" to ")
+    try:
+        return _number(low), _number(high or low)
+    except ValueError:
+        return None
+
+
+def _number(value: str) -> float:
+    return float(value.replace(",", ""))

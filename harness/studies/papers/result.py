@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal
 
 import numpy as np
-from matplotlib.figure import Figure
+import pandas as pd
 
 from harness.metrics.formatting import decimals, number
 from harness.metrics.tables import Table
@@ -31,7 +31,7 @@ class ResultLine:
     """A figure of a result. quantity: what it is, with its unit; figures of one quantity share a panel of the picture.
 
     within: the relative error that is promised of a prediction, None where none is. interval: of 80 % of the draws,
-    where what is simulated is their median; verdict: of these, beside the synchronous row.
+    where what is simulated is their median; verdict: of these, beside the synchronous row. seeds: of what is measured.
     """
 
     quantity: str
@@ -43,6 +43,7 @@ class ResultLine:
     within: float | None = None
     interval: tuple[float, float] | None = None
     verdict: str = ""
+    seeds: tuple[float, ...] = ()
 
     @property
     def error(self) -> float | None:
@@ -77,14 +78,14 @@ def speedup_lines(speedups: Mapping[str, Draws], base: str) -> list[ResultLine]:
 
 @dataclass(frozen=True)
 class Result:
-    """The result of an experiment. tables: beside the main one. draw: the picture, where bars of all
-    lines would not say it."""
+    """The result of an experiment. tables: beside the main one. timelines: as `same_seconds` has them, for a picture
+    where bars of all lines would not say it."""
 
     experiment: PaperExperiment
     lines: Sequence[ResultLine]
     notes: Sequence[str] = ()
     tables: Sequence[Table] = field(default_factory=list)
-    draw: Callable[[Figure], None] | None = None
+    timelines: pd.DataFrame | None = None
 
 
 def tables_of(result: Result) -> list[Table]:

@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import replace
-from textwrap import fill
 
-from matplotlib.figure import Figure
 from pydantic.dataclasses import dataclass
 
 from harness.config import STRICT
 from harness.config.fields import Count, Positive
-from harness.metrics.timeline import Timeline
 from harness.prediction.forecast import words_of
 from harness.prediction.posterior import check_given
 from harness.prediction.prediction import Predicted, predict
 from harness.prediction.table import read_evidence
-from harness.protocols import Span
-from harness.report.drawing import letters_across, lines_high
-from harness.report.gantt import by_kind, draw_lanes, legend
+from harness.report.gantt import same_seconds
 from harness.studies.papers.experiment import PAPERS, Context, PaperExperiment
 from harness.studies.papers.modes import Mode, drawn_figures, job_of, steps
 from harness.studies.papers.result import Result, ResultLine, drawn_line, speedup_lines
@@ -93,20 +87,7 @@ def run_gantt(experiment: PaperExperiment, context: Context) -> Result:
             lines.append(drawn_line(f"{role} idle, %, in systems drawn", mode.label, 100 * draws, role=mode.role))
     speedups = {mode.label: seconds[0] / its for mode, its in zip(modes[1:], seconds[1:], strict=True)}
     lines += speedup_lines(speedups, modes[0].label)
-    labels = [modes[0].label, *(f"{label}; in systems drawn {words_of(draws)}" for label, draws in speedups.items())]
-    timelines = [run.recorder.timeline for run in runs]
-    return Result(experiment, lines, draw=lambda figure: draw_charts(figure, labels, timelines, form.iterations))
-
-
-def draw_charts(figure: Figure, labels: Sequence[str], timelines: Sequence[Timeline], iterations: int) -> None:
-    """A panel each, from the start of the run, all with the time axis of the slowest."""
-    lanes = [len(timeline.placement) for timeline in timelines]
-    figure.set_figheight(lines_high(4 + sum(6 + 2 * count for count in lanes)))
-    panels = figure.subplots(len(timelines), 1, squeeze=False, height_ratios=lanes)[:, 0]
-    length = max(timeline.window(sorted(timeline.iteration_ends)[iterations - 1])[1] for timeline in timelines)
-    bars: list[Span] = []
-    for axes, label, timeline in zip(panels, labels, timelines, strict=True):
-        shown = sorted(timeline.iteration_ends)[:iterations]
-        bars += draw_lanes(axes, timeline, list(timeline.placement), shown, (0.0, length), by_kind)
-        axes.set_title(fill(label, letters_across(figure)), loc="left", pad=lines_high(1.7) * 72)
-    legend(figure, bars, length)
+    told = {modes[0].label: modes[0].label}
+    told |= {label: f"{label}; in systems drawn {words_of(draws)}" for label, draws in speedups.items()}
+    shown = {told[mode.label]: (run.recorder.timeline, None) for mode, run in zip(modes, runs, strict=True)}
+    return Result(experiment, lines, timelines=same_seconds(shown, form.iterations))

@@ -18,7 +18,7 @@ from harness.comparison.comparison import Comparison, compare
 from harness.comparison.console import print_comparison
 from harness.comparison.equivalence import Gate, GatePair
 from harness.comparison.measure_text import against
-from harness.comparison.measures import LAG, SPEED, CellMeasure, Measure, MetricDefinition, summary_of
+from harness.comparison.measures import SPEED, CellMeasure, Measure, MetricDefinition, summary_of
 from harness.comparison.runs import Cell, Run, read_run
 from harness.comparison.statistics import Interval
 from harness.comparison.verdict import collapsed, collapses_of
@@ -26,7 +26,7 @@ from harness.config import ConfigError
 from harness.metrics.timeline import Place
 from harness.report.page.document import document
 from harness.report.page.markdown import markdown
-from harness.report.page.verdict_chart import chart_of
+from harness.report.page.verdict_chart import verdict_table
 from tests.support.fabricated_cells import BATCH, Made, make_cell, make_run
 from tests.support.project import ROOT
 
@@ -164,12 +164,8 @@ def test_along_what_may_choose_samples_trained_ones_give_no_verdict_on_learning(
         assert "eval.every=auto" in found.verdict and "exact match" not in found.verdict
         trained = found.measure("reward/exact_match")
         assert trained is not None and trained.better is None
-        chart = chart_of(found)
-        assert (
-            (chart is None)
-            if axis.startswith("algorithm")
-            else chart is not None and chart.measures[-1].key == LAG and len(chart.measures) == 2
-        )
+        chart = verdict_table(found)
+        assert (chart is None) if axis.startswith("algorithm") else chart is not None and len(chart) == 2 * len(cells)
     learnt = compare(cells, axes=("algorithm.learning_rate",)).verdict
     assert learnt.startswith("one has the highest exact match of the samples trained last, 0.8")
 
@@ -421,7 +417,7 @@ def test_nothing_is_called_of_two_seeds_or_of_times_on_a_busy_machine(
     ]
     comparison = compare(found)
     assert comparison.verdict.startswith(f"No verdict: {why}") and not comparison.best and not comparison.faults
-    assert chart_of(comparison) is None
+    assert verdict_table(comparison) is None
     timed = [m for m in comparison.measures if m.key.startswith(("throughput", "seconds", "reach/sec", "idle", "time"))]
     unsaid = comparison.measures if seeds < 3 else timed
     assert len(timed) > 5 and {found.verdict for m in unsaid if (found := against(m, 1))} == {"open"}

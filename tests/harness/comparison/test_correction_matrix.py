@@ -1,6 +1,5 @@
 """Staleness x correction x schedule: which jobs, and what is shown of them."""
 
-import csv
 import struct
 from dataclasses import replace
 from pathlib import Path
@@ -11,7 +10,7 @@ from harness.campaigns.cells import correction_axes, read_bundles, resolve_cells
 from harness.cli.compare import matrix_request
 from harness.comparison.comparison import compare
 from harness.comparison.correction_matrix import (
-    as_csv,
+    as_frame,
     as_markdown,
     has_matrix,
     matrix_of,
@@ -121,7 +120,7 @@ def test_a_comparison_becomes_a_table_a_file_and_a_picture(folder: Path) -> None
     assert "| schedule | mean lag | none | tis |" in table
     last = [line for line in table.splitlines() if line.startswith("|")][-1]
     assert last == "| `fully_async 2` | 1.85 | **0.399**\\* [0.388, 0.409] (0.402 0.391 0.396 0.406) | not run |"
-    rows = list(csv.DictReader(as_csv(matrix).splitlines()))
+    rows = as_frame(matrix).to_dict("records")
     assert [(row["schedule"], row["correction"], row["differs"]) for row in rows] == [
         ("fully_async 0", "none", "baseline"),
         ("fully_async 0", "tis", "false"),
@@ -134,9 +133,9 @@ def test_a_comparison_becomes_a_table_a_file_and_a_picture(folder: Path) -> None
         [measured.value, measured.interval.low, measured.interval.high, measured.per_seed[3]]
     )
     written = {path.name: path.read_bytes() for path in (*write_matrix(folder, matrix), *draw_matrix(folder, matrix))}
-    assert [*written] == [f"matrix.{end}" for end in ("csv", "md", "tex", "png", "svg", "pdf")]
+    assert {*written} == {f"matrix{end}" for end in (".csv", ".md", ".tex", ".png", ".svg", ".pdf", "-column.pdf")}
     assert "0.399 *" in (picture := written["matrix.svg"].decode()) and ">not run</text>" in picture
-    assert "(baseline)" in picture and "*: differs from the baseline" in picture
+    assert "(baseline)" in picture and "*: significantly different from the baseline" in picture
     latex = written["matrix.tex"].decode()
     assert latex.split("\\toprule")[1].strip().startswith(r"schedule & \shortstack[r]{mean lag} & ")
     assert r"\textbf{0.399} {\scriptsize [0.388, 0.409]}" in latex and "not run" in latex and "*" not in latex

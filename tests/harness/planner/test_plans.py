@@ -12,6 +12,7 @@ from typing import NoReturn
 
 import numpy as np
 import pytest
+from matplotlib.figure import Figure
 from rich.console import Console
 
 from harness.checks.settle import Draft, SettledJob, settle
@@ -31,7 +32,7 @@ from harness.planner.memory import planned_memory
 from harness.planner.plan import Choice, Plan, bench_command, fixed_by, plan_settings, variants
 from harness.planner.report import print_plan, verdict, why_slower
 from harness.planner.search import SearchResult
-from harness.studies.scaling import Point, ScalingStudy, draw_scaling, efficiency, page
+from harness.studies.scaling import Point, ScalingStudy, as_table, draw_scaling, efficiency, page
 
 OUTCOME = TrialResult(
     seconds=100.0,
@@ -194,7 +195,7 @@ def test_the_command_holds_everything_that_was_chosen() -> None:
     assert "model='my models/a'" in bench_command(choice("fully_async"), ["model=my models/a"])
 
 
-def test_scaling_is_held_against_the_smallest_size_that_fits(tmp_path: Path) -> None:
+def test_scaling_is_held_against_the_smallest_size_that_fits() -> None:
     rates = {64: 10.0, 128: 18.0, 256: 24.0}
     points = [Point("m", "half_step", n, rate, 0.5, 0.1, 0.2, "a", "b") for n, rate in rates.items()]
     points.append(Point("m", "one_step_off", 256, 30.0, 1.0, 0.1, 0.2, "a", "b"))
@@ -203,7 +204,13 @@ def test_scaling_is_held_against_the_smallest_size_that_fits(tmp_path: Path) -> 
     text = page(study, 60.0)
     assert "| one_step_off | - | - | 30.0 (100%) | 1.00 |" in text
     assert "| half_step | 10.0 (100%) | 18.0 (90%) | 24.0 (60%) | 0.50 |" in text
-    assert draw_scaling(study, tmp_path / "scaling.png").stat().st_size > 10_000
+    table = as_table(study)
+    draw_scaling(figure := Figure(), table.assign(median=1.2, low=1.1, high=1.5))
+    rates, shares, gains = figure.axes
+    assert [line.get_ydata().tolist() for line in rates.lines] == [[30.0], [10.0, 18.0, 24.0]]
+    assert shares.lines[1].get_ydata() == pytest.approx([1.0, 0.9, 0.6])
+    assert [bar.get_segments()[0][:, 1].tolist() for bar in gains.collections] == [[1.1, 1.5]] * 2
+    assert [text.get_text() for text in figure.legends[0].texts] == ["one_step_off", "half_step"]
 
 
 LAPTOP = Machine(cores=2, gpus=0, gpu_bytes=0)

@@ -31,7 +31,7 @@ from harness.report.page.data import MOST_ENGINES, timeline_data
 from harness.report.page.document import as_script, document, write_report
 from harness.report.page.markdown import markdown
 from harness.report.page.paper_table import TEXT_PT
-from harness.report.page.pictures import ENDINGS, PICTURES, score_range
+from harness.report.page.pictures import ENDINGS, PICTURES, profiles, score_range
 from harness.report.page.text import profile_text
 from harness.report.palette import (
     CELLS,
@@ -211,7 +211,9 @@ def test_profiles_show_where_seeds_end(comparison: Comparison, simulated: Compar
     scores = re.findall(r"above ([.\d]+)", profile_text(comparison.profiles[1]))
     for above, end in zip(map(float, scores), (first, ends[len(ends) // 2], last), strict=True):
         assert 0 <= end - above <= 0.0021
-    low, high = score_range(comparison.profiles)
+    drawn = profiles(comparison)
+    assert drawn is not None
+    low, high = score_range(drawn)
     every = [value for cell in measure.cells for value in cell.per_seed.values()]
     assert 0 <= low < min(every) and max(every) < high <= 1
     assert "Performance profiles" not in document(simulated), "nothing was rewarded"
@@ -311,13 +313,13 @@ def test_the_table_for_papers_fits_their_text(comparison: Comparison, written: d
     assert sum(widths) + 6 * (len(widths) - 1) < TEXT_PT
 
 
-def test_a_schedule_has_its_colour_and_its_cells_have_different_ones(tmp_path: Path) -> None:
-    short = Made(iterations=4)
-    cells = [make_cell(tmp_path, name, replace(short, schedule=name), (0,)) for name in SCHEDULES]
-    assert dict(zip(SCHEDULES, of_cells(cells), strict=True)) == of_schedules(list(SCHEDULES))
-    assert of_cells(cells[7:]) == of_cells(cells)[7:] and len(set(of_cells(cells))) == len(cells)
-    twice = [make_cell(tmp_path, f"fully_async {n}", short, (0,)) for n in range(3)]
-    assert len(set(of_cells(twice))) == 3
+def test_a_schedule_has_its_colour_and_its_cells_have_different_ones() -> None:
+    assert of_cells(SCHEDULES) == of_schedules(list(SCHEDULES)) and len({*of_cells(SCHEDULES).values()}) == len(
+        SCHEDULES
+    )
+    assert of_cells(["half_step", "fully_async 4"])["fully_async 4"] == of_cells(SCHEDULES)["fully_async"]
+    for alike in ([f"fully_async {n}" for n in range(3)], [f"max_staleness={n}" for n in range(3)]):
+        assert [*of_cells(alike).values()] == list(CELLS[:3])
     assert len(set(of_schedules(["fully_async", "my_lab.schedules:Mine", "my_lab.schedules:Other"]).values())) == 3
 
 

@@ -3,6 +3,7 @@
 import json
 import math
 import os
+import re
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -28,11 +29,11 @@ from harness.metrics.run_files import RunDirectory, load_samples, load_timeline
 from harness.metrics.samples import SampleRecord, reward_metrics, staleness_metrics
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
-from harness.report.drawing import COLUMN, PAGE, save_for_column, save_in_every_format
-from harness.report.gantt import MOST_BARS, NamedTimeline, data_versions, draw_gantt, draw_same_seconds, first_window
+from harness.report.drawing import COLUMN, PAGE, draw_again, read_table, save_in_every_format
+from harness.report.gantt import MOST_BARS, data_versions, draw_gantt, draw_same_seconds, first_window, same_seconds
 from harness.report.page.paper_table import TEXT_PT
-from harness.report.page.pictures import PICTURES, draw_comparison, draw_front, draw_matrix
-from harness.report.plots import draw_idle, draw_run
+from harness.report.page.pictures import DRAWINGS, PICTURES, draw_comparison, draw_front, draw_matrix
+from harness.report.plots import draw_idle, draw_run, idle_times
 from harness.report.summary import print_summary, summarize
 from tests.support.fabricated_cells import Made, make_cell
 from tests.support.sample_records import trained_record, write_samples
@@ -172,13 +173,13 @@ def figures(monkeypatch: pytest.MonkeyPatch) -> dict[str, Figure]:
 def test_idle_time_stands_below_the_label_of_its_cell_and_the_legend_has_what_is_there() -> None:
     figure = Figure((PAGE, PAGE))
     times = {"fully_async": [RoleTime("actor_fwd", 0.5, 0.2, 0.3, (0.3,))], "other": [RoleTime("actor", 1, 0, 0, (0,))]}
-    draw_idle(figure, times, "share of the time")
+    draw_idle(figure, idle_times(times))
     figure.draw_without_rendering()
     assert [panel.get_title("left") for panel in figure.axes] == ["fully_async", "other"]
     assert {"actor fwd", "30% idle", "0% idle"} <= set(texts(figure))
     assert [bar.get_width() for bar in figure.axes[0].patches] == pytest.approx([0.5, 0.2, 0.3])
     alone = Figure((PAGE, PAGE))
-    draw_idle(alone, {"": times["other"]}, "share of the time")
+    draw_idle(alone, idle_times({"": times["other"]}))
     assert [text.get_text() for text in alone.legends[0].texts] == ["own work"]
 
 
@@ -205,14 +206,27 @@ def test_the_front_has_the_cells_that_no_other_is_ahead_of(tmp_path: Path) -> No
     made = [Made(lag=lag, iterations=6, draw=lag) for lag in range(4)]
     cells = [make_cell(tmp_path, f"cell {one.lag}", one, range(3)) for one in made]
     figure = Figure(layout="constrained")
-    drawn = draw_front(compare(cells), figure)
-    outcome = drawn.columns[2]
+    draw_comparison(compare(cells), tmp_path)
+    draw_front(figure, drawn := read_table(tmp_path / "front.csv"))
     for _, own in drawn.iterrows():
-        ahead = drawn[(drawn.samples_per_s >= own.samples_per_s) & (drawn[outcome] >= own[outcome])]
+        ahead = drawn[(drawn.samples_per_s >= own.samples_per_s) & (drawn.learnt >= own.learnt)]
         assert own.front == (len(ahead) == 1)
     assert 0 < drawn.front.sum() < 4
     marks = [text.get_text() for text in figure.legends[0].texts]
     assert [text.partition(",")[0] for text in marks if text != "front"] == list(drawn.label)
+
+
+def test_every_picture_of_a_comparison_is_drawn_again_from_its_table_word_for_word(tmp_path: Path) -> None:
+    made = [Made(lag=lag, iterations=6, draw=lag, step_s=1 - lag / 4) for lag in range(3)]
+    draw_comparison(compare([make_cell(tmp_path / "runs", f"cell {one.lag}", one, range(3)) for one in made]), tmp_path)
+    pictures = [tmp_path / f"{name}.svg" for name in PICTURES]
+    words = [re.findall(r">([^<]+)</text>", picture.read_text()) for picture in pictures]
+    for picture in pictures:
+        picture.unlink()
+    assert len(draw_again(tmp_path, DRAWINGS)) == 4 * len(PICTURES)
+    assert [re.findall(r">([^<]+)</text>", picture.read_text()) for picture in pictures] == words and min(
+        map(len, words)
+    ) > 5
 
 
 def test_no_picture_prints_markup_whatever_its_names(tmp_path: Path, figures: dict[str, Figure]) -> None:
@@ -223,7 +237,7 @@ def test_no_picture_prints_markup_whatever_its_names(tmp_path: Path, figures: di
     losses = {loss: Made(settings=(f"algorithm.correction={loss}",)) for loss in ("none", "tis")}
     crossed = [make_cell(tmp_path / "matrix", f"fully_async, {loss}", made, range(2)) for loss, made in losses.items()]
     draw_matrix(tmp_path, matrix_of(compare(crossed, ("schedule", *correction_axes()))))
-    assert len(figures) == 4 + 4 * len(PICTURES) + 3
+    assert len(figures) == 4 + 4 * len(PICTURES) + 4
     for file, figure in figures.items():
         for text in texts(figure):
             assert "$" not in text.replace(name, "") and "nan" not in text, (file, text)
@@ -231,12 +245,11 @@ def test_no_picture_prints_markup_whatever_its_names(tmp_path: Path, figures: di
 
 
 def test_papers_get_embedded_fonts_and_text_that_is_text_at_the_width_of_page_and_column(tmp_path: Path) -> None:
-    def draw(figure: Figure) -> pd.DataFrame:
+    def draw(figure: Figure, data: pd.DataFrame) -> None:
         figure.subplots().set_xlabel("a_label")
-        return pd.DataFrame({"at": [1]})
 
-    png, svg, pdf, data = save_in_every_format(tmp_path, "one", "title", draw)
-    column = save_for_column(tmp_path, "one", "title", draw)
+    made = save_in_every_format(tmp_path, "one", "title", draw, pd.DataFrame({"at": [1]}))
+    png, svg, pdf, column, data = made
     for path, inches in ((pdf, PAGE), (column, COLUMN)):
         text = path.read_bytes()
         assert b"/CIDFontType2" in text and b"/Type3" not in text
@@ -296,19 +309,19 @@ def test_the_gantt_chart_names_every_engine_and_the_versions_that_sample(tmp_pat
 
 
 def test_two_runs_are_drawn_over_the_same_seconds(tmp_path: Path) -> None:
-    figure, runs = Figure(), []
-    for name, lag in (("slow", 0), ("fast", 2)):
-        path = write_run(tmp_path / name, iterations=12, lag=lag).path
-        timeline = load_timeline(path)
-        runs.append(NamedTimeline(name, timeline, data_versions(timeline, load_samples(path))))
+    path = write_run(tmp_path, iterations=12, lag=2).path
+    fast = load_timeline(path)
     slow = Timeline(PLACEMENT, warmup=2)  # an iteration takes twice as long
-    slow.add(replace(span, start=2 * span.start, end=2 * span.end) for span in runs[0].timeline.spans)
+    slow.add(replace(span, start=2 * span.start, end=2 * span.end) for span in fast.spans)
     for iteration in range(1, 13):
         slow.end_iteration(iteration, 2 * iteration * STEP_S)
-    draw_same_seconds(figure, [replace(runs[0], timeline=slow), runs[1]], iterations=4)
+    versions = data_versions(fast, load_samples(path))
+    draw_same_seconds(
+        figure := Figure(), same_seconds({"slow": (slow, versions), "fast": (fast, versions)}, iterations=4)
+    )
     above, below = figure.axes
-    assert above.get_title("left") == "slow: 4 iterations in 1.2 s"
-    assert below.get_title("left") == "fast: 8 iterations in 1.2 s"
+    assert above.get_title("left") == "slow · 4 iterations in 1.2 s"
+    assert below.get_title("left") == "fast · 8 iterations in 1.2 s"
     lengths = [right - left for left, right in (axes.get_xlim() for axes in (above, below))]
     assert lengths == pytest.approx([8 * STEP_S, 8 * STEP_S])
 
@@ -404,7 +417,7 @@ def test_a_run_that_was_cut_short_is_summed_up_and_called_unfinished(tmp_path: P
     assert "unfinished" in printed([run.path])
 
 
-def test_a_picture_of_a_trace_without_end_has_its_first_bars_and_says_so() -> None:
+def test_a_picture_of_a_trace_without_end_has_its_longest_bars_and_says_so() -> None:
     timeline = Timeline({("actor", "0"): Place("actor", ("device 1",))})
     timeline.end_iteration(0, 10.0)
     timeline.add(Span("actor", "0", "update_actor", row * 1e-3, 10.0, 0, 0) for row in range(MOST_BARS + 1))
@@ -414,4 +427,4 @@ def test_a_picture_of_a_trace_without_end_has_its_first_bars_and_says_so() -> No
 
     (axes,) = figure.axes
     assert len(axes.patches) == MOST_BARS
-    assert "the first 4,000 of 4,001 bars" in [text.get_text() for text in axes.texts]
+    assert "the longest 4,000 of 4,001 bars" in [text.get_text() for text in axes.texts]

@@ -15,7 +15,7 @@ from harness.comparison.measures import LAG, SPEED
 from harness.comparison.runs import Cell
 from harness.report.page import pictures
 from harness.report.page.document import document, write_report
-from harness.report.page.verdict_chart import NARROW, WIDE, chart_of
+from harness.report.page.verdict_chart import NARROW, WIDE, draw_panels, verdict_table
 from tests.support.fabricated_cells import Made, make_cell
 
 STEPS = {"colocate_sync": 1.0, "separated_sync": 1.4, "one_step_off": 0.502, "delayed_update": 0.5}
@@ -31,10 +31,10 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 
 def drawn(comparison: Comparison, width: float = WIDE[0]) -> list[Axes]:
     """Panels, as on a page of this width."""
-    chart = chart_of(comparison)
-    assert chart is not None
+    data = verdict_table(comparison)
+    assert data is not None
     figure = Figure((width / 72, width / 72))
-    chart.draw(figure)
+    draw_panels(figure, data)
     return figure.axes
 
 
@@ -61,9 +61,9 @@ def test_every_cell_is_drawn_by_its_paired_differences_from_the_baseline(compari
             assert (means[row].get_markerfacecolor() != "white") == found.distinguishable
         (none,) = [line for line in panel.lines if line.get_gid() == "none"]
         assert none.get_xdata()[0] == lines(panel, "baseline")[0].get_xdata()[0] == (key == SPEED)
-        (dots,) = panel.collections
-        assert sorted(dots.get_offsets()[:, 0]) == pytest.approx(sorted(factor * value for value in values))
-        assert panel.viewLim.x0 < min(dots.get_offsets()[:, 0]) and max(dots.get_offsets()[:, 0]) < panel.viewLim.x1
+        dots = sorted(float(x) for of_cell in panel.collections for x in of_cell.get_offsets()[:, 0])
+        assert dots == pytest.approx(sorted(factor * value for value in values))
+        assert panel.viewLim.x0 < dots[0] and dots[-1] < panel.viewLim.x1
     apart = {panel.get_position().x0 for panel in panels}
     assert len(apart) == (3 if width == WIDE[0] else 1), "below each other where it is narrow"
 
@@ -112,12 +112,11 @@ def test_where_algorithms_differ_learning_is_drawn_and_without_rewards_lag(tmp_p
 def test_there_is_none_where_nothing_may_be_claimed_and_none_is_left(
     comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def left_blank(folder: Path, name: str, title: str, draw: object) -> list[Path]:
+    def left_blank(folder: Path, name: str, *_: object) -> list[Path]:
         (path := folder / f"{name}.png").touch()
         return [path]
 
     monkeypatch.setattr(pictures, "save_in_every_format", left_blank)
-    monkeypatch.setattr(pictures, "save_for_column", lambda folder, *_: folder)
     write_report(comparison, tmp_path)
     assert (tmp_path / "verdict.png").exists() and "(verdict.png)" in (tmp_path / "report.md").read_text()
     refused = replace(comparison, missing=("a run is not there",))
@@ -125,4 +124,4 @@ def test_there_is_none_where_nothing_may_be_claimed_and_none_is_left(
     assert not list(tmp_path.glob("verdict.*")) and "verdict.png" not in (tmp_path / "report.md").read_text()
     assert "<figure" not in document(refused)
     alone = make_cell(tmp_path, "alone", Made(iterations=4), range(2))
-    assert chart_of(compare([alone])) is None
+    assert verdict_table(compare([alone])) is None

@@ -15,6 +15,7 @@ from harness.config.compose import compose_job
 from harness.planner.candidates import Candidate
 from harness.planner.explore import TrialResult
 from harness.planner.judgement import InTurn, systems
+from harness.report.drawing import draw_again
 from harness.studies.papers.experiment import Context, PaperExperiment, names, parse, read_experiment
 from harness.studies.papers.fits import (
     Calibrated,
@@ -41,6 +42,7 @@ from harness.studies.papers.result import Result, ResultLine
 from harness.studies.papers.run import KINDS, run_papers
 from harness.studies.papers.scaling import ScalingStep, ScalingVariation, jobs_of, linearity
 from harness.studies.papers.simulated import Gantt, run_gantt
+from harness.studies.pictures import DRAWINGS
 from harness.studies.schedule_table import AGENTS, CONDITIONS, SIZES, ScheduleFigures, as_csv, page
 
 SMALL = [
@@ -210,7 +212,7 @@ def test_a_result_is_printed_written_and_drawn(tmp_path: Path) -> None:
     experiment = read_experiment("relax")
     lines = [
         ResultLine("seconds", "one", "base", 2.0, 2.0),
-        ResultLine("seconds", "two", "predicted", 1.0, 1.1, 1.3, within=0.2),
+        ResultLine("seconds", "two", "predicted", 1.0, 1.1, 1.3, within=0.2, seeds=(1.2, 1.4)),
         ResultLine("busy, %", "one", "predicted", (30.0, 50.0), 40.0),
         ResultLine("throughput", "one", "predicted", "low", 1.0),
     ]
@@ -239,7 +241,10 @@ def test_a_result_is_printed_written_and_drawn(tmp_path: Path) -> None:
     assert overview.count("| relax | seconds | two | 1.00 | 1.10 | +10.0% | 20%, kept |") == 2
     assert "| relax | seconds | one |" not in overview, "what is calibrated on is no prediction"
     assert picture.name == "relax.png" and picture.stat().st_size > 10_000
-    assert [path.name for path in more] == ["relax.svg", "relax.pdf"]
+    assert [path.name for path in more] == ["relax.svg", "relax.pdf", "relax-column.pdf"]
+    drawn = more[0].read_text()
+    assert ">30.0 to 50.0</text>" in drawn and ">1.10 (+10.0%)</text>" in drawn and ">a seed</text>" in drawn
+    assert len(draw_again(tmp_path, DRAWINGS)) == 4 and ">1.10 (+10.0%)</text>" in more[0].read_text()
 
 
 def _printed(result: Result, width: int) -> list[str]:
@@ -266,7 +271,10 @@ def test_charts_of_several_ways_of_working_stand_on_one_page(tmp_path: Path) -> 
     assert [line.quantity for line in result.lines].count("seconds per step") == 2
     (speedup,) = (line for line in result.lines if line.verdict)
     assert speedup.label == "delayed" and speedup.simulated is not None and speedup.simulated > 1
-    assert write(result, tmp_path)[-1].stat().st_size > 10_000
+    picture = next(path for path in write(result, tmp_path) if path.suffix == ".svg").read_text()
+    assert (
+        all(f">{name}</text>" in picture for name in ("rollout 0", "update actor", "v2")) and "delayed; in" in picture
+    )
 
 
 FIGURE = MeasuredFigure("accuracy", "reward/exact_match", 0.5, relative_to="fresh")
@@ -284,6 +292,7 @@ def test_figures_are_means_of_the_last_iterations_relative_to_one_cell() -> None
     fresh, stale = lines_of(FIGURE, cells, read, published)
     assert (fresh.measured, fresh.published) == (1.0, 1.0)
     assert stale.measured == pytest.approx(0.5) and stale.published == pytest.approx(0.9)
+    assert fresh.seeds == (1.0, 1.0) and stale.seeds == pytest.approx((0.375, 2 / 3))
     assert stale.error is None  # what is published is of another model and task
 
 
