@@ -36,10 +36,12 @@ def is_asked_for(name: str, given: Mapping[str, str]) -> bool:
     return value == "true"
 
 
-def share_of(name: str, given: Mapping[str, str], default: float) -> float:
-    """The share that was given as `name=0.05`. Raises ConfigError for what is none above 0 and below 1."""
+def share_of(name: str, given: Mapping[str, str]) -> float | None:
+    """The share that was given as `name=0.05`, if any. Raises ConfigError for what is none above 0 and below 1."""
+    if name not in given:
+        return None
     try:
-        share = float(given.get(name, default))
+        share = float(given[name])
     except ValueError:
         share = 0.0
     if not 0 < share < 1:

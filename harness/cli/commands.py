@@ -93,11 +93,8 @@ _LOG = Option(
 _FAIL_IF = Option(
     "fail-if", "fail_if", "exit with 3 where a cell against the baseline is: samples_per_s < 0.95", "TEST"
 )
-_COMPARED = (
-    *_with(_OF_A_JOB, seeds="3", experiment="named after what is compared"),
-    _plain("margin", "a difference that does not matter, as a share", "SHARE", "0.02"),
-    _FAIL_IF,
-)
+_MARGIN = _plain("margin", "a difference that does not matter, as a share", "SHARE", "0.02")
+_COMPARED = (*_with(_OF_A_JOB, seeds="3", experiment="named after what is compared"), _MARGIN, _FAIL_IF)
 _SCHEDULES = Option("schedules", "schedules", "all, or names with commas", "NAMES", "schedule", default="all")
 _FITTED = _with(_JOB, cost="tiny_cpu")
 _PLANNED = _with(
@@ -168,7 +165,7 @@ GROUPS: dict[str, dict[str, Command]] = {
     "look at what came out": {
         "report": Command(
             "one page of what an experiment found",
-            (replace(_EXPERIMENT, default="that of the run that ended last"),),
+            (replace(_EXPERIMENT, default="that of the run that ended last"), replace(_MARGIN, default="as compared")),
             "experiment=bench",
             file="look",
         ),
@@ -191,6 +188,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             (
                 _plain("before", "an experiment, a folder of runs, or a commit", "NAME"),
                 _plain("after", "another", "NAME"),
+                _MARGIN,
                 _FAIL_IF,
             ),
             "monday tuesday",

@@ -60,7 +60,7 @@ def _request(
     own: Mapping[str, str],
 ) -> ComparisonRequest:
     """own: arguments of the command itself. Raises ConfigError for a margin or a threshold that is none."""
-    margin = share_of("margin", own, MARGIN)
+    margin = share_of("margin", own) or MARGIN
     thresholds = read_thresholds(own.get("fail_if", ""))
     dry = is_asked_for("dry", own)
     return comparison_request(command, axes, cells, settings, machine, dry=dry, margin=margin, thresholds=thresholds)

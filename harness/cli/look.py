@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from harness.cli.arguments import last_values, own_arguments
+from harness.cli.arguments import last_values, own_arguments, share_of
 from harness.config import ConfigError
 from harness.config.fields import checked_name, whole_number
 from harness.metrics.formatting import redacted, say, visible
@@ -31,10 +31,10 @@ def report(arguments: Sequence[str], results: Path, console: Console) -> int:
     from harness.comparison.experiment import comparison_in, folder_of
     from harness.report.page.document import print_written, write_report
 
-    own, _ = own_arguments(arguments, "experiment")
-    folder = folder_of(own["experiment"][-1] if own["experiment"] else None, results)
+    own = last_values(own_arguments(arguments, "experiment", "margin")[0])
+    folder, margin = folder_of(own.get("experiment"), results), share_of("margin", own)
     drawn = [] if any(folder.rglob("DONE")) else _drawn_again(folder)
-    print_written(drawn or write_report(comparison_in(folder), folder), console)
+    print_written(drawn or write_report(comparison_in(folder, margin), folder), console)
     return 0
 
 
@@ -157,15 +157,17 @@ def diff(arguments: Sequence[str], results: Path, console: Console) -> int:
     experiment, smoke runs aside, as a gate's are. Returns 1 where a result got worse, or a ledger does not close, 3
     where what came after is beyond a threshold, `fail_if`."""
     from harness.comparison.changes import changes_between
+    from harness.comparison.statistics import MARGIN
     from harness.comparison.thresholds import CROSSED, crossed, read_thresholds
 
-    own, others = own_arguments(arguments, "before", "after", "fail_if")
+    own, others = own_arguments(arguments, "before", "after", "margin", "fail_if")
     thresholds = read_thresholds(",".join(own.pop("fail_if")))
+    margin = share_of("margin", last_values({"margin": own.pop("margin")})) or MARGIN
     both = [*last_values(own).values(), *others]
     if len(both) != 2:
         raise ConfigError("diff takes two: cadence diff <before> <after>, experiments, folders, or commits")
     before, after = (_cells(named, results) for named in both)
-    changes = changes_between(before, after)
+    changes = changes_between(before, after, margin)
     _print_changes(changes, console)
     lines = crossed(thresholds, [(cell.label, cell.measures, 1) for cell in changes.cells])
     for line in lines:
@@ -189,10 +191,12 @@ def _print_changes(changes: Changes, console: Console) -> None:
             called = text is not None and text.called
             if called or measure.key in RESULTS:
                 title = f"{measure.title} (%)" if scale.unit == "%" else measure.title
-                change = "-" if text is None else f"{text.value.split()[0]} {text.bounds}{' *' * called}"
+                change = "-" if text is None else f"{text.value.split()[0]} {text.bounds} {text.sign}".rstrip()
                 rows.append((cell.label, title, *(scale.value(each.value) for each in measure.cells), change))
     console.print(Table("", ("cell", "measure", "before", "after", "change, 95 %"), rows))
-    console.print("* significant difference, after Holm's correction for several cells", style="dim", highlight=False)
+    margin = changes.cells[0].measures[0].margin_text
+    note = f"* significant difference, after Holm's correction for several cells; = equal within {margin}; ? not judged"
+    say(console, note, "dim")
     for line in changes.unmatched:
         say(console, line, "yellow")
     kept = changes.conservation

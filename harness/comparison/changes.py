@@ -12,6 +12,7 @@ from harness.comparison.fairness import contents_of, refuse_unfair, setting_text
 from harness.comparison.measure_text import Against, against
 from harness.comparison.measures import OUTCOMES, SPEED, Measure, measures_of_pairs, outcome_of
 from harness.comparison.runs import Cell
+from harness.comparison.statistics import MARGIN
 from harness.config import ConfigError
 from harness.config.job import flatten
 from harness.metrics.formatting import listed
@@ -65,8 +66,9 @@ class Changes:
         ]
 
 
-def changes_between(before: Sequence[Cell], after: Sequence[Cell]) -> Changes:
-    """Cells of the same label, over the seeds that both have, or over all where they share none.
+def changes_between(before: Sequence[Cell], after: Sequence[Cell], margin: float = MARGIN) -> Changes:
+    """Cells of the same label, over the seeds that both have, or over all where they share none. margin: difference
+    that does not matter, as a share.
 
     Raises ConfigError where no label is in both, where one of the two was measured and the other was not, and for runs
     that are no results.
@@ -83,7 +85,7 @@ def changes_between(before: Sequence[Cell], after: Sequence[Cell]) -> Changes:
                 f"{label} has backend={backends[0]} before and {backends[1]} after: their times are unlike"
             )
     return Changes(
-        tuple(map(Change, shared, measures_of_pairs(pairs))),
+        tuple(map(Change, shared, measures_of_pairs(pairs, margin))),
         tuple(_unlike(shared, pairs)),
         (
             *(f"{label} is only in the first" for label in old if label not in new),

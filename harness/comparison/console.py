@@ -26,7 +26,7 @@ _IDLE = "idle/"
 NOTES = (
     "mean over seeds, with its 95 % t interval; ratios and differences are paired by seed where seeds are shared",
     "* significant difference: its interval excludes no effect, and so does Holm's correction for several cells; "
-    "= equal within {}, by two one-sided tests; ? not judged",
+    "= equal within {}, by two one-sided tests; no sign: not told apart; ? not judged",
     "better: probability that a run of this cell is better than one of the baseline, with its 95 % interval",
 )
 
@@ -134,12 +134,8 @@ def _simulated(comparison: Comparison) -> str:
 
 
 def _against(comparison: Comparison, measure: Measure, cell: int) -> str:
-    """A star marks what is called a difference, a sign of equality what is called equal."""
     text = against(measure, cell)
-    if text is None:
-        return "-"
-    sign = "*" if text.called else {"equal": "=", "open": "?"}.get(text.verdict, " ")
-    return f"{text.value} {sign}\n{text.bounds}"
+    return "-" if text is None else f"{text.value} {text.sign or ' '}\n{text.bounds}"
 
 
 def _range(cell: CellMeasure, scale: Scale) -> str:

@@ -161,22 +161,23 @@ def folder_of(named: str | None, results: Path) -> Path:
     raise ConfigError(f"experiment={named} is neither an experiment with results nor a folder; {found}")
 
 
-def comparison_in(folder: Path) -> Comparison:
+def comparison_in(folder: Path, margin: float | None = None) -> Comparison:
     """The comparison in the folder of an experiment: what `make compare` or `make sweep` was asked for; else of the
-    most that may be compared, a cell per folder of runs.
+    most that may be compared, a cell per folder of runs. margin: difference that does not matter, as a share; None: as
+    was asked for.
 
     Raises ConfigError where no run is finished, and for smoke runs.
     """
     campaign = read_campaign(folder)
     if campaign is not None:
-        return comparison_of(folder, campaign)
-    return comparison_over(cells_in(folder))
+        return comparison_of(folder, replace(campaign, margin=margin or campaign.margin))
+    return comparison_over(cells_in(folder), margin or MARGIN)
 
 
-def comparison_over(found: Sequence[Cell]) -> Comparison:
+def comparison_over(found: Sequence[Cell], margin: float = MARGIN) -> Comparison:
     """The comparison of the most of these cells that may be compared. Raises ConfigError for smoke runs."""
     cells, left_out = comparable(found)
-    comparison = compare(cells)
+    comparison = compare(cells, margin=margin)
     return replace(comparison, left_out=left_out, warnings=(*_seeds_left_out(found, cells), *comparison.warnings))
 
 

@@ -57,9 +57,15 @@ class Against:
         return self.verdict in ("better", "worse", "differs")
 
     @property
+    def sign(self) -> str:
+        """A star for what is called a difference, a sign of equality for what is called equal, a question mark for what
+        is not judged."""
+        return "*" if self.called else {"equal": "=", "open": "?"}.get(self.verdict, "")
+
+    @property
     def word(self) -> str:
         """The verdict as it is written."""
-        named = {"same": "no significant difference", "equal": f"equal within {self.margin}", "open": "not judged"}
+        named = {"same": "not told apart", "equal": f"equal within {self.margin}", "open": "not judged"}
         return named.get(self.verdict, self.verdict)
 
     @property

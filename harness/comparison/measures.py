@@ -157,10 +157,10 @@ def of_trained_samples(key: str) -> bool:
     return key.startswith("reward/") or key == GOOD_RATE
 
 
-def measures_of_pairs(pairs: Sequence[tuple[Cell, Cell]]) -> list[tuple[Measure, ...]]:
+def measures_of_pairs(pairs: Sequence[tuple[Cell, Cell]], margin: float = MARGIN) -> list[tuple[Measure, ...]]:
     """Measures of each pair: every metric that its runs give, the second cell against the first. Families go over all
     pairs."""
-    each = [_uncorrected(pair, 0, MARGIN) for pair in pairs]
+    each = [_uncorrected(pair, 0, margin) for pair in pairs]
     called = iter(_by_family([measure for measures in each for measure in measures]))
     return [tuple(next(called) for _ in measures) for measures in each]
 

@@ -128,19 +128,17 @@ def _best(cells: Sequence[Cell], learnt: Measure, baseline: int) -> str:
     best = max(range(len(cells)), key=lambda index: values[index])
     first = f"{cells[best].label} has the highest {_CALLED[learnt.key]}, {number(values[best])}"
     against = "" if best == baseline else f" against {number(values[baseline])} of {cells[baseline].label}"
-    called = [
-        index
-        for index in range(len(cells))
-        if (difference := learnt.cells[index].difference) is not None and difference.distinguishable
-    ]
-    tell = f"{plural(len(cells[baseline].runs), 'seed')} tell" + ("s" if len(cells[baseline].runs) == 1 else "")
-    if not called:
-        return f"{first}{against}; {tell} none of the others from {cells[baseline].label}."
-    higher = [cells[index].label for index in called if values[index] > values[baseline]]
-    lower = [cells[index].label for index in called if values[index] < values[baseline]]
-    found = "; ".join(f"{word}: {_some(labels)}" for word, labels in (("higher", higher), ("lower", lower)) if labels)
-    of = f"{len(called)} of the {len(cells) - 1} others"
-    return f"{first}{against}; {tell} {of} from {cells[baseline].label}, {found}."
+    higher, lower, equal = list[str](), list[str](), list[str]()
+    for cell, value, difference in zip(cells, values, (one.difference for one in learnt.cells), strict=True):
+        if difference is not None and (difference.distinguishable or difference.equal):
+            called = higher if value > values[baseline] else lower
+            (called if difference.distinguishable else equal).append(cell.label)
+    named = {"higher": higher, "lower": lower, f"equal within {learnt.margin_text}": equal}
+    found = "; ".join(f"{word}: {_some(labels)}" for word, labels in named.items() if labels)
+    count, base = len(higher) + len(lower), cells[baseline]
+    which = f"{count} of the {len(cells) - 1} others" if count else "none of the others"
+    tell = f"{plural(len(base.runs), 'seed')} tell{'s' * (len(base.runs) == 1)} {which} from {base.label}"
+    return f"{first}{against}; {', '.join(filter(None, (tell, found)))}."
 
 
 def _some(labels: Sequence[str]) -> str:
@@ -163,7 +161,7 @@ def _fastest(cells: Sequence[Cell], speed: Measure, baseline: int, outcome: Meas
         first = (
             f"{name}{which} {equal}"
             if ratio.equal
-            else f"{name}{which} does not differ significantly from {base} in samples per second: {how}"
+            else f"{name}{which} is not told apart from {base} in samples per second: {how}"
         )
     if outcome is None:
         return f"{first}; {why_unjudged}." if why_unjudged else f"{first}."
@@ -194,17 +192,24 @@ def _fastest_of(cells: Sequence[int], speed: Measure) -> int:
 
 def _ties(cells: Sequence[Cell], speed: Measure, best: int, others: Sequence[int]) -> str:
     """Words for ties with the fastest, of which the table says only what they are against the baseline."""
-    named = [
-        f"{cells[index].label} ({_ratio(speed, index).interval.value:.2f}x)" for index in _tied(speed, best, others)
-    ]
-    return f", not significantly different from {_some(named)}" if named else ""
+    tied = _tied(speed, best, others)
+    words = {True: f"equal within {speed.margin_text} to", False: "not told apart from"}
+    named = {
+        word: [
+            f"{cells[i].label} ({_ratio(speed, i).interval.value:.2f}x)"
+            for i, equal in tied.items()
+            if equal == whether
+        ]
+        for whether, word in words.items()
+    }
+    return "".join(f", {word} {_some(ties)}" for word, ties in named.items() if ties)
 
 
-def _tied(speed: Measure, best: int, others: Sequence[int]) -> list[int]:
-    """Cells among the others that do not differ significantly from the fastest."""
-    rest = [index for index in others if index != best]
-    against = corrected([ratio_of(speed.cells[best].per_seed, speed.cells[index].per_seed) for index in rest])
-    return [index for index, ratio in zip(rest, against, strict=True) if not ratio.distinguishable]
+def _tied(speed: Measure, best: int, others: Sequence[int]) -> dict[int, bool]:
+    """Cells among the others that do not differ significantly from the fastest, and whether they are equal to it."""
+    rest, own = [index for index in others if index != best], speed.cells[best].per_seed
+    against = corrected([ratio_of(own, speed.cells[index].per_seed, speed.margin) for index in rest])
+    return {index: ratio.equal for index, ratio in zip(rest, against, strict=True) if not ratio.distinguishable}
 
 
 def _ratio(speed: Measure, cell: int) -> Difference:
@@ -239,7 +244,7 @@ def _learning(cell: Cell, learnt: Difference | None, outcome: Measure) -> str:
     bounds = f"{value:+.3f}, {learnt.interval.low:+.3f} to {learnt.interval.high:+.3f}"
     if learnt.equal:
         return f"{called} is equal within {outcome.margin_text} ({bounds})"
-    return f"{called} differs by no more than {count} seeds can tell ({bounds})"
+    return f"{called} is not told apart by {count} seeds ({bounds})"
 
 
 def _alone(cell: Cell, speed: CellMeasure) -> str:

@@ -34,11 +34,14 @@ def table_tex(comparison: Comparison) -> str:
         if index == comparison.baseline:
             continue
         held = [against(measure, index) for measure in measures]
-        figures = ((latex(one.figure), one.called) if one else ("", False) for one in held)
-        rows.append([latex(cell.label), *(rf"\textbf{{{figure}}}" if bold else figure for figure, bold in figures)])
+        figures = [(latex(one.figure), one.sign) if one else ("", "") for one in held]
+        marks = {"*": r"\textbf{{{}}}", "=": "{} ="}
+        rows.append([latex(cell.label), *(marks.get(sign, "{}").format(figure) for figure, sign in figures)])
         rows.append(_small(one.bounds if one else "" for one in held))
     if any(r"\textbf" in value for row in rows for value in row):
         notes.append("Bold: significant after Holm's correction.")
+    if any(value.endswith(" =") for row in rows for value in row):
+        notes.append(latex(f"=: equal within {measures[0].margin_text}, by two one-sided tests."))
     if loads := [cell.others_load for cell in cells if cell.others_load is not None]:
         notes.append(latex(f"Other processes kept at most {percent(max(loads))} of the cores busy."))
     if comparison.withheld:

@@ -58,10 +58,12 @@ def verdict_table(comparison: Comparison) -> pd.DataFrame | None:
                 values |= {"mean": math.nan}
             rows.append(
                 {
-                    **{"measure": title, "none": int(ratio), "label": cell.label},
+                    **{"measure": title, "margin": speed.margin_text, "none": int(ratio), "label": cell.label},
                     **{"baseline": index == comparison.baseline, "best": index in comparison.best, **values},
                     "significant": found is not None and found.distinguishable,
-                    "value": (told.value if ratio else told.figure) if told else "",
+                    "value": f"{told.value if ratio else told.figure}{' =' * (told.verdict == 'equal')}"
+                    if told
+                    else "",
                 }
             )
     return pd.DataFrame(rows)
@@ -73,6 +75,7 @@ def caption_of(data: pd.DataFrame) -> str:
     text = f"Ratios to {base} and differences from it{', paired by seed' if paired else ''}: means and 95 % intervals"
     text += ", small dots are seeds." if paired else "."
     text += " Filled: significant after Holm's correction." if data["significant"].any() else ""
+    text += f" =: equal within {data['margin'].iloc[0]}." if data["value"].str.endswith("=").any() else ""
     return text + (" Bold: the cells that the verdict is for." if data["best"].any() else "")
 
 

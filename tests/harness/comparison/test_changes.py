@@ -91,8 +91,9 @@ def test_the_command_takes_experiments_and_commits_and_fails_where_a_result_got_
     assert cli.main(["diff", "before", "after"]) == 1
     told = capsys.readouterr().out
     assert "code: commit aaaaaaaaaaaa before, commit bbbbbbbbbbbb with changes after" in told and "worse: " in told
-    assert cli.main(["diff", "b" * 9, "aaaaaaa"]) == 0
-    assert "no result is called worse" in capsys.readouterr().out
+    assert cli.main(["diff", "b" * 9, "aaaaaaa", "--margin", "0.5"]) == 0
+    told = capsys.readouterr().out
+    assert "no result is called worse" in told and "= equal within 50 %" in told and " =\n" in told
     assert cli.main(["diff", "before", "nope"]) == 2
     assert capsys.readouterr().err.startswith("nope is no experiment in ")
     assert cli.main(["diff", "before"]) == 2

@@ -26,7 +26,8 @@ from harness.config import ConfigError
 from harness.metrics.timeline import Place
 from harness.report.page.document import document
 from harness.report.page.markdown import markdown
-from harness.report.page.verdict_chart import verdict_table
+from harness.report.page.paper_table import table_tex
+from harness.report.page.verdict_chart import caption_of, verdict_table
 from tests.support.fabricated_cells import BATCH, Made, make_cell, make_run
 from tests.support.project import ROOT
 
@@ -123,7 +124,7 @@ def test_the_verdict_says_both_and_how_sure_it_is(compared: Comparison, cells: l
     assert two.verdict.startswith("fast trains 1.3")
     assert "held-out accuracy is equal within 2 points (+0.006, " in two.verdict
     narrower = compare(cells[:2], margin=0.01).verdict
-    assert "held-out accuracy differs by no more than five seeds can tell (+0.006, " in narrower
+    assert "held-out accuracy is not told apart by five seeds (+0.006, " in narrower
     against_fast = compare(cells[:2], baseline=1)
     assert against_fast.verdict.startswith("fast trains most samples per second; sync, which comes next, trains 0.7")
 
@@ -133,7 +134,9 @@ def test_where_the_algorithm_differs_the_verdict_is_about_what_is_learnt(cells: 
     verdict = compare(cells, axes=along).verdict
     assert verdict.startswith("fast has the highest held-out accuracy, 0.9")
     assert verdict.endswith(" of sync; 5 seeds tell 1 of the 2 others from sync, lower: worse.")
-    assert compare(cells[:2], axes=along).verdict.endswith("; 5 seeds tell none of the others from sync.")
+    told = "; 5 seeds tell none of the others from sync"
+    assert compare(cells[:2], axes=along).verdict.endswith(f"{told}, equal within 2 points: fast.")
+    assert compare(cells[:2], axes=along, margin=0.01).verdict.endswith(f"{told}.")
 
 
 FILTERED = "algorithm.filter=zero_variance"
@@ -196,7 +199,7 @@ def test_the_same_schedule_with_other_noise_is_not_called_different(tmp_path: Pa
             measure.title for measure in compared.measures if (d := measure.against_baseline(1)) and d.distinguishable
         ]
         assert called == []
-        assert "other does not differ significantly from one in samples per second" in compared.verdict
+        assert "other is not told apart from one in samples per second" in compared.verdict
 
 
 def test_the_more_is_measured_the_more_it_takes_to_call_any(cells: list[Cell], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -227,7 +230,7 @@ def test_runs_of_one_schedule_with_different_seeds_are_not_called_different(tmp_
     equal = "others trains as many samples per second as sync within 2 %: 0.99x (0.98 to 1.01, 5 and 5 seeds, unpaired)"
     assert compare([cells[0], others], axes=("seeds",)).verdict.startswith(equal)
     groups = compare([cells[0], others], axes=("seeds",), margin=0.001)
-    assert "does not differ significantly" in groups.verdict and "5 and 5 seeds, unpaired" in groups.verdict
+    assert "is not told apart" in groups.verdict and "5 and 5 seeds, unpaired" in groups.verdict
     assert any("compared as groups" in warning for warning in groups.warnings)
 
 
@@ -289,11 +292,27 @@ def test_idle_shares_of_shared_and_of_own_devices_are_not_held_against_each_othe
 
 def test_the_fastest_is_named_with_those_that_do_not_differ_from_it_significantly(tmp_path: Path) -> None:
     made = {"sync": SYNC, "fast": FAST, "as fast": replace(FAST, draw=7), "between": replace(FAST, step_s=0.9, draw=3)}
-    verdict = compare([make_cell(tmp_path, label, wanted) for label, wanted in made.items()]).verdict
+    cells = [make_cell(tmp_path, label, wanted) for label, wanted in made.items()]
+    verdict = compare(cells, margin=1e-4).verdict
     first, second = ("fast", "as fast") if verdict.startswith("fast") else ("as fast", "fast")
-    assert re.match(
-        rf"{first} trains 1\.3\dx \(.*of sync, not significantly different from {second} \(1\.3\dx\); ", verdict
-    )
+    assert re.match(rf"{first} trains 1\.3\dx \(.*of sync, not told apart from {second} \(1\.3\dx\); ", verdict)
+    wide = compare(cells, margin=0.2).verdict
+    assert re.match(rf"{first} trains 1\.3\dx \(.*of sync, equal within 20 % to {second} \(1\.3\dx\); ", wide)
+
+
+def test_what_is_equal_within_the_margin_is_said_so_on_the_terminal_page_picture_and_paper(cells: list[Cell]) -> None:
+    """fast learns what sync does; of 1 point these seeds cannot tell."""
+    for margin, equal in ((0.02, True), (0.01, False)):
+        two = compare(cells[:2], margin=margin)
+        chart, learnt = verdict_table(two), two.outcome
+        assert chart is not None and learnt is not None
+        lines = [line for line in printed(two).splitlines() if line.startswith("fast") and "+0.6 points" in line]
+        assert ("points =" in lines[0]) == equal, "the first is of what was learnt"
+        word = f"equal within {100 * margin:g} points" if equal else "not told apart"
+        page = markdown(two, [])
+        assert f"+0.6 points ({word})" in page and word in document(two)
+        assert list(chart[chart.measure.str.contains("accuracy")].value) == ["", "+0.6 =" if equal else "+0.6"]
+        assert ("=: equal within" in caption_of(chart)) == equal == ("+0.6 =" in table_tex(two))
 
 
 def test_a_higher_mean_that_scatters_more_hides_no_speed_up(tmp_path: Path) -> None:

@@ -298,7 +298,7 @@ def test_the_table_for_papers_fits_their_text(comparison: Comparison, written: d
         for value in row[1:]:
             number = r"(\$-\$|\+)?[\d,.]+"
             assert re.fullmatch(
-                rf"{number}|\\textbf\{{{number}\}}|\\scriptsize \[{number}, {number}\]|.*no interval|never", value
+                rf"{number}( =)?|\\textbf\{{{number}\}}|\\scriptsize \[{number}, {number}\]|.*no interval|never", value
             )
     assert (
         r"\textbf" in body

@@ -74,7 +74,7 @@ def names(panel: Axes) -> dict[str, bool]:
 
 
 def test_bold_are_the_cells_of_the_sentence_and_no_ties(comparison: Comparison, tmp_path: Path) -> None:
-    first, tied = comparison.verdict.split(" trains ")[0], re.findall(r"different from (\w+) \(", comparison.verdict)
+    first, tied = comparison.verdict.split(" trains ")[0], re.findall(r"told apart from (\w+) \(", comparison.verdict)
     bold = names(drawn(comparison)[0])
     assert list(bold) == list(STEPS) and len(tied) == 1
     assert {name for name, is_bold in bold.items() if is_bold} == {first, *tied}
@@ -83,7 +83,7 @@ def test_bold_are_the_cells_of_the_sentence_and_no_ties(comparison: Comparison, 
     cells = [make_cell(tmp_path, name, Made(schedule=name, noise=(0.3, 0.1), draw=len(name))) for name in STEPS]
     found = compare(cells)
     speed = drawn(found)[0]
-    assert "does not differ significantly" in found.verdict and not any(names(speed).values())
+    assert "is not told apart" in found.verdict and not any(names(speed).values())
     assert all(mark.get_markerfacecolor() == "white" for mark in lines(speed, "mean").values())
     assert "Bold" not in document(found)
     cells = [make_cell(tmp_path, "first", Made(step_s=0.5)), make_cell(tmp_path, "second", Made(draw=1))]
