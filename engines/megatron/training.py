@@ -41,7 +41,7 @@ with warnings.catch_warnings():  # of what is not installed and not needed
 
 from engines.megatron.names import Held, Place, held_by
 from engines.torch import checkpoint
-from engines.torch.experts import with_replicas
+from engines.torch.experts import Routers, with_replicas
 from engines.torch.first_weights import Outline
 from engines.torch.fsdp import holders_of, init_world, over_ranks, submesh
 from engines.torch.model import float32_head, outline_model
@@ -266,6 +266,7 @@ class MegatronPolicy:
             # Without overrides, or norms' weights would not decay.
             self._optimizer = get_megatron_optimizer(how, [self._wrapped], {}, use_gloo_process_groups=False)
         self._shards = {name: self._shard(parameter) for name, parameter in model.named.items()}
+        self._routers = _routers(model.module, setting.training.recompute_activations)
         self._step, self._unfinished = torch.zeros((), dtype=torch.int64), False
         self._updates = torch.zeros(())  # as AdamW counts: without steps that were skipped
         self._forget()
@@ -286,8 +287,11 @@ class MegatronPolicy:
             return loss, torch.zeros((), dtype=torch.int), None  # tokens, of which the divisor has its own idea
 
         self._unfinished = True
-        model.run(self._wrapped, laid, said, forward_only=False)
+        with self._routers.counted():
+            model.run(self._wrapped, laid, said, forward_only=False)
         sums, self._aggregated.divisor = model.pipeline.from_last((sums, self._aggregated.divisor))
+        for routed in model.pipeline.from_all(self._routers.sums()):
+            sums = add_diagnostics(sums, routed)
         return sums
 
     def rank_tokens(self, batch: TrainBatch) -> list[int]:
@@ -435,6 +439,19 @@ class ByName(Mapping[str, torch.Tensor]):
 
     def __len__(self) -> int:
         return len(self._names)
+
+
+def _routers(module: GPTModel, recompute: bool) -> Routers:
+    """recompute: layers pass once without gradients, which counts, and once more with them."""
+
+    def said(router: Any, inputs: Any, output: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
+        if torch.is_grad_enabled() == recompute:
+            return None
+        with torch.no_grad():
+            return router.gating(inputs[0]), output[1].nonzero()[:, 1]
+
+    layers = {each.layer_number - 1: each.mlp for each in module.decoder.layers}
+    return Routers({number: mlp.router for number, mlp in layers.items() if hasattr(mlp, "router")}, said)
 
 
 def _by_source(held: Mapping[str, Held]) -> Iterator[tuple[tuple[str, ...], list[tuple[str, Held]]]]:

@@ -12,7 +12,7 @@ same experts, while everything else is sharded over all data-parallel ranks.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
@@ -195,18 +195,29 @@ def _exchanged(rows: torch.Tensor, there: list[int], here: list[int], group: dis
     return come
 
 
+Routed = Callable[[Any, Any, Any], tuple[torch.Tensor, torch.Tensor] | None]
+"""A reading of a router, its inputs and its output: logits [.., experts], and the experts that were chosen, int64. None
+for a pass that is made once more."""
+
+
 class Routers:
     """The routers of a model: which experts they choose, and how sure they are, in the passes that are counted. Padding
     counts, as it is computed, too."""
 
-    def __init__(self, model: Any) -> None:
-        self._counting = False
+    def __init__(self, routers: Mapping[int, torch.nn.Module], said: Routed) -> None:
+        """routers: by the number of their layer."""
+        self._counting, self._said = False, said
         self._chosen: dict[str, torch.Tensor] = {}
         self._entropies: list[torch.Tensor] = []
+        for layer, router in routers.items():
+            router.register_forward_hook(partial(self._count, layer))
+
+    @classmethod
+    def of(cls, model: Any) -> Routers | None:
+        """Return those of a model of transformers; None where it has none."""
         layers: list[Any] = blocks_of(model)
-        for layer in layers:
-            if hasattr(layer.mlp, "experts"):
-                layer.mlp.gate.register_forward_hook(partial(self._count, layer.self_attn.layer_idx))
+        routers = {each.self_attn.layer_idx: each.mlp.gate for each in layers if hasattr(each.mlp, "experts")}
+        return cls(routers, lambda router, inputs, output: (output[0], output[2])) if routers else None
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -217,10 +228,10 @@ class Routers:
         finally:
             self._counting = False
 
-    def _count(self, layer: int, router: Any, inputs: Any, output: tuple[torch.Tensor, ...]) -> None:
-        if not self._counting:
+    def _count(self, layer: int, *pass_: Any) -> None:
+        if not self._counting or (said := self._said(*pass_)) is None:
             return
-        logits, _, chosen = output
+        logits, chosen = said
         name = f"{ROUTED}{layer}_"
         counts = torch.bincount(chosen.flatten(), minlength=logits.shape[-1])
         self._chosen[name] = self._chosen[name] + counts if name in self._chosen else counts

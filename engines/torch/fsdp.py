@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from engines.gloo_groups import all_connected, prove
 from engines.torch.checkpoint import TrainingState, load_training, training_state
-from engines.torch.experts import Routers, experts_of, shard_experts, spread_experts
+from engines.torch.experts import Routers, shard_experts, spread_experts
 from engines.torch.first_weights import Outline, local_part
 from engines.torch.lora import base_alone
 from engines.torch.model import blocks_of
@@ -133,7 +133,7 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
         self._pipeline = staged(model, mesh, self._dtype, device)
         ends = self._pipeline.stages > 1 and (self._pipeline.is_first or self._pipeline.is_last)
         self._at_both_ends = shared if ends else None
-        self._routers = Routers(model) if any(experts_of(model)) else None
+        self._routers = Routers.of(model)
         self._scorer = scorer = self._around(model, algorithm, training, group)
         self.mesh, self._mesh = mesh, None if mesh is None else mesh["data"]
         if self._dtype != torch.float32:

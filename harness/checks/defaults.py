@@ -6,19 +6,28 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import product
 from typing import Any
 
-from harness.checks.job import WEIGHTS_ALONE, JobPlan, lengths_of, only_simulated, plan_elsewhere, without_hub
+from harness.checks.job import (
+    WEIGHTS_ALONE,
+    JobPlan,
+    check_engine_devices,
+    lengths_of,
+    only_simulated,
+    plan_elsewhere,
+    without_hub,
+)
 from harness.checks.layout import check_layout, device_roles, training_ranks
 from harness.checks.machine import real_setting
 from harness.checks.plugins import looks_at_whole_batches
-from harness.config import ConfigError, JobConfig
+from harness.config import ConfigError, JobConfig, RooflineConfig
 from harness.config.changes import as_arguments, changed
 from harness.config.machine import Machine
 from harness.config.model_folder import DRAWN, DRAWN_WITH_EXPERTS
 from harness.config.placement import Placement, resolve_split
+from harness.cost_model.job_cost import longest_sample
 from harness.cost_model.memory_plan import GIB, Lengths, MemoryPlan, plan_memory
 from harness.cost_model.transfer import bucket_sizes
 from schedules import Schedule
@@ -120,7 +129,33 @@ def _with_micro_batches(config: JobConfig, schedule: Schedule, given: Collection
 def plan_fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machine: Machine) -> JobPlan:
     """The door that `make bench BACKEND=real` has on another machine, after what nobody gave is chosen for it. Raises
     ConfigError where it does not open."""
-    return plan_elsewhere(fit_to_gpus(without_hub(config), schedule, given, machine).config, schedule, machine)
+    check_engine_devices(config, schedule, check_layout(config, schedule))  # nothing that is chosen changes it
+    return plan_elsewhere(_fitted(config, schedule, given, machine), schedule, machine)
+
+
+def holds_fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machine: Machine) -> bool:
+    """Whether that machine has the memory of the job, were a real run of it made. Raises ConfigError where devices do
+    not divide."""
+    job = _fitted(config, schedule, given, machine)
+    setting = real_setting(job, schedule, machine, lengths_of(job), gpu=True)
+    return plan_memory(job, check_layout(job, schedule), setting).fits
+
+
+def _fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machine: Machine) -> JobConfig:
+    """The job with samples as long as they are simulated, and what nobody gave chosen for a machine that is not this
+    one."""
+    return fit_to_gpus(as_long_as_simulated(without_hub(config), given), schedule, given, machine).config
+
+
+def as_long_as_simulated(config: JobConfig, given: Collection[str]) -> JobConfig:
+    """The job with samples as long as those that are simulated, unless max_tokens or costs are given.
+
+    Raises ConfigError where its task cannot be made.
+    """
+    if "max_tokens" in given or not isinstance(config.cost, RooflineConfig):
+        return config
+    longest = min(longest_sample(config.cost), config.model.max_length)
+    return replace(config, max_tokens=max(1, longest - lengths_of(config).prompt))
 
 
 def _buckets(config: JobConfig, schedule: Schedule, machine: Machine) -> dict[str, Any]:

@@ -129,7 +129,7 @@ def _real(
     gpu = machine.gpus > 0 if config.cluster.kind == "auto" else config.cluster.kind == "gpu"
     if (refused := only_simulated(config)) is not None:
         raise HardwareMissing(refused)
-    _check_engine_devices(config, schedule, placement)
+    check_engine_devices(config, schedule, placement)
     check_devices(config, schedule, placement, machine, gpu)
     _check_compile(config, gpu)
     trial = gpu and config.cluster.oversubscribe
@@ -397,8 +397,8 @@ def lengths_of(config: JobConfig) -> Lengths:
     return Lengths(task.max_prompt_tokens, max_tokens(config, task))
 
 
-def _check_engine_devices(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
-    """A real engine of several devices has them alone, or takes turns on them with the ranks of a colocated
+def check_engine_devices(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
+    """Check that a real engine of several devices has them alone, or takes turns on them with the ranks of a colocated
     schedule."""
     together = config.engine.tensor_parallel
     others = {role for device in placement.devices["rollout"] for role in placement.roles_on(device)} - {"rollout"}

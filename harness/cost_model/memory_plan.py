@@ -17,7 +17,14 @@ from harness.config.readers import described_engine
 from harness.config.transports import TransferMemory, transport_of
 from harness.cost_model.engine_memory import EngineMemory
 from harness.cost_model.host_memory import HostLoad, HostMemory, Hosts, fullest_host, row_bytes
-from harness.cost_model.shape import adapter_parameters, bytes_per_number, head_parameters, linear_layers, weight_bytes
+from harness.cost_model.shape import (
+    adapter_parameters,
+    bytes_per_number,
+    expert_parameters,
+    head_parameters,
+    linear_layers,
+    weight_bytes,
+)
 from harness.cost_model.training_memory import PassShape, RankMemory
 
 GIB = 1 << 30
@@ -248,12 +255,14 @@ def _pool(
 
 
 def _kept_whole(config: JobConfig, rank: RankMemory, phases: tuple[Phase, ...]) -> list[Item]:
-    """Weights and gradients of a rank's layers, of which `training_items` counts a shard: experts as if they were not
-    spread. Weights in float32 are the masters themselves."""
+    """Weights and gradients of a rank's layers and its experts, of which `training_items` counts a shard. Weights in
+    float32 are the masters themselves."""
     ranks = max(1, rank.work.ranks // config.training.pipeline_parallel)
-    number = bytes_per_number(config.model)
-    weights = rank.copy * (ranks - 1 if number == 4 else ranks * number / 4)
-    return [Item("weights, whole", weights, phases), Item("gradients, whole", rank.copy * (ranks - 1), phases)]
+    experts = 4 * expert_parameters(config.model) / rank.shards
+    parts = (rank.copy - experts, ranks), (experts, ranks // config.training.expert_parallel)
+    gradients, number = sum(shard * (ranks - 1) for shard, ranks in parts), bytes_per_number(config.model)
+    weights = gradients if number == 4 else sum(shard * ranks for shard, ranks in parts) * number / 4
+    return [Item("weights, whole", weights, phases), Item("gradients, whole", gradients, phases)]
 
 
 def training_items(

@@ -7,11 +7,11 @@ import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from harness.checks.defaults import plan_fitted
+from harness.checks.defaults import holds_fitted, plan_fitted
 from harness.checks.layout import device_roles
 from harness.config import ConfigError, CostConfig, JobConfig
 from harness.config.compose import make_schedule
-from harness.config.machine import described
+from harness.config.machine import Machine, described
 from harness.config.placement import resolve_split
 from harness.cost_model.job_cost import check_memory, simulated_cost
 from harness.cost_model.lengths import ResponseLengths
@@ -116,9 +116,12 @@ def explore(
     tried = _tried(config, _candidates(replace(config, backend="real"), fixed), seed, effort, door.opens, known)
     if config.backend == "real" or tried.found is not None:
         return replace(tried, refused=len(door.refused), refusal=door.refusal)
-    # what nobody can run yet may still be asked for
-    simulated = _tried(config, _candidates(config, fixed), seed, effort, lambda candidate: True, known)
-    return replace(simulated, only_simulated=door.refusal)
+    # what nobody can run yet may still be asked for: first of all what devices would hold
+    for opens in (door.holds, lambda candidate: True):
+        tried = _tried(config, _candidates(config, fixed), seed, effort, opens, known)
+        if tried.found is not None:
+            break
+    return replace(tried, only_simulated=door.refusal)
 
 
 def _candidates(config: JobConfig, fixed: Collection[str]) -> list[Candidate]:
@@ -211,14 +214,23 @@ class _Door:
         return self._asked[candidate]
 
     def _ask(self, candidate: Candidate) -> bool:
-        job = candidate.apply(self._config, self._roles)
-        given = self._fixed | candidate.settings(self._roles).keys()
         try:
-            plan_fitted(job, self._schedule, given, self._machine)
+            plan_fitted(*self._job(candidate))
         except ConfigError as error:
             self.refusal = str(error)
             return False
         return True
+
+    def holds(self, candidate: Candidate) -> bool:
+        """Whether the devices would hold a real run of this candidate."""
+        try:
+            return holds_fitted(*self._job(candidate))
+        except ConfigError:
+            return False
+
+    def _job(self, candidate: Candidate) -> tuple[JobConfig, Schedule, frozenset[str], Machine]:
+        given = self._fixed | candidate.settings(self._roles).keys()
+        return candidate.apply(self._config, self._roles), self._schedule, given, self._machine
 
 
 def prospects_of(

@@ -7,17 +7,16 @@ from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from harness.checks.defaults import FittedJob, fit_to_gpus, leanest
+from harness.checks.defaults import FittedJob, as_long_as_simulated, fit_to_gpus, leanest
 from harness.checks.job import lengths_of, plan_elsewhere, plan_job, without_hub
 from harness.checks.layout import device_roles
 from harness.checks.machine import changes_that_fit, real_setting
-from harness.config import ConfigError, JobConfig, RooflineConfig
+from harness.config import ConfigError, JobConfig
 from harness.config.changes import changed
 from harness.config.compose import DOCS, compose_job, given_by, make_schedule
 from harness.config.machine import Machine, described, this_machine
 from harness.config.placement import Placement, resolve_split
 from harness.config.registries import SCHEDULES
-from harness.cost_model.job_cost import longest_sample
 from harness.cost_model.memory_plan import GIB, USABLE, Item, Lengths, MemoryPlan, PoolMemory, plan_memory
 
 
@@ -47,10 +46,9 @@ def planned_memory(arguments: Sequence[str]) -> PlannedMemory:
     machine = described_machine(config, given)
     if not {"cluster", "cluster.devices"} & given:
         config = changed(config, {"cluster.devices": machine.gpus})
-    cost = config.cost if machine != this_machine() and "max_tokens" not in given else None
-    if isinstance(cost, RooflineConfig):
-        longest = min(longest_sample(cost), config.model.max_length)
-        config = replace(config, max_tokens=max(1, longest - lengths_of(config).prompt))
+    own = config
+    if machine != this_machine():
+        config = as_long_as_simulated(config, given)
     schedule = make_schedule(config)
     job = fit_to_gpus(config, schedule, given, machine)
     # Of what no run is made for too, by the settings that need least.
@@ -62,7 +60,7 @@ def planned_memory(arguments: Sequence[str]) -> PlannedMemory:
     plan = plan_memory(job.config, placement, setting)
     fixes = () if plan.fits else tuple(changes_that_fit(job.config, schedule, machine, lengths))
     return PlannedMemory(
-        job.config, machine, placement, lengths, plan, job.messages, fixes, isinstance(cost, RooflineConfig)
+        job.config, machine, placement, lengths, plan, job.messages, fixes, config.max_tokens != own.max_tokens
     )
 
 

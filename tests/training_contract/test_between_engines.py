@@ -1,4 +1,4 @@
-"""A state of training goes on in the engine that did not write it."""
+"""A state of training goes on in the engine that did not write it, and engines tell the same of routers."""
 
 from __future__ import annotations
 
@@ -12,13 +12,14 @@ from torch.distributed import HashStore
 from harness.config import TrainingConfig
 from harness.config.registries import find
 from harness.protocols import TrainEngine, TrainingSetting
-from tests.support.fsdp_samples import CPU, assert_close, computed
+from harness.rl.diagnostics import ROUTED
+from tests.support.fsdp_samples import CPU, assert_close, batch_of, computed
 from tests.support.processes import run_in_processes
 from tests.training_contract.under_test import ALGORITHM, MODELS, SAMPLES, save, train_once
 
 
-def policy_of(engine: str, model: str) -> TrainEngine:
-    training = TrainingConfig(engine=engine, layout="packed")
+def policy_of(engine: str, model: str, recompute: bool = False) -> TrainEngine:
+    training = TrainingConfig(engine=engine, layout="packed", recompute_activations=recompute)
     setting = TrainingSetting(MODELS[model], ALGORITHM, training, HashStore(), 0, 1, CPU, 60.0, steps=60)
     return find("training.engine", engine)(setting).policy
 
@@ -52,3 +53,20 @@ def moved(writer: str, reader: str, model: str, folder: Path) -> None:
 def test_a_state_goes_on_in_another_engine(writer: str, reader: str, model: str, tmp_path: Path) -> None:
     pytest.importorskip("megatron.core")
     run_in_processes(moved, [(writer, reader, model, tmp_path / "state")], timeout_s=120)
+
+
+def of_routers() -> None:
+    told = []
+    for engine, recompute in (("torch", False), ("megatron", False), ("megatron", True)):
+        policy = policy_of(engine, "experts", recompute)
+        sums = computed(policy.accumulate(batch_of(range(SAMPLES))))
+        told.append({name: value for name, value in sums.items() if name.startswith((ROUTED, "rout"))})
+        dist.destroy_process_group()
+    assert told[0]["routings"] == MODELS["experts"].layers
+    assert told[1] == told[2] == pytest.approx(told[0])
+
+
+@pytest.mark.megatron
+def test_engines_count_the_same_of_routers() -> None:
+    pytest.importorskip("megatron.core")
+    run_in_processes(of_routers, [()], timeout_s=120)

@@ -15,7 +15,7 @@ from harness.config.placement import resolve_split
 from harness.cost_model.engine_memory import EngineMemory
 from harness.cost_model.host_memory import PINNED
 from harness.cost_model.memory_plan import GIB, EngineShare, Lengths, MemoryPlan, PoolMemory, engine_share, plan_memory
-from harness.cost_model.shape import adapter_parameters, parameters, weight_bytes
+from harness.cost_model.shape import adapter_parameters, expert_parameters, parameters, weight_bytes
 from harness.cost_model.training_memory import PassShape, RankMemory
 from harness.planner.memory import planned_memory
 
@@ -50,6 +50,17 @@ def test_training_state_is_cut_over_ranks_and_caches_have_room_for_every_slot() 
 
     assert engine_memory.PREFILL_TOKENS == kv_slots.PREFILL_TOKENS
     assert all(engine_memory.key_length(n) == kv_slots.key_length(n) for n in (1, 16, 17, 256, 257, 8200))
+
+
+def test_megatron_keeps_whole_what_a_rank_computes_with_and_of_experts_only_its_own() -> None:
+    job = ("model=qwen3-30b-a3b", "schedule.split.rollout=4", "training.engine=megatron")
+    for spread in (1, 4):
+        config, plan = planned(*job, f"training.expert_parallel={spread}")
+        experts = expert_parameters(config.model)
+        held = parameters(config.model) - experts + experts / spread
+        whole = {kind: bytes_of(plan, "actor", f"{kind}, whole") for kind in ("weights", "gradients")}
+        assert whole["weights"] == pytest.approx(2 * held), "in bfloat16, beside masters"
+        assert whole["gradients"] + bytes_of(plan, "actor", "gradients") == pytest.approx(4 * held)
 
 
 @pytest.mark.parametrize("engine", ["torch", "vllm"])

@@ -3,7 +3,7 @@
 import math
 import random
 import shlex
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields, replace
 
 import numpy as np
@@ -181,6 +181,21 @@ def test_what_is_proposed_for_a_real_run_passes_its_door(
         assert bool(choices) == (devices > 1 or find("schedule", name).colocated), name
         for choice in random.Random(name).sample(choices, min(3, len(choices))):
             assert door_of_a_real_run(choice, settings, monkeypatch).backend == "real"
+
+
+@pytest.mark.parametrize(
+    ("schedule", "held"), [("colocate_sync", explore_module._Door.opens), ("tail_rounds", explore_module._Door.holds)]
+)
+def test_samples_at_the_door_are_as_long_as_those_that_are_simulated(
+    schedule: str, held: Callable[[explore_module._Door, Candidate], bool]
+) -> None:
+    """Of a candidate that a simulation takes, too: activations of 8,704 tokens are more than a real rank has."""
+    config = compose_job([f"schedule={schedule}", "model=qwen32b", "cluster.devices=16", "engine=vllm"])
+    kept, again = (Candidate(16, 16, 0, True, 4, 4, 1, recompute, 1) for recompute in (False, True))
+    assert cost_of(config, make_schedule(config), kept, device_roles(config)) is not None
+    door = explore_module._Door(config, ())
+    assert [held(door, one) for one in (kept, again)] == [False, True]
+    assert held(explore_module._Door(replace(config, max_tokens=20), ("max_tokens",)), kept)
 
 
 def test_real_candidates_are_what_users_would_try_on_several_devices(every_trial: None) -> None:
