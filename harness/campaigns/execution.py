@@ -15,13 +15,12 @@ from statistics import mean
 from types import FrameType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 
 from harness.campaigns.cells import ResolvedCell, SkippedCell
 from harness.campaigns.process import RunProcess
 from harness.config.compose import cell_prefix
 from harness.config.machine import Machine
-from harness.driver.progress import print_banner
+from harness.driver.progress import print_banner, steps_bar
 from harness.metrics.done import is_done, read_done
 from harness.metrics.formatting import duration, say
 from harness.metrics.run_files import load_manifest, load_metrics
@@ -127,10 +126,7 @@ class _Execution:
         self.running: list[_Running] = []
         self.failed: list[FailedRun] = []
         self.done = [(cell.label, seed) for cell, seed in runs.all if (cell, seed) not in self.todo]
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-        self.progress = Progress(
-            "runs", *columns, console=console, auto_refresh=False, transient=True, disable=not console.is_terminal
-        )
+        self.progress = steps_bar("runs", console)
         self._bar = self.progress.add_task("", total=len(runs.all), completed=len(self.done))
 
     def step(self) -> None:
@@ -143,7 +139,9 @@ class _Execution:
                 self.running.remove(run)
                 self._record(run, how)
         now = ", ".join(f"{run.cell.label} seed {run.seed}, {run.process.seconds:.0f} s" for run in self.running)
-        self.progress.update(self._bar, completed=self._ended, description=f"{self._left()} left | {now}", refresh=True)
+        self.progress.update(
+            self._bar, completed=self._ended, description=" | ".join(filter(None, (self._left(), now)))
+        )
 
     @property
     def _ended(self) -> int:
@@ -167,12 +165,13 @@ class _Execution:
         line = (
             f"[{self._ended}/{total}] {run.cell.label} seed {run.seed}: {how or 'done'} in {run.process.seconds:.0f} s"
         )
-        more = f"; {self._left()} left" if self._ended < total else ""
+        more = f"; {self._left()}" if self._ended < total else ""
         say(self._console, line + more, "red" if how else "")
 
     def _left(self) -> str:
         running = [(run.cell, run.process.seconds) for run in self.running]
-        return time_text(self._estimate.left([cell for cell, _ in self.todo], running, self._runs.at_once))
+        left = self._estimate.left([cell for cell, _ in self.todo], running, self._runs.at_once)
+        return f"time left {time_text(left)}" if left is None else f"{time_text(left)} left"
 
 
 def _ended(run: _Running, results: Path) -> str | None:
@@ -316,14 +315,15 @@ def print_preview(
         rows.append((cell.label, cell.pools, _listed(done), _listed(due), time_text(estimate.of(cell))))
     console.print(Table("", ("cell", "devices", "seeds done", "seeds to run", "a run takes"), rows))
     for left_out in skipped:
-        say(console, f"{left_out.label} is left out: {left_out.why}", "yellow")
+        console.print(f"{left_out.label} is left out: {left_out.why}", style="yellow", highlight=False, markup=False)
     for line in said:
-        say(console, line, "yellow")
+        console.print(line, style="yellow", highlight=False, markup=False)
     left = estimate.left([cell for cell, _ in pending], [], runs.at_once)
     if gate_due and left is not None:
         left += GATE_S
     what = f"{len(pending)} of {len(runs.all)} runs to do" + (", and the equivalence gate" if gate_due else "")
-    say(console, f"{what}: {time_text(left)}" if pending or gate_due else "all runs are done already", "bold")
+    what = f"{what}: {time_text(left)}" if pending or gate_due else "all runs are done already"
+    console.print(what, style="bold", highlight=False)
 
 
 def print_failures(failed: Iterable[FailedRun], console: Console) -> None:

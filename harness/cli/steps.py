@@ -8,9 +8,9 @@ from contextlib import contextmanager
 from types import TracebackType
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
 from rich.text import Text
 
+from harness.driver.progress import steps_bar
 from harness.metrics.formatting import duration
 
 
@@ -27,8 +27,7 @@ class StepsBar:
 
     def __init__(self, what: str, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
         self._console, self._clock, self._began = console, clock, clock()
-        columns = (BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TextColumn("{task.description}"))
-        self._bar = Progress(what, *columns, console=console, transient=True, disable=not console.is_terminal)
+        self._bar = steps_bar(what, console)
         self._task = self._bar.add_task("time left is said when a first step is done", total=None)
 
     def done(self, steps: int, of: int, last: str) -> None:

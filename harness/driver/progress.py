@@ -12,7 +12,7 @@ from types import TracebackType
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn, TimeRemainingColumn
-from rich.table import Table
+from rich.table import Column, Table
 from rich.text import Text
 
 from harness.checks.job import JobPlan
@@ -34,6 +34,13 @@ def print_banner(plan: JobPlan, console: Console) -> None:
     console.print(_SAYS[plan.backend], style="bold yellow", highlight=False)
     if plan.why:
         console.print(f"Why: {plan.why}", style="yellow", highlight=False, soft_wrap=True, markup=False)
+
+
+def steps_bar(what: str, console: Console) -> Progress:
+    """A bar of steps on a terminal, beside it what a task says, broken between words where it is narrow."""
+    said = TextColumn("{task.description}", table_column=Column(overflow="fold"), markup=False)
+    columns = (BarColumn(10), MofNCompleteColumn(), TimeElapsedColumn(), said)
+    return Progress(what, *columns, console=console, transient=True, disable=not console.is_terminal)
 
 
 @contextmanager

@@ -6,13 +6,16 @@ import math
 import re
 from dataclasses import replace
 from html import unescape
+from io import StringIO
 from itertools import count
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 from rich.console import Console
 
+from harness.cli.console import ValuesConsole
 from harness.comparison import measures
 from harness.comparison.comparison import Comparison, compare
 from harness.comparison.console import print_comparison
@@ -75,6 +78,17 @@ def test_a_fast_schedule_is_called_faster_and_what_learns_worse_worse(compared: 
     assert same is not None and not same.distinguishable
     assert worse is not None and worse.distinguishable and worse.interval.high < 0
     assert measure.cells[0].iqm is not None and measure.cells[0].iqm.bounded
+
+
+def test_a_program_gets_the_figures_of_every_cell_and_seed(compared: Comparison) -> None:
+    console = ValuesConsole(Console(file=StringIO()))
+    print_comparison(compared, console)
+    rows: dict[str, Any] = {str(table["title"]): table["rows"] for table in console.tables}
+    assert console.lines[0] == compared.verdict
+    (speed, *_), (_, fast, _) = compared.measures, rows["Samples per second"]
+    assert fast["cell"] == "fast" and fast["mean"] == pytest.approx(speed.cells[1].value, rel=1e-3)
+    assert [*map(float, fast["by seed"].split())] == pytest.approx([*speed.cells[1].per_seed.values()], rel=1e-2)
+    assert re.fullmatch(r"1\.3\dx \*", fast["against baseline"]) and fast["better"] == 1.0
 
 
 def test_measures_are_those_of_a_runs_summary_without_its_warm_up(compared: Comparison) -> None:

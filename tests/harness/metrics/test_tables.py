@@ -76,6 +76,7 @@ def test_no_other_tables_are_printed() -> None:
     [
         ["bench", "--backend", "virtual", "--cost", "tiny_cpu", "--iterations", "3", "--seeds", "2", "loggers="],
         ["doctor", "--model", "qwen7b", "--device", "h100", "--devices", "8", "--schedule", "fully_async"],
+        ["compare", "--backend", "virtual", "--cost", "tiny_cpu", "--schedules", "fully_async,half_step", "--dry-run"],
     ],
     ids=lambda words: f"{words[0]}-{len(words)}",
 )
