@@ -12,6 +12,7 @@ from rich.console import Console
 from harness.cli.arguments import last_values, own_arguments
 from harness.config import ConfigError
 from harness.metrics.formatting import say
+from harness.metrics.tables import Table
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
@@ -25,20 +26,12 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         _explain(setting, console)
         return 0
     for group in GROUPS:
-        console.print(f"{group}=", style="bold")
-        width = 2 + max(map(len, choices(group)))
-        for name in choices(group):
-            path = EXPERIMENTS / group / f"{name}.yaml"
-            first = path.read_text(encoding="utf-8").splitlines()[0]
-            say(console, f"  {name:<{width}}{first.lstrip('# ')}")
-    console.print("paper= (of `cadence paper`)", style="bold")
-    width = 2 + max(map(len, names()))
-    for name in names():
-        say(console, f"  {name:<{width}}{read_experiment(name).title}")
-    console.print(
-        f"\nSettings of each stand in {EXPERIMENTS.name}/<group>/<name>.yaml; change them by name, such as",
-        soft_wrap=True,
-    )
+        firsts = [(EXPERIMENTS / group / f"{name}.yaml").read_text("utf-8").split("\n")[0] for name in choices(group)]
+        told = [(name, first.lstrip("# ")) for name, first in zip(choices(group), firsts, strict=True)]
+        console.print(Table("", (f"{group}=", "what it is"), told))
+    papers = [(name, read_experiment(name).title) for name in names()]
+    console.print(Table("", ("paper=", "of `cadence paper`"), papers))
+    console.print(f"Settings of each stand in {EXPERIMENTS.name}/<group>/<name>.yaml; change them by name, such as")
     console.print("  cadence bench schedule.max_staleness=1 algorithm.correction=tis", highlight=False)
     return 0
 
@@ -67,10 +60,11 @@ def metrics(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Every metric of an iteration: name, unit, title and, where that leaves something open, formula."""
     from harness.metrics.definitions import DEFINITIONS, FAMILIES, MEANINGS
 
-    say(console, "of an iteration; its window begins where the one before ends; over the samples that it trained")
-    for metric in DEFINITIONS:
-        said = ": ".join([metric.title, *filter(None, [MEANINGS.get(metric.name)])])
-        say(console, f"  {metric.name:<35}{metric.unit or '-':<17}{said}")
-    for names, said in FAMILIES.items():
-        say(console, f"  {names}: {said}")
+    told = [(metric.title, MEANINGS.get(metric.name)) for metric in DEFINITIONS]
+    rows = [
+        (one.name, one.unit or "-", ": ".join(filter(None, said))) for one, said in zip(DEFINITIONS, told, strict=True)
+    ]
+    rows += [(names, "-", said) for names, said in FAMILIES.items()]
+    of = "of an iteration; its window begins where the one before ends; over the samples that it trained"
+    console.print(Table(of, ("metric", "unit", "what it is"), rows))
     return 0

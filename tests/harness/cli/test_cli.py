@@ -269,14 +269,14 @@ def test_a_command_whose_output_is_closed_ends_without_a_word(words: list[str], 
 def test_metrics_and_list_name_all_that_there_is(capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["metrics"]) == 0
     printed = capsys.readouterr().out
-    assert all(f"  {metric.name} " in printed and metric.title in printed for metric in DEFINITIONS)
-    assert "largest over pools" in printed and "idle/<role>: 1 - busy / window" in printed
+    assert all(f"\n{metric.name} " in printed and metric.title in printed for metric in DEFINITIONS)
+    assert "largest over pools" in printed and re.search(r"idle/<role>\s+-\s+1 - busy / window", printed)
     assert cli.main(["list"]) == 0
     out = capsys.readouterr().out
     for path in (path for group in GROUPS for path in (ROOT / "experiments" / group).glob("*.yaml")):
-        assert f"{path.parent.name}=" in out and f"  {path.stem}" in out
+        assert f"{path.parent.name}=" in out and f"\n{path.stem} " in out
     for name in names():
-        assert f"  {name} " in out
+        assert f"\n{name} " in out
     assert cli.main(["list", "--of", "algorithm.correction"]) == 0
     printed = capsys.readouterr().out
     assert "  dual_clip  clip_low=0.2 clip_high=0.2 most=3.0\n" in printed and "arXiv 1912.09729" in printed
