@@ -106,7 +106,7 @@ class BareLoop:
         said = [sample_of(self.task, p.prompt, c.tokens, p.answer) for c, p in zip(completions, problems, strict=True)]
         scored = [(await score_of(self.task, sample)).reward for sample in said]
         self.rewards.append(float(np.mean(scored)))
-        grouped = torch.tensor(scored, dtype=torch.float32).view(-1, self.config.algorithm.group_size)
+        grouped = torch.tensor(scored, dtype=torch.float64).view(-1, self.config.algorithm.group_size)
         return advantages_of(self.config.algorithm)(grouped, None).flatten().numpy()
 
     @contextmanager
