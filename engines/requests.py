@@ -11,10 +11,26 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from harness.protocols import Clock, Completion, FinishReason, Request, Sampling
+from harness.protocols import Clock, Completion, FinishReason, Request, Sampling, routes_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+@dataclass(frozen=True)
+class RouteShape:
+    """How engines tell experts. of_token: those that a token goes to, of all layers; experts: of a layer."""
+
+    of_token: int
+    experts: int
+
+    @classmethod
+    def of(cls, model: PreTrainedModel) -> RouteShape:
+        """The shape of a model that has experts."""
+        from engines.torch.model import model_shape
+
+        shape = model_shape(model)
+        return cls(shape["layers"] * shape["active_experts"], shape["experts"])
 
 
 @dataclass(slots=True, eq=False)
@@ -35,6 +51,7 @@ class RunningSample:
     cached: bool = False
     kept: int = 0  # tokens whose keys and values are in its slot from its last turn
     cut: bool = False  # it is to end as soon as it has a token
+    routes: list[np.ndarray] = field(default_factory=list)  # of its first tokens, [.., layers * k], in their order
 
     @classmethod
     def of(cls, request: Request, sampling: Sampling) -> RunningSample:
@@ -47,6 +64,7 @@ class RunningSample:
             sample.versions += partial.versions.tolist()
             sample.started_at, sample.first_token_at = partial.started_at, partial.first_token_at
             sample.given = len(partial.tokens)
+            sample.routes += [] if partial.routes is None else [partial.routes]
         return sample
 
     def finish_reason(self) -> FinishReason | None:
@@ -62,6 +80,20 @@ class RunningSample:
         """Tokens that the engine may still be asked for."""
         return 1 if self.cut else self.sampling.max_tokens - len(self.log_probs)
 
+    @property
+    def routed(self) -> int:
+        """Tokens whose experts are known."""
+        return sum(map(len, self.routes))
+
+    def add_routes(self, told: np.ndarray, shape: RouteShape) -> None:
+        """Add the experts of tokens that follow those that are known, in their order. RuntimeError where these are more
+        tokens than were followed by another."""
+        found = told.reshape(-1, shape.of_token).astype(routes_dtype(shape.experts))
+        if self.routed + len(found) >= len(self.context):
+            known = f"{self.routed} and {len(found)}"
+            raise RuntimeError(f"sample {self.sample_id}: experts of {known} tokens, and it has {len(self.context)}")
+        self.routes.append(found)
+
     def completion(self, reason: FinishReason, now: float) -> Completion:
         """The sample as `RolloutEngine.finished` returns it. now: its end, in seconds of the engine's clock."""
         return Completion(
@@ -73,6 +105,7 @@ class RunningSample:
             started_at=now if self.started_at is None else self.started_at,
             finished_at=now,
             first_token_at=self.first_token_at,
+            routes=np.concatenate(self.routes) if self.routes else None,
         )
 
 

@@ -64,7 +64,8 @@ class Completion:
 
     mask: bool [L], False where an environment wrote and nothing was sampled; there log_probs are 0, and versions that
     of the token before. None: all was sampled. Engines need not fill in what follows, nor it; failure:
-    why its environment failed, where finish_reason is "failed".
+    why its environment failed, where finish_reason is "failed". routes: [R, layers * k], the experts that the
+    first R tokens of prompt and response went to when what follows each was sampled; from engines that are asked.
     """
 
     sample_id: int
@@ -79,6 +80,7 @@ class Completion:
     environment_reward: float = math.nan
     failure: str = ""
     first_token_at: float = math.nan
+    routes: np.ndarray | None = None
 
     @property
     def length(self) -> int:
@@ -89,6 +91,11 @@ class Completion:
     def sampled(self) -> int:
         """Tokens of these that an engine sampled: not those that an environment wrote."""
         return self.length if self.mask is None else int(self.mask.sum())
+
+
+def routes_dtype(experts: int) -> Literal["uint8", "int16"]:
+    """The dtype of `Completion.routes`, where a layer has so many experts."""
+    return "uint8" if experts <= 256 else "int16"
 
 
 @dataclass(frozen=True, slots=True)
@@ -244,10 +251,13 @@ class ReceivingEngine(Protocol):
 class Scorer(Protocol):
     """A policy that scores tokens and samples none."""
 
-    async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
-        """Log-probability of every response token, at the sampling temperature: float32, lengths of `responses`."""
+    async def log_probs(self, prompts: Ragged, responses: Ragged, routes: Ragged | None = None) -> Ragged:
+        """Log-probability of every response token, at the sampling temperature: float32, lengths of `responses`.
+        routes: as of `TrainBatch`."""
 
-    async def gradient_squares(self, prompts: Ragged, responses: Ragged) -> tuple[Ragged, Ragged]:
+    async def gradient_squares(
+        self, prompts: Ragged, responses: Ragged, routes: Ragged | None = None
+    ) -> tuple[Ragged, Ragged]:
         """Log-probabilities, and from the same pass the square of each one's gradient by the logits over the
         temperature, 1 - 2 p(token) + the sum of p^2 over the vocabulary: float32, lengths of `responses`."""
 
@@ -268,6 +278,8 @@ class TrainBatch:
     proximal_log_probs: by the trainer's weights before the batch's first step, where the loss is to stay near these.
     mask: bool, a value per token: those that the policy sampled, and learns from; None is all of them. lags: int32, a
     value per token: versions from the weights that sampled it to those before the batch's first step; None is 0.
+    routes: of each sample those of its `Completion`, token after token, which experts replace a router's own choice by;
+    None, and beyond these tokens: a router chooses.
     """
 
     prompts: Ragged
@@ -281,6 +293,7 @@ class TrainBatch:
     proximal_log_probs: Ragged | None = None
     mask: Ragged | None = None
     lags: Ragged | None = None
+    routes: Ragged | None = None
 
     @property
     def advantages_of_tokens(self) -> np.ndarray:

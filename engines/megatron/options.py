@@ -31,6 +31,8 @@ def refusal(config: JobConfig) -> str | None:
         wrong, fix = "it has no critics", "set algorithm.advantage=group"
     elif training.lora_rank:
         wrong, fix = f"training.lora_rank={training.lora_rank}", "set it to 0"
+    elif training.routing_replay:
+        wrong, fix = "training.routing_replay=true", "set it to false"
     elif training.compile or training.reference_offload:
         wrong, fix = f"training.{'compile' if training.compile else 'reference_offload'}=true", "set it to false"
     elif training.optimizer_offload != "none":

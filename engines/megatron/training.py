@@ -183,11 +183,13 @@ class MegatronModel:
             for name, part in outline.parts({name: held.part for name, held in self.held.items()}):
                 self.held[name].write(part, self.named.__getitem__)
 
-    async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
+    async def log_probs(self, prompts: Ragged, responses: Ragged, routes: Ragged | None = None) -> Ragged:
         """Log-probabilities of response tokens."""
         return self._scored(prompts, responses, gradient_squares=False)[0]
 
-    async def gradient_squares(self, prompts: Ragged, responses: Ragged) -> tuple[Ragged, Ragged]:
+    async def gradient_squares(
+        self, prompts: Ragged, responses: Ragged, routes: Ragged | None = None
+    ) -> tuple[Ragged, Ragged]:
         """Log-probabilities and their gradients' squares."""
         log_probs, _, squares = self._scored(prompts, responses, gradient_squares=True)
         return log_probs, squares

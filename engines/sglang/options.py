@@ -13,10 +13,13 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Literal
 
+from harness.config import ModelConfig
 from harness.config.fields import ConfigError, Count, Fraction, Positive, Switch
 from harness.config.readers import OnGPU, Read
 from harness.cost_model.memory_plan import EngineShare
 
+GIVES_ROUTES = "on GPUs"
+"""Completions can have the experts of their tokens; on CPUs its buffer for them asks for CUDA."""
 TENSOR_PARALLEL = True
 """An engine may have several devices (`engine.tensor_parallel`)."""
 URL, TOKEN, PYTHON = "CADENCE_SGLANG_URL", "CADENCE_SGLANG_TOKEN", "CADENCE_SGLANG_PYTHON"
@@ -50,6 +53,16 @@ class Options:
 
 
 DEFAULTS = Options()
+
+
+def cannot_serve(model: ModelConfig) -> str | None:
+    """The reason why it cannot serve this model, in words that name a fix; None where it can."""
+    if model.experts and model.tied_embeddings:  # SGLang 0.5.21: its head keeps the weights that it was made with
+        return (
+            f"engine=sglang gives a model with experts a head of its own, and that of model={model.name} is tied to the "
+            "embeddings; use engine=vllm or torch, or model.tied_embeddings=false"
+        )
+    return None
 
 
 def within(options: Options, share: EngineShare) -> Options:

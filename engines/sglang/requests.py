@@ -7,13 +7,14 @@ sample has by then.
 from __future__ import annotations
 
 import asyncio
+from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable
 from typing import Any
 from uuid import uuid4
 
 import numpy as np
 
-from engines.requests import RunningSample
+from engines.requests import RouteShape, RunningSample
 from engines.sglang.client import SGLangClient
 from harness.protocols import Clock, Sampling
 
@@ -23,7 +24,7 @@ _WATCH_S = 0.5
 _ABORT_AGAIN_S = 0.2
 
 
-def body_of(sample: RunningSample, *, seed: int, vocabulary: int) -> dict[str, Any]:
+def body_of(sample: RunningSample, *, seed: int, vocabulary: int, routes: bool = False) -> dict[str, Any]:
     """Body of a /generate request: the rest of the sample, with log-probs of the distribution that it is drawn from."""
     sampling = sample.sampling
     parameters: dict[str, Any] = {
@@ -40,6 +41,8 @@ def body_of(sample: RunningSample, *, seed: int, vocabulary: int) -> dict[str, A
         # says how many these may be.
         parameters |= {"top_p": sampling.top_p, "top_k": vocabulary}
         body["return_sampling_mask"] = True
+    if routes:
+        body |= {"return_routed_experts": True, "routed_experts_start_len": sample.routed}
     return body
 
 
@@ -62,6 +65,8 @@ class Reply:
         self.tokens: list[int] = []
         self.log_probs: list[float] = []
         self.finish: dict[str, Any] | None = None
+        self.routes = ""
+        """int32 [tokens, layers, k] in base64, where experts were asked for; not of an aborted request."""
         self._spans: list[dict[str, Any]] = []
 
     def add(self, message: dict[str, Any]) -> None:
@@ -70,6 +75,7 @@ class Reply:
         meta = message["meta_info"]
         self.finish = meta["finish_reason"]
         self._spans = meta.get("weight_versions") or self._spans
+        self.routes = meta.get("routed_experts") or self.routes
         new = meta["completion_tokens"] - len(self.tokens)
         if new > 0:
             log_probs = self._log_probs(meta)[-new:]
@@ -108,7 +114,7 @@ class SampleRequests:
     prepare: awaited before each request; gives the version that the server has. ended: called with a sample when its
     request is over and the sample has its tokens. changed: called when there is a `failure`. require_alive: raises
     RuntimeError if the server is gone. The server may be silent about running samples for the client's timeout_s,
-    longer only where `still`. clock: of the run. Fourteen attributes: seven are these.
+    longer only where `still`. clock: of the run; routes: where it tells experts. Fifteen attributes: eight are these.
     """
 
     def __init__(
@@ -121,7 +127,9 @@ class SampleRequests:
         require_alive: Callable[[], None],
         still: Callable[[], bool],
         clock: Clock,
+        routes: RouteShape | None = None,
     ) -> None:
+        self._routes = routes
         self._client, self._prepare, self._ended, self._changed = client, prepare, ended, changed
         self._require_alive, self._still, self._clock = require_alive, still, clock
         self._tasks: dict[int, asyncio.Task[None]] = {}
@@ -203,6 +211,8 @@ class SampleRequests:
             sample.context += reply.tokens
             sample.log_probs += reply.log_probs
             sample.versions += reply.versions(version)
+            if self._routes is not None and reply.routes:
+                sample.add_routes(np.frombuffer(b64decode(reply.routes), np.int32), self._routes)
         finally:
             del self._tasks[sample.sample_id], self._names[sample.sample_id]
         if self.failure is None:

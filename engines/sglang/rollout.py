@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engines.device_memory import pass_to_engine
-from engines.requests import RunningSample, SlotEngine
+from engines.requests import RouteShape, RunningSample, SlotEngine
 from engines.sglang.client import ServerControl, SGLangClient
 from engines.sglang.options import DEFAULTS, Options
 from engines.sglang.requests import SampleRequests, body_of
@@ -52,9 +52,12 @@ class SGLangRollout(SlotEngine):
         name: str = "0",
         options: Options = DEFAULTS,
         tensor_parallel: int = 1,
+        routes: bool = False,
     ) -> None:
+        """routes: whether completions are to have them."""
         super().__init__(model, name=name, slots=slots, sampling=sampling, clock=clock)
         self._owner, self._seed = f"engine {name}", seed
+        self._routes = RouteShape.of(model) if routes else None
         self._server = open_server(
             model,
             slots=slots,
@@ -63,6 +66,7 @@ class SGLangRollout(SlotEngine):
             owner=self._owner,
             options=options,
             tensor_parallel=tensor_parallel,
+            routes=routes,
         )
         client = SGLangClient(self._server.url, self._server.token, owner=self._owner, timeout_s=options.timeout_s)
         try:
@@ -90,6 +94,7 @@ class SGLangRollout(SlotEngine):
             require_alive=self._server.require_alive,
             still=lambda: self._control.paused,
             clock=clock,
+            routes=self._routes,
         )
         self._held = False  # running samples stay as they are: what ended all the same is returned when they go on
         self._loading = False
@@ -223,7 +228,9 @@ class SGLangRollout(SlotEngine):
             self._start_request(sample)
 
     def _start_request(self, sample: RunningSample) -> None:
-        self._requests.start(sample, body_of(sample, seed=self._seed, vocabulary=self._vocabulary))
+        routes = self._routes is not None
+        body = body_of(sample, seed=self._seed, vocabulary=self._vocabulary, routes=routes)
+        self._requests.start(sample, body)
 
     async def _prepare(self) -> int:
         """Make the server ready for a request. One that was not started here has the weights that it was started

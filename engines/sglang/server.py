@@ -55,6 +55,7 @@ def open_server(
     owner: str,
     options: Options,
     tensor_parallel: int = 1,
+    routes: bool = False,
 ) -> LocalServer | RemoteServer:
     """The server of engine `name`: the one that the environment names, else one that is started.
 
@@ -63,7 +64,13 @@ def open_server(
     urls = servers()
     if not urls:
         return LocalServer(
-            model, slots=slots, device=device, owner=owner, options=options, tensor_parallel=tensor_parallel
+            model,
+            slots=slots,
+            device=device,
+            owner=owner,
+            options=options,
+            tensor_parallel=tensor_parallel,
+            routes=routes,
         )
     if not name.isdecimal() or int(name) >= len(urls):
         raise ValueError(f"{URL}={','.join(urls)}: {len(urls)} servers, none for {owner}; name one for each engine")
@@ -109,6 +116,7 @@ class LocalServer:
         owner: str,
         options: Options,
         tensor_parallel: int = 1,
+        routes: bool = False,
     ) -> None:
         """Returns at once; the server needs half a minute.
 
@@ -131,7 +139,7 @@ class LocalServer:
                     str(interpreter()),
                     "-P",
                     str(_LAUNCHER),
-                    *_flags(model, folder / "model", slots, device, port, options, tensor_parallel),
+                    *_flags(model, folder / "model", slots, device, port, options, tensor_parallel, routes),
                 ],
                 stdin=subprocess.PIPE,  # held open for as long as the server may live: see launcher.py
                 stdout=log,
@@ -183,6 +191,7 @@ def _flags(
     port: int,
     options: Options,
     tensor_parallel: int,
+    routes: bool,
 ) -> list[str]:
     """Command-line flags of the server; what the options leave open is chosen here for a CPU, and by SGLang for a
     GPU."""
@@ -221,6 +230,7 @@ def _flags(
         "--skip-tokenizer-init": True,
         "--skip-server-warmup": True,
         "--enable-deterministic-inference": deterministic,
+        "--enable-return-routed-experts": routes,
         "--enable-fp32-lm-head": float32_head(model),
         "--disable-overlap-schedule": not overlap,
         "--enable-memory-saver": options.memory_saver and not cpu,

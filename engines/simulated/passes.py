@@ -47,11 +47,13 @@ class SimulatedLogProb(_Passes):
     load_s: float = field(default=0.0, kw_only=True)
     version: int = field(default=0, init=False)
 
-    async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
+    async def log_probs(self, prompts: Ragged, responses: Ragged, routes: Ragged | None = None) -> Ragged:
         """Zeros, a value per run."""
         return await self._scored(prompts, responses)
 
-    async def gradient_squares(self, prompts: Ragged, responses: Ragged) -> tuple[Ragged, Ragged]:
+    async def gradient_squares(
+        self, prompts: Ragged, responses: Ragged, routes: Ragged | None = None
+    ) -> tuple[Ragged, Ragged]:
         """The same twice, for the time of one pass: log-probs need all probabilities anyway."""
         zeros = await self.log_probs(prompts, responses)
         return zeros, zeros

@@ -27,7 +27,8 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from engines.gloo_groups import all_connected, prove
 from engines.torch.first_weights import local_part
-from engines.torch.model import blocks_of
+from engines.torch.model import blocks_of, model_shape
+from engines.torch.packing import ROUTES
 from harness.rl.diagnostics import ROUTED
 
 _NAME = "cadence_spread"
@@ -201,23 +202,36 @@ for a pass that is made once more."""
 
 
 class Routers:
-    """The routers of a model: which experts they choose, and how sure they are, in the passes that are counted. Padding
-    counts, as it is computed, too."""
+    """The routers of a model: which experts they choose, and how sure they are, in the passes that are counted, with
+    all padding.
 
-    def __init__(self, routers: Mapping[int, torch.nn.Module], said: Routed) -> None:
-        """routers: by the number of their layer."""
-        self._counting, self._said = False, said
-        self._chosen: dict[str, torch.Tensor] = {}
-        self._entropies: list[torch.Tensor] = []
+    Where layers are called with `ROUTES`, int16 [N, layers, k], tokens go to these experts, weighed by the router's own
+    probabilities; where it has -1 the router chooses (rollout routing replay, arXiv 2510.11370, section 3).
+    """
+
+    def __init__(
+        self, routers: Mapping[int, torch.nn.Module], said: Routed, experts: tuple[int, int] | None = None
+    ) -> None:
+        """routers: by the number of their layer; experts: layers and experts of a token, of those that take `ROUTES`."""
+        self._counting, self._said, self.experts = False, said, experts
+        self._sums: dict[str, torch.Tensor] = {}
         for layer, router in routers.items():
+            if experts is not None:
+                router.routes = None  # type: ignore[assignment]
+                router.register_forward_hook(self._replay)
             router.register_forward_hook(partial(self._count, layer))
 
     @classmethod
     def of(cls, model: Any) -> Routers | None:
         """Return those of a model of transformers; None where it has none."""
-        layers: list[Any] = blocks_of(model)
-        routers = {each.self_attn.layer_idx: each.mlp.gate for each in layers if hasattr(each.mlp, "experts")}
-        return cls(routers, lambda router, inputs, output: (output[0], output[2])) if routers else None
+        layers: list[Any] = [each for each in blocks_of(model) if hasattr(each.mlp, "experts")]  # type: ignore[arg-type]
+        if not layers:
+            return None
+        for layer in layers:
+            layer.register_forward_pre_hook(partial(_hand_on, layer.self_attn.layer_idx), with_kwargs=True)
+        routers, shape = {each.self_attn.layer_idx: each.mlp.gate for each in layers}, model_shape(model)
+        experts = shape["layers"], shape["active_experts"]
+        return cls(routers, lambda router, inputs, output: (output[0], output[2]), experts)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -228,22 +242,50 @@ class Routers:
         finally:
             self._counting = False
 
+    def _replay(self, router: Any, inputs: Any, output: tuple[torch.Tensor, ...]) -> tuple[torch.Tensor, ...]:
+        routes, router.routes = router.routes, None
+        if routes is None:
+            return output
+        logits, _, own = output
+        given = routes.long()
+        chosen = torch.where(given < 0, own, given)
+        weights = logits.softmax(-1, dtype=torch.float32).gather(-1, chosen)
+        if router.norm_topk_prob:
+            weights = weights / weights.sum(-1, keepdim=True)
+        if self._counting:
+            others = (given[:, :, None] != own[:, None, :]).all(-1) & (given >= 0)
+            self._add(replayed=(given >= 0).sum(), rerouted=others.sum())
+        return logits, weights.to(logits.dtype), chosen
+
     def _count(self, layer: int, *pass_: Any) -> None:
         if not self._counting or (said := self._said(*pass_)) is None:
             return
         logits, chosen = said
-        name = f"{ROUTED}{layer}_"
-        counts = torch.bincount(chosen.flatten(), minlength=logits.shape[-1])
-        self._chosen[name] = self._chosen[name] + counts if name in self._chosen else counts
         likely = logits.detach().float().log_softmax(-1)
-        self._entropies.append(-(likely.exp() * likely).sum(-1).mean())
+        entropy = -(likely.exp() * likely).sum(-1).mean()
+        counts = torch.bincount(chosen.flatten(), minlength=logits.shape[-1])
+        self._add(routings=torch.ones_like(entropy), router_entropy=entropy, **{f"{ROUTED}{layer}": counts})
+
+    def _add(self, **sums: torch.Tensor) -> None:
+        self._sums |= {name: self._sums[name] + value if name in self._sums else value for name, value in sums.items()}
 
     def sums(self) -> dict[str, float]:
         """The counts since it was last asked: tokens of each expert of a layer, passes through routers, and the mean
-        entropies of these, in nats."""
-        if not self._chosen:
-            return {}
-        told = {f"{name}{i}": float(n) for name, each in self._chosen.items() for i, n in enumerate(each.tolist())}
-        told |= {"routings": len(self._entropies), "router_entropy": float(torch.stack(self._entropies).sum())}
-        self._chosen, self._entropies = {}, []
+        entropies of these, in nats; choices that were given, and those of them that the router would not make."""
+        told: dict[str, float] = {}
+        for name, value in self._sums.items():
+            if value.ndim:
+                told |= {f"{name}_{expert}": float(tokens) for expert, tokens in enumerate(value.tolist())}
+            else:
+                told[name] = float(value)
+        self._sums = {}
         return told
+
+
+def _hand_on(
+    number: int, layer: Any, inputs: tuple[Any, ...], given: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Give the router of this layer, the only one that reads them, its own part of the routes."""
+    if (routes := given.pop(ROUTES, None)) is not None:
+        layer.mlp.gate.routes = routes[:, number]
+    return inputs, given

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from engines.gloo_groups import all_connected, prove
 from engines.torch.checkpoint import TrainingState, load_training, training_state
-from engines.torch.experts import Routers, shard_experts, spread_experts
+from engines.torch.experts import shard_experts, spread_experts
 from engines.torch.first_weights import Outline, local_part
 from engines.torch.lora import base_alone
 from engines.torch.model import blocks_of
@@ -133,7 +133,6 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
         self._pipeline = staged(model, mesh, self._dtype, device)
         ends = self._pipeline.stages > 1 and (self._pipeline.is_first or self._pipeline.is_last)
         self._at_both_ends = shared if ends else None
-        self._routers = Routers.of(model)
         self._scorer = scorer = self._around(model, algorithm, training, group)
         self.mesh, self._mesh = mesh, None if mesh is None else mesh["data"]
         if self._dtype != torch.float32:
@@ -168,11 +167,12 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
         each pass gathers shards, and so is a collective.
         """
         sums, parts = dict[str, float](), list(self._parts(batch))
-        laid = [self._scorer.lay_out(part.prompts, part.responses) for part in parts]
+        laid = [self._scorer.lay_out(part.prompts, part.responses, getattr(part, "routes", None)) for part in parts]
+        routers = self._scorer.routers
 
         def forward(number: int, received: torch.Tensor | None) -> torch.Tensor:
             nonlocal sums
-            with self._routers.counted() if self._routers else nullcontext():
+            with routers.counted() if routers else nullcontext():
                 found = self._scorer(laid[number], received)
             if not self._pipeline.is_last:
                 return found
@@ -183,7 +183,7 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
         self._unfinished = True
         self._pipeline.train([each.shape for each in laid], forward)
         sums, self._aggregated.divisor = self._pipeline.from_last((sums, self._aggregated.divisor))
-        for routed in self._pipeline.from_all(self._routers.sums()) if self._routers else ():
+        for routed in self._pipeline.from_all(routers.sums()) if routers else ():
             sums = add_diagnostics(sums, routed)
         return sums
 
@@ -326,16 +326,17 @@ class ShardedScorer(TorchScorer):
         super().__init__(scorer, training)
         self._most, self._pipeline = most, pipeline
 
-    def _scored(self, at_tokens: AtTokens, prompts: Ragged, responses: Ragged) -> list[Ragged]:
-        return scored(self._scorer, at_tokens, prompts, responses, self._training, self._most, self._pipeline)
+    def _scored(self, at_tokens: AtTokens, prompts: Ragged, responses: Ragged, routes: Ragged | None) -> list[Ragged]:
+        how = (self._training, self._most, self._pipeline, routes)
+        return scored(self._scorer, at_tokens, prompts, responses, *how)
 
 
 class BaseScorer(ShardedScorer):
     """Scorer by the frozen parameters alone, which adapters stand beside."""
 
-    def _scored(self, at_tokens: AtTokens, prompts: Ragged, responses: Ragged) -> list[Ragged]:
+    def _scored(self, at_tokens: AtTokens, prompts: Ragged, responses: Ragged, routes: Ragged | None) -> list[Ragged]:
         with base_alone(self._scorer):
-            return super()._scored(at_tokens, prompts, responses)
+            return super()._scored(at_tokens, prompts, responses, routes)
 
 
 def scored(
@@ -346,13 +347,15 @@ def scored(
     training: TrainingConfig,
     most: Callable[[int], int],
     pipeline: Pipeline,
+    routes: Ragged | None = None,
 ) -> list[Ragged]:
     """Results of `at_tokens` for each response token, without gradients, by parameters that may be sharded: then each
     pass is a collective of all that hold shards, and every rank makes as many as that which needs most. most: the
-    largest of the numbers that all these ranks call it with; pipeline: the scorer's place in it."""
+    largest of the numbers that all these ranks call it with; pipeline: the scorer's place in it; routes: as of
+    `TrainBatch`."""
     parts = passes_over(prompts, responses, training, most)
     with torch.no_grad():  # inference tensors could not be resharded
-        found = score_parts(scorer, at_tokens, prompts, responses, parts, pipeline)
+        found = score_parts(scorer, at_tokens, prompts, responses, parts, pipeline, routes)
     if isinstance(scorer, FSDPModule):
         _forget_forward(scorer)
     return found

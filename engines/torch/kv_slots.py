@@ -25,11 +25,14 @@ from functools import partial
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 
-from engines.torch.model import float32_head, model_shape
+from engines.requests import RouteShape
+from engines.torch.model import blocks_of, float32_head, model_shape
 from engines.torch.packing import refuse_changed_scores, window_mask
+from harness.protocols import routes_dtype
 from harness.rl.log_probs import logits_in_float32
 
 if TYPE_CHECKING:
@@ -119,8 +122,9 @@ class SlotModel:
     for `slots` sequences of `max_length` tokens. Of its fifteen attributes nine are the sizes of model and cache.
     """
 
-    def __init__(self, model: PreTrainedModel, slots: int) -> None:
-        """Take the model over: one whose blocks are not `BLOCKS` attends to slots only from now on."""
+    def __init__(self, model: PreTrainedModel, slots: int, *, routes: bool = False) -> None:
+        """Take the model over: one whose blocks are not `BLOCKS` attends to slots only from now on. routes: whether to
+        note the experts of each token that is read, of a model that has any."""
         config = model.config
         self.model, self.slots = model, slots
         self.max_length: int = config.max_position_embeddings
@@ -136,6 +140,7 @@ class SlotModel:
             _use_slot_attention(model)
         if shape["experts"] and self.head.weight.device.type == "cpu":
             use_padded_experts(model, ROWS)
+        self._routes = Routes(model, slots, self.capacity) if routes else None
         self.allocate()
 
     @torch.inference_mode()
@@ -184,6 +189,10 @@ class SlotModel:
         """Exchange the keys and values of two slots."""
         for tensor in self.keys + self.values:
             tensor[[one, other]] = tensor[[other, one]]
+
+    def routes_between(self, slot: int, start: int, end: int) -> np.ndarray | None:
+        """The experts of these tokens of a slot, [end - start, layers * k]; None where none are noted."""
+        return None if self._routes is None else self._routes.of[slot, start:end].copy()
 
     def can_extend(self, start: int, end: int) -> bool:
         """Whether `extend` from `start` to `end` tokens gives the bits of a prefill, and has room for its padding."""
@@ -315,6 +324,8 @@ class SlotModel:
             return self._blocks(tokens, positions, cached)
         decoder = self.model.base_model
         output = decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False, slot_attention=cached)
+        if self._routes is not None:
+            self._routes.note(where)
         return output.last_hidden_state[0]
 
     def _blocks(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:
@@ -337,6 +348,24 @@ class SlotModel:
 
     def _tensor(self, numbers: Sequence[int]) -> torch.Tensor:
         return torch.tensor(numbers, dtype=torch.int64, device=self.positions.device)
+
+
+class Routes:
+    """The experts of the tokens in each slot. of: [slots, length, layers * k], as `harness.protocols.Completion` has
+    them."""
+
+    def __init__(self, model: Any, slots: int, length: int) -> None:
+        shape = RouteShape.of(model)
+        self.of = np.zeros((slots, length, shape.of_token), routes_dtype(shape.experts))
+        self._chosen: list[torch.Tensor] = []  # in each layer of the pass
+        for layer in blocks_of(model):
+            layer.mlp.gate.register_forward_hook(lambda router, inputs, output: self._chosen.append(output[2]))  # type: ignore[union-attr]
+
+    def note(self, where: torch.Tensor) -> None:
+        """Keep those of the last pass, whose first tokens have these places among those of all slots."""
+        places, chosen = where.cpu().numpy(), torch.stack(self._chosen, 1).flatten(1).cpu().numpy()
+        self.of.reshape(-1, self.of.shape[2])[places] = chosen[: len(places)]
+        self._chosen = []
 
 
 def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tensor:

@@ -1,9 +1,12 @@
-"""Refusals of what this engine cannot train. Loads no torch."""
+"""What this engine can give, and refusals of what it cannot train. Loads no torch."""
 
 from __future__ import annotations
 
 from harness.config import JobConfig
 from harness.config.model_folder import DRAWN, DRAWN_WITH_EXPERTS
+
+GIVES_ROUTES = True
+"""Completions can have the experts of their tokens."""
 
 
 def refusal(config: JobConfig) -> str | None:

@@ -14,8 +14,8 @@ values that queries share are not repeated, but in float32 on a GPU.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
 from functools import cache
 from importlib import import_module
 from importlib.util import find_spec
@@ -33,6 +33,8 @@ if TYPE_CHECKING:
 
 
 NAME = "cadence_packed"
+ROUTES = "routes"
+"""The argument by which layers get the experts of each token (engines/torch/experts.py)."""
 
 
 CAUSAL = (-1, 0)
@@ -41,13 +43,15 @@ CAUSAL = (-1, 0)
 
 @dataclass(frozen=True)
 class PaddedBatch:
-    """tokens: int64 [k, T]; responses: bool [k, T], true at response tokens. Both on one device.
+    """tokens: int64 [k, T]; responses: bool [k, T], true at response tokens; routes: int16 [k * (T - 1), layers,
+    experts of a token], -1 where a router chooses. All on one device.
 
     `engines.torch.scoring.LaidOut`: every token but the first of a row is scored, the padding too.
     """
 
     tokens: torch.Tensor
     responses: torch.Tensor
+    routes: torch.Tensor | None = None
 
     @property
     def inputs(self) -> torch.Tensor:
@@ -64,7 +68,7 @@ class PaddedBatch:
 
     def through(self, decoder: PreTrainedModel, received: torch.Tensor | None = None) -> torch.Tensor:
         given = {"input_ids": self.inputs} if received is None else {"inputs_embeds": received}
-        hidden: torch.Tensor = decoder(**given, use_cache=False).last_hidden_state
+        hidden: torch.Tensor = decoder(**given, **_going_by(self.routes), use_cache=False).last_hidden_state
         return hidden
 
     def at_targets(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -72,6 +76,12 @@ class PaddedBatch:
 
     def at_responses(self, values: torch.Tensor) -> torch.Tensor:
         return values[self.responses[:, 1:].flatten()]
+
+    def with_routes(self, routes: Ragged, experts: tuple[int, int]) -> PaddedBatch:
+        samples, tokens = self.shape
+        return replace(
+            self, routes=_placed(routes, experts, range(0, samples * tokens + 1, tokens), self.tokens.device)
+        )
 
 
 def pad_batch(prompts: Ragged, responses: Ragged, device: torch.device) -> PaddedBatch:
@@ -97,7 +107,8 @@ class Boundaries:
 @dataclass(frozen=True)
 class PackedBatch:
     """tokens, positions: int64 [T]; predicting: int64 [R], where in the row each response token is predicted;
-    targets: int64 [R]. The last token of a response predicts nothing and is left out of the row.
+    targets: int64 [R]; routes: int16 [T, layers, experts of a token], -1 where a router chooses. The last token of a
+    response predicts nothing and is left out of the row.
 
     `engines.torch.scoring.LaidOut`: only response tokens are scored.
     """
@@ -107,6 +118,7 @@ class PackedBatch:
     predicting: torch.Tensor
     targets: torch.Tensor
     boundaries: Boundaries
+    routes: torch.Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -115,7 +127,7 @@ class PackedBatch:
     def through(self, decoder: PreTrainedModel, received: torch.Tensor | None = None) -> torch.Tensor:
         """Hidden states of a decoder that `use_packed_attention` has prepared."""
         given = {"input_ids": self.tokens[None]} if received is None else {"inputs_embeds": received}
-        place = {"position_ids": self.positions[None], "boundaries": self.boundaries}
+        place = {"position_ids": self.positions[None], "boundaries": self.boundaries, **_going_by(self.routes)}
         hidden: torch.Tensor = decoder(**given, **place, use_cache=False).last_hidden_state
         return hidden
 
@@ -124,6 +136,27 @@ class PackedBatch:
 
     def at_responses(self, values: torch.Tensor) -> torch.Tensor:
         return values
+
+    def with_routes(self, routes: Ragged, experts: tuple[int, int]) -> PackedBatch:
+        starts = np.cumsum([0, *self.boundaries.lengths]).tolist()
+        return replace(self, routes=_placed(routes, experts, starts, self.tokens.device))
+
+
+def _placed(routes: Ragged, experts: tuple[int, int], starts: Sequence[int], device: torch.device) -> torch.Tensor:
+    """The experts of each token of a layout, int16 [N, layers, k], -1 where none are given. routes: as of `TrainBatch`;
+    experts: layers and k; starts: where each sample begins, and N. ValueError where a sample has fewer tokens."""
+    placed = torch.full((starts[-1], *experts), -1, dtype=torch.int16)
+    for number, row in enumerate(routes.rows()):
+        start, end = starts[number], starts[number + 1]
+        of_tokens = torch.from_numpy(row.astype(np.int16)).view(-1, *experts)
+        if len(of_tokens) > end - start:
+            raise ValueError(f"there are experts of {len(of_tokens)} tokens, and {end - start} of its sample have any")
+        placed[start : start + len(of_tokens)] = of_tokens
+    return placed.to(device)
+
+
+def _going_by(routes: torch.Tensor | None) -> dict[str, torch.Tensor]:
+    return {} if routes is None else {ROUTES: routes}
 
 
 def pack_batch(prompts: Ragged, responses: Ragged, device: torch.device) -> PackedBatch:

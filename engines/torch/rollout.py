@@ -120,14 +120,16 @@ class TorchRollout(SlotEngine):
         clock: Clock,
         device: torch.device | str = "cpu",
         name: str = "0",
+        routes: bool = False,
     ) -> None:
+        """routes: whether completions are to have them."""
         super().__init__(model, name=name, slots=slots, sampling=sampling, clock=clock)
         self.sampled = 0
         self._seed = seed
         self._device = torch.device(device)
         self._model = model.to(self._device).eval()
         self._weights = ModelWeights(model, f"engine {name}")
-        self._cache = SlotModel(model, slots)
+        self._cache = SlotModel(model, slots, routes=routes)
         self._parking = Parking(self._cache)
         self._turns = False  # whether samples come back for another turn
 
@@ -174,6 +176,7 @@ class TorchRollout(SlotEngine):
             raise FloatingPointError(
                 f"engine {self.name}: log-probabilities under version {self.version} are not finite"
             )
+        self._note_routes()
         for sample, token, log_prob in zip(self._running, tokens.tolist(), log_probs.tolist(), strict=True):
             sample.context.append(token)
             sample.log_probs.append(log_prob)
@@ -264,6 +267,12 @@ class TorchRollout(SlotEngine):
             sample.cached, sample.kept = True, 0
         self._cache.prefill(whole)
         self._cache.extend(rest)
+
+    def _note_routes(self) -> None:
+        """Keep the experts of tokens that were read for the first time: as they are when the next one is sampled."""
+        for row, sample in enumerate(self._running):
+            if (found := self._cache.routes_between(row, sample.routed, len(sample.context))) is not None:
+                sample.routes.append(found)
 
     def _retire(self) -> None:
         """Take finished samples out of their slots; the last running one moves into the gap: rows stay dense."""

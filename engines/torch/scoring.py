@@ -5,7 +5,7 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, NamedTuple, Protocol
+from typing import TYPE_CHECKING, NamedTuple, Protocol, Self
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 from engines.loading import ModelWeights
 from engines.torch.compiled import compile_blocks
+from engines.torch.experts import Routers
 from engines.torch.first_weights import local_part
 from engines.torch.model import float32_head
 from engines.torch.packing import pack_batch, pad_batch, use_packed_attention
@@ -46,6 +47,10 @@ class LaidOut(Protocol):
 
     def at_responses(self, values: torch.Tensor) -> torch.Tensor:
         """Values of response tokens, sample after sample, [R], of a value per target [N]."""
+
+    def with_routes(self, routes: Ragged, experts: tuple[int, int]) -> Self:
+        """The same, going through the experts that are given. routes: as of `TrainBatch`; experts: layers, and experts
+        of a token in each."""
 
 
 LAYOUTS: dict[Layout, Callable[[Ragged, Ragged, torch.device], LaidOut]] = {"padded": pad_batch, "packed": pack_batch}
@@ -89,10 +94,15 @@ class ScoringModel(torch.nn.Module, ABC):
         if training.compile:
             compile_blocks(model)
         self.model, self._lay_out = model, LAYOUTS[training.layout]
+        self.routers = Routers.of(model)
 
-    def lay_out(self, prompts: Ragged, responses: Ragged) -> LaidOut:
-        """prompts and responses: int64, of k rows each."""
-        return self._lay_out(prompts, responses, next(self.model.buffers()).device)
+    def lay_out(self, prompts: Ragged, responses: Ragged, routes: Ragged | None = None) -> LaidOut:
+        """prompts and responses: int64, of k rows each; routes: as of `TrainBatch`."""
+        laid = self._lay_out(prompts, responses, next(self.model.buffers()).device)
+        if routes is None:
+            return laid
+        assert self.routers is not None and self.routers.experts is not None, "experts were chosen of a model without"
+        return laid.with_routes(routes, self.routers.experts)
 
     @abstractmethod
     def at_tokens(self, laid: LaidOut, received: torch.Tensor | None = None) -> torch.Tensor | tuple[torch.Tensor, ...]:
@@ -172,10 +182,12 @@ def score_parts(
     responses: Ragged,
     parts: Sequence[Part],
     pipeline: Pipeline = ONE_STAGE,
+    routes: Ragged | None = None,
 ) -> list[Ragged]:
     """Columns of float32 values, one for every response token, on every stage. at_tokens: of `scorer`; parts: the
-    samples of each forward pass, every one once."""
-    laid = [scorer.lay_out(prompts.take(part), responses.take(part)) for part in parts]
+    samples of each forward pass, every one once; routes: as of `TrainBatch`."""
+    given = [column for column in (prompts, responses, routes) if column is not None]
+    laid = [scorer.lay_out(*(column.take(part) for column in given)) for part in parts]
     found = list[tuple[torch.Tensor, ...]]()
 
     def forward(number: int, received: torch.Tensor | None) -> torch.Tensor | None:
@@ -206,18 +218,20 @@ class TorchScorer(ABC):
     def __init__(self, scorer: TokenScorer, training: TrainingConfig) -> None:
         self._scorer, self._training = scorer, training
 
-    async def log_probs(self, prompts: Ragged, responses: Ragged) -> Ragged:
+    async def log_probs(self, prompts: Ragged, responses: Ragged, routes: Ragged | None = None) -> Ragged:
         """Log-probabilities of response tokens. Raises RuntimeError where the weights are incomplete."""
-        (log_probs,) = self._scored(self._scorer.at_tokens, prompts, responses)
+        (log_probs,) = self._scored(self._scorer.at_tokens, prompts, responses, routes)
         return log_probs
 
-    async def gradient_squares(self, prompts: Ragged, responses: Ragged) -> tuple[Ragged, Ragged]:
+    async def gradient_squares(
+        self, prompts: Ragged, responses: Ragged, routes: Ragged | None = None
+    ) -> tuple[Ragged, Ragged]:
         """Log-probabilities and their gradients' squares. Raises RuntimeError where the weights are incomplete."""
-        log_probs, squares = self._scored(self._scorer.with_gradient_squares, prompts, responses)
+        log_probs, squares = self._scored(self._scorer.with_gradient_squares, prompts, responses, routes)
         return log_probs, squares
 
     @abstractmethod
-    def _scored(self, at_tokens: AtTokens, prompts: Ragged, responses: Ragged) -> list[Ragged]:
+    def _scored(self, at_tokens: AtTokens, prompts: Ragged, responses: Ragged, routes: Ragged | None) -> list[Ragged]:
         """Columns of float32 values, one for every response token."""
 
 
@@ -238,9 +252,10 @@ class TorchLogProb(TorchScorer):
         self.version = 0
 
     @torch.inference_mode()
-    def _scored(self, at_tokens: AtTokens, prompts: Ragged, responses: Ragged) -> list[Ragged]:
+    def _scored(self, at_tokens: AtTokens, prompts: Ragged, responses: Ragged, routes: Ragged | None) -> list[Ragged]:
         self._weights.require_complete()
-        return score_parts(self._scorer, at_tokens, prompts, responses, passes_over(prompts, responses, self._training))
+        parts = passes_over(prompts, responses, self._training)
+        return score_parts(self._scorer, at_tokens, prompts, responses, parts, routes=routes)
 
     async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
         """Raises ValueError as `ModelWeights.load`. Where the weights do not come whole, it scores nothing before

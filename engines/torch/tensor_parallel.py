@@ -95,7 +95,8 @@ class DividedExperts(ParallelStyle):
     def _apply(self, module: Any, device_mesh: DeviceMesh) -> torch.nn.Module:
         def routed(router: torch.nn.Module, output: Any, mesh: DeviceMesh) -> Any:
             logits, scores, chosen = output
-            return logits.to_local(), scores.to_local(grad_placements=[Partial()]), chosen.to_local()
+            of_own_experts = {"grad_placements": [Partial()]}
+            return logits.to_local(**of_own_experts), scores.to_local(**of_own_experts), chosen.to_local()
 
         def enter(experts: torch.nn.Module, inputs: Any) -> Any:
             hidden, *routing = inputs

@@ -10,6 +10,8 @@ from harness.config.fields import ConfigError, Count, Fraction, Positive, Switch
 from harness.config.readers import Read
 from harness.cost_model.memory_plan import EngineShare
 
+GIVES_ROUTES = "on GPUs"
+"""Completions can have the experts of their tokens: by vLLM's model runner V2, which CPUs have not."""
 TENSOR_PARALLEL = True
 """An engine may have several devices (`engine.tensor_parallel`)."""
 

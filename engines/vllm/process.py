@@ -48,6 +48,7 @@ class VLLMProcess:
         name: str,
         options: Options,
         tensor_parallel: int = 1,
+        routes: bool = False,
     ) -> None:
         """Blocks until the engine is up, which takes vLLM from seconds to minutes. It takes `model`'s weights as they
         are, from a folder that is there until it has answered something."""
@@ -64,6 +65,8 @@ class VLLMProcess:
             self.base = base_of(model, Path(self._folder.name))
             """The base of adapters, if there are any: then the folder stays."""
             arguments = _arguments(model, slots, device, options, tensor_parallel)
+            if routes:  # which it keeps beside the blocks of its cache
+                arguments |= {"enable_return_routed_experts": True, "enable_prefix_caching": True}
             self.llm = _start(self._folder.name, arguments, options.log_level, self._count)
         except BaseException:
             self._folder.cleanup()

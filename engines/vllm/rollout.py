@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from engines.device_memory import pass_to_engine
-from engines.requests import RunningSample, SlotEngine
+from engines.requests import RouteShape, RunningSample, SlotEngine
 from engines.vllm.options import DEFAULTS, Options
 from engines.vllm.process import VLLMProcess
 from engines.vllm.weights import VLLMWeightSender
@@ -50,15 +50,24 @@ class VLLMRollout(SlotEngine):
         name: str = "0",
         options: Options = DEFAULTS,
         tensor_parallel: int = 1,
+        routes: bool = False,
     ) -> None:
+        """routes: whether completions are to have them."""
         device = torch.device(device)
         super().__init__(model, name=name, slots=slots, sampling=sampling, clock=clock)
         self._seed, self._drain_timeout_s, self._device = seed, options.drain_timeout_s, device
         self._process = VLLMProcess(
-            model, slots=slots, device=device, name=name, options=options, tensor_parallel=tensor_parallel
+            model,
+            slots=slots,
+            device=device,
+            name=name,
+            options=options,
+            tensor_parallel=tensor_parallel,
+            routes=routes,
         )
         self._sender = VLLMWeightSender(self._process, model, device, name, options, workers=tensor_parallel)
         self._workers = tensor_parallel
+        self._routes = RouteShape.of(model) if routes else None
         self._numbers: dict[int, str] = {}  # of running samples, as vLLM knows them
         self._starting = asyncio.Lock()  # held while samples are handed to vLLM, and while vLLM is paused
         self._tasks: set[asyncio.Task[None]] = set()
@@ -215,7 +224,7 @@ class VLLMRollout(SlotEngine):
         (generated,) = output.outputs
         if not sample.versions and output.metrics is not None:
             sample.first_token_at = began + output.metrics.first_token_latency
-        ended = extend(sample, generated, greedy=sample.sampling.temperature == 0)
+        ended = extend(sample, generated, greedy=sample.sampling.temperature == 0, routes=self._routes)
         reason = sample.finish_reason() if sample.cut else ended
         del self._numbers[sample.sample_id]
         if reason is None:
@@ -285,15 +294,18 @@ def parameters(sample: RunningSample, seed: int) -> SamplingParams:
         stop_token_ids=list(sampling.stop_tokens),
         seed=int(key >> np.uint64(1)),
         logprobs=0,
+        routed_experts_prompt_start=sample.routed,
         detokenize=False,
         ignore_eos=True,
         output_kind=RequestOutputKind.FINAL_ONLY,
     )
 
 
-def extend(sample: RunningSample, generated: CompletionOutput, *, greedy: bool) -> FinishReason:
+def extend(
+    sample: RunningSample, generated: CompletionOutput, *, greedy: bool, routes: RouteShape | None = None
+) -> FinishReason:
     """Add what vLLM made of a sample to it; returns why it ended. A greedy token is certain, where vLLM gives the
-    model's log-probability.
+    model's log-probability. routes: where it tells experts.
 
     Raises FloatingPointError where log-probabilities are not finite.
     """
@@ -308,6 +320,8 @@ def extend(sample: RunningSample, generated: CompletionOutput, *, greedy: bool) 
     sample.context += tokens
     sample.log_probs += log_probs
     sample.versions += versions
+    if routes is not None and generated.routed_experts is not None:
+        sample.add_routes(generated.routed_experts, routes)
     return cast(FinishReason, generated.finish_reason)
 
 

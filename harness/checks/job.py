@@ -132,6 +132,7 @@ def _real(
     check_engine_devices(config, schedule, placement)
     check_devices(config, schedule, placement, machine, gpu)
     _check_compile(config, gpu)
+    _check_replay(config, gpu)
     trial = gpu and config.cluster.oversubscribe
     if trial:
         check_trial_groups(groups)
@@ -437,6 +438,18 @@ def _check_experts(model: ModelConfig) -> None:
         )
 
 
+def _check_replay(config: JobConfig, gpu: bool) -> None:
+    """Check that the engine tells which experts it chose, where these are replayed."""
+    engine = config.engine.name
+    gives = getattr(described_engine(engine), "GIVES_ROUTES", False)
+    if config.training.routing_replay and not (gives is True or (gives and gpu)):
+        missing, but = (HardwareMissing, f" but {gives}") if gives else (ConfigError, "")
+        raise missing(
+            f"training.routing_replay=true: engine={engine} does not tell which experts it chose{but}; use "
+            "engine=torch, or set it to false"
+        )
+
+
 def only_simulated(config: JobConfig) -> str | None:
     """The reason why this job cannot run for real, whatever the machine."""
     together, engine = config.engine.tensor_parallel, config.engine.name
@@ -446,6 +459,9 @@ def only_simulated(config: JobConfig) -> str | None:
             f"engine.tensor_parallel={together} can be simulated only with engine={engine}, whose engines have one "
             f"device each; set it to 1, {able}, or backend=virtual"
         )
+    cannot: str | None = getattr(described_engine(engine), "cannot_serve", lambda model: None)(config.model)
+    if cannot is not None:
+        return cannot
     described, architecture = described_engine(config.training.engine, "training.engine"), config.model.architecture
     refused: str | None = getattr(described, "refusal", lambda config: None)(config)
     if refused is not None:

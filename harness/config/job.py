@@ -61,6 +61,7 @@ from harness.config.readers import (
     Simulated,
     Travelling,
     WithCritic,
+    WithExperts,
     WithKL,
     WithKLTarget,
     WithLoRA,
@@ -370,6 +371,9 @@ class TrainingConfig:
     )
     reference_offload: HostMemory[BesideReference[Switch]] = (
         False  # the reference beside the actor rests in host memory; costs a copy a layer
+    )
+    routing_replay: Real[WithExperts[Switch]] = (
+        False  # tokens go to the experts that rollout chose, in training and what scores for it; docs/engines.md
     )
     lora_rank: Read[CountFromZero] = 0  # of adapters, trained instead of the weights; 0: none; docs/data.md
     lora_alpha: WithLoRA[Positive] = 32.0  # an adapter's output is times this over the rank

@@ -145,6 +145,7 @@ WithLossKL = Annotated[
 WithLoRA = Annotated[
     T, Where("training.lora_rank is above 0", lambda job, own: job.training.lora_rank > 0, "training.lora_rank=8")
 ]
+WithExperts = Annotated[T, Where("the model has experts", lambda job, own: job.model.experts > 0, "model=tiny-moe")]
 WithTexts = Annotated[T, Where("texts.samples is above 0", lambda job, own: job.texts.samples > 0)]
 WithoutKL = Annotated[
     T,

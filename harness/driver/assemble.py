@@ -37,6 +37,7 @@ from harness.driver.pools import AlreadyDone, CompletedGroups, RolloutPool, Stag
 from harness.driver.prompts import PromptSource, RecordedDrops
 from harness.driver.published_weights import PublishedWeights
 from harness.driver.restarts import CarryOut, EngineRestarts, WorkerRestarts, lacks_samples, once
+from harness.protocols import routes_dtype
 from harness.rl.advantages import needs_whole_batch
 from harness.rl.filters import GIVEN, given_to_filter
 from harness.runtime.runtime import Build, Handle, RealClock, RoleName, collect_waits
@@ -209,6 +210,7 @@ def job_shape(run: RunSpec, backend: RunBackend) -> JobShape:
         critic_ranks=max(1, counts.get("critic", 1) // together),
         beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
         awaits_completion=run.schedule.awaits_completion or run.schedule.lends,
+        routes=routes_dtype(config.model.experts) if config.training.routing_replay else None,
         window=None if window is None else window * algorithm.group_size,
     )
 

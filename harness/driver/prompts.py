@@ -51,19 +51,20 @@ def finished_rows(
     group_size: int,
     limit_of: Callable[[int], int] | None,
     first_sample: Callable[[int], int] | None = None,
+    written: Sequence[str] = tuple(ROLLOUT_COLUMNS),
 ) -> dict[str, Finished]:
     """Finished rows of these groups, by partition. limit_of: the dispatch limit (groups) of a version, where training
     follows the order of completion; a sample was begun by the version of its first token. first_sample: that a group's
-    rows are to hold, where they may hold others."""
+    rows are to hold, where they may hold others; written: the columns of rollout."""
     found, wanted = {}, np.fromiter(groups, np.int64, len(groups))
     told = () if first_sample is None else ("sample",)
-    for saved in saved_rows(queue, (*ROLLOUT_COLUMNS, *told)):
+    for saved in saved_rows(queue, (*written, *told)):
         there = np.isin(saved.rows // group_size, wanted)
         if first_sample is not None:
             there &= saved.columns["sample"] == _samples(saved.rows, group_size, first_sample)
         kept = np.flatnonzero(there)
         if kept.size:
-            columns = {name: taken(saved.columns[name], kept) for name in ROLLOUT_COLUMNS}
+            columns = {name: taken(saved.columns[name], kept) for name in written}
             bounds = None if limit_of is None else _bounds(saved, kept, group_size, limit_of)
             found[saved.partition] = Finished(saved.rows[kept], columns, bounds)
     return found

@@ -43,6 +43,7 @@ from harness.runtime.worker_client import RemoteRole
 from harness.tasks import environment_of, extra_metrics, make_task
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.weight_sync.membership import LostEngine
+from harness.workers.dataflow import ROLLOUT_COLUMNS, ROUTES
 from harness.workers.recording import RecordingSettings, RunLengthDecoder, SampleDecoder, TokenDecoder, Work
 
 
@@ -336,6 +337,7 @@ async def go_on_from(
         algorithm.group_size,
         limit_of,
         prompts.first_sample if run.config.refills else None,
+        (*ROLLOUT_COLUMNS, *([ROUTES] if run.config.training.routing_replay else [])),
     )
     await start_clocks(_newest(cut, finished))
     await assembly.coordinator.distribute(cut.version)

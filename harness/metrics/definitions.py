@@ -195,6 +195,7 @@ DEFINITIONS: tuple[Metric, ...] = (
     Metric("policy/proximal_lag", "lag of the recomputed policy", "iterations"),
     Metric("router/load_max", "tokens of the fullest expert, of the mean"),
     Metric("router/entropy", "entropy of the router", "nats per token"),
+    Metric("router/rerouted", "replayed choices of experts that the trainer would not make"),
     Metric(
         "straggler/cut",
         "samples that were cut",
@@ -310,6 +311,7 @@ MEANINGS: dict[str, str] = {
     "policy/proximal_lag": "behind the trainer's, mean over samples",
     "router/load_max": "mean over layers; no token is dropped, and padding counts",
     "router/entropy": "of its choice among all experts, mean over layers and micro-batches",
+    "router/rerouted": "share, where training.routing_replay is set",
     "straggler/cut": "share, where engine.on_straggler=cut",
     "straggler/dropped": "since the last iteration",
     "token_ledger/generated": "in what engines handed over; these four where no role was lost and nothing resumed",

@@ -174,4 +174,5 @@ def router_metrics(sums: dict[str, float]) -> dict[str, float]:
     if not layers:
         return {}
     loads = [max(counts) * len(counts) / sum(counts) for counts in layers.values()]
-    return {"router/load_max": sum(loads) / len(loads), "router/entropy": sums["router_entropy"] / sums["routings"]}
+    metrics = {"router/load_max": sum(loads) / len(loads), "router/entropy": sums["router_entropy"] / sums["routings"]}
+    return metrics | ({"router/rerouted": sums["rerouted"] / sums["replayed"]} if sums.get("replayed") else {})

@@ -21,7 +21,7 @@ from harness.runtime.runtime import open_ended
 from harness.transfer_queue import Batch, Column, Ragged
 from harness.weight_sync.endpoints import SendingWorker
 from harness.weight_sync.transports import LocalReceiver
-from harness.workers.dataflow import samples_in, texts_of
+from harness.workers.dataflow import ROUTES, samples_in, texts_of
 from harness.workers.dealing import some_rows
 from harness.workers.readers import Deadlines, MicroBatchReader
 from harness.workers.stages import StageRole, prompts_and_responses
@@ -154,6 +154,7 @@ def train_batch(batch: Batch, version: int, loss_mask: LossMask = SCORED_TOKENS)
         proximal_log_probs=columns.get("proximal_log_probs"),
         mask=loss_mask.of(batch, version),
         lags=Ragged(version - columns["versions"].values, columns["versions"].lengths),
+        routes=columns.get(ROUTES),
     )
 
 

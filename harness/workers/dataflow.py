@@ -2,7 +2,7 @@
 
     prompts ─ prompt, answer, admitted_at ─┐
     rollout ─ response, loss_mask, log_probs, versions, engine, started_at, first_token_at, finished_at, finish_reason,
-       │      turns, environment_reward, failure
+       │      turns, environment_reward, failure, (routes)
        ├─> reward      ─ reward, exact_match, reward_failure, (score_extras) ─> advantages ─ advantage, (kl_coef)
        │                   └─> (filter ─ passed ─> prompts ─ kept): all below and advantages wait for kept
        ├─> reference   ─ ref_log_probs
@@ -12,7 +12,8 @@
 
 One row is one sample; `response`, `loss_mask`, `log_probs`, `versions`, `ref_log_probs`, `old_log_probs`,
 `gradient_squares`, `values`, `returns` and, where it is made of squares or values, `advantage` have a value per token,
-`score_extras` one for each name in `extra_metrics` of the task. `response` is all that follows the prompt, with what an
+`score_extras` one for each name in `extra_metrics` of the task, `routes` as many for each token of prompt and response
+as there are layers times experts of a token. `response` is all that follows the prompt, with what an
 environment wrote; `loss_mask` is True where the policy sampled. `finish_reason` is a place in
 `harness.protocols.FINISH_REASONS`; `environment_reward` is NaN where there is none, and so is `reward` where a sample
 could not be scored: `reward_failure` says why, `failure` why its environment failed, both "" elsewhere.
@@ -23,7 +24,7 @@ from __future__ import annotations
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 
@@ -73,6 +74,8 @@ VALUE_COLUMNS = {"values": ColumnSpec("float32", ragged=True), "value_version": 
 RETURN_COLUMNS = {"returns": ColumnSpec("float32", ragged=True)}
 TOKEN_ADVANTAGE_COLUMNS = {"advantage": ColumnSpec("float32", ragged=True)}  # where it is made of such columns
 OLD_COLUMNS = {"old_log_probs": ColumnSpec("float32", ragged=True), "old_version": ColumnSpec("int32")}
+ROUTES = "routes"
+"""The column of rollout that has the experts of each token (`harness.protocols.Completion`)."""
 SQUARE_COLUMNS = {"gradient_squares": ColumnSpec("float32", ragged=True)}
 
 CRITIC_TRAINING = "critic_training"
@@ -123,6 +126,11 @@ def samples_in(batch: Batch) -> np.ndarray:
     """The samples that these rows hold, int64 [rows]: their ids are the rows', unless a filter had others there
     before."""
     return batch.dense("sample") if "sample" in batch.columns else batch.rows
+
+
+def as_sampled(batch: Batch) -> tuple[Ragged, ...]:
+    """Prompts, responses and, where these are in the queue, the experts that they went to, as scorers read them."""
+    return tuple(batch.ragged(name) for name in (*TOKENS, ROUTES) if name in batch.columns)
 
 
 def partition_name(iteration: int) -> str:
@@ -176,6 +184,9 @@ class JobShape:
     critic_ranks: int = 1
     awaits_completion: bool = False
     """Whether the schedule waits for groups to be complete."""
+    routes: Literal["uint8", "int16"] | None = None
+    """The dtype of the experts that rollout chose, which training, and what scores for it, choose again; None: they
+    choose for themselves."""
     window: int | None = None
     """Samples from the oldest untrained one on that may be trained; None: all of them."""
 
@@ -194,7 +205,8 @@ def queue_spec(shape: JobShape) -> QueueSpec:
         return TaskSpec(tuple(columns), policy=policy, ranks=ranks, whole_groups=True, **balance)
 
     def scored(role: str) -> TaskSpec:
-        return shared(TOKENS, forward, training_ranks if role in shape.beside_actor else 1)
+        read = (*TOKENS, ROUTES) if shape.routes and role == "actor_fwd" else TOKENS
+        return shared(read, forward, training_ranks if role in shape.beside_actor else 1)
 
     tasks = {
         "rollout": TaskSpec(
@@ -208,6 +220,9 @@ def queue_spec(shape: JobShape) -> QueueSpec:
             writes=("advantage",),
         ),
     }
+    if shape.routes is not None:
+        columns |= {ROUTES: ColumnSpec(shape.routes, ragged=True)}
+        trained.append(ROUTES)
     if "gradient_squares" in shape.advantages_read:
         columns |= SQUARE_COLUMNS | TOKEN_ADVANTAGE_COLUMNS
     if "ref_log_probs" in shape.advantages_read:
@@ -274,7 +289,7 @@ def _refilled(
 
 def rollout_columns(completed: Sequence[Completion], engine: int) -> dict[str, Column]:
     """Columns that rollout writes of samples that this engine finished."""
-    return {
+    return _routes(completed) | {
         "response": Ragged.from_rows([c.tokens for c in completed]),
         "log_probs": Ragged.from_rows([c.log_probs for c in completed]),
         "versions": Ragged.from_rows([c.versions for c in completed]),
@@ -288,6 +303,14 @@ def rollout_columns(completed: Sequence[Completion], engine: int) -> dict[str, C
         "environment_reward": np.array([c.environment_reward for c in completed], np.float32),
         "failure": text_column([c.failure for c in completed]),
     }
+
+
+def _routes(completed: Sequence[Completion]) -> dict[str, Column]:
+    found = next((c.routes for c in completed if c.routes is not None), None)
+    if found is None:
+        return {}
+    none = found[:0]
+    return {ROUTES: Ragged.from_rows([(none if c.routes is None else c.routes).ravel() for c in completed])}
 
 
 def _mask(completion: Completion) -> np.ndarray:

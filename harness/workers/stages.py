@@ -24,7 +24,7 @@ from harness.runtime.runtime import open_ended
 from harness.tasks import Problem, Sample, Task, extra_metrics, extra_values, sample_of
 from harness.transfer_queue import Batch, Column, Ragged, TransferQueue
 from harness.weight_sync.endpoints import ReceivingWorker
-from harness.workers.dataflow import iteration_of, partition_name, rollout_columns, text_column, texts_of
+from harness.workers.dataflow import as_sampled, iteration_of, partition_name, rollout_columns, text_column, texts_of
 from harness.workers.dealing import DealtQueue
 from harness.workers.readers import RankQueue
 from harness.workers.reward_scorers import FailureLog, RewardScorer, Scored, score_of_failures
@@ -370,8 +370,8 @@ class TrainersLogProbStage(StageRole):
 
 async def _old_scores(engine: Scorer, batch: Batch, gradient_squares: bool) -> dict[str, Column]:
     if not gradient_squares:
-        return {"old_log_probs": await engine.log_probs(*prompts_and_responses(batch))}
-    log_probs, squares = await engine.gradient_squares(*prompts_and_responses(batch))
+        return {"old_log_probs": await engine.log_probs(*as_sampled(batch))}
+    log_probs, squares = await engine.gradient_squares(*as_sampled(batch))
     return {"old_log_probs": log_probs, "gradient_squares": squares}
 
 

@@ -18,6 +18,7 @@ from harness.rl.diagnostics import add_diagnostics
 from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Batch, Ragged
 from harness.weight_sync.saving import save_adapters, save_weights, write_critic_config, write_policy_config
+from harness.workers.dataflow import as_sampled
 from harness.workers.readers import Deadlines, MicroBatchReader
 from harness.workers.turns import ComputingRole, abandon
 
@@ -194,7 +195,7 @@ class Training:
             return batch
         async with self._turn():
             start = self.clock.now()
-            scores = await self.updates.scorer.log_probs(batch.ragged("prompt"), batch.ragged("response"))
+            scores = await self.updates.scorer.log_probs(*as_sampled(batch))
             self._note(report, "old_log_prob", start, self.clock.now(), iteration)
         return replace(batch, columns={**batch.columns, "proximal_log_probs": scores})
 

@@ -158,6 +158,18 @@ def test_parts_of_rewards_change_nothing_of_that(results: Path, drivers: Drivers
 
 
 @pytest.mark.slow
+def test_experts_that_rollout_chose_are_those_of_training_whatever_is_replayed(results: Path, drivers: Drivers) -> None:
+    own = f"{SMALL} iterations=2 model=tiny-moe algorithm.recompute_log_probs=true training.routing_replay="
+    one, *others = (
+        run for switch in ("false", "true") for run in equal_runs(drivers, results / switch, own + switch, ONE_RANK)
+    )
+    for run in others:
+        assert not differences(one, run)
+    for run in others[-2:]:
+        assert [row["router/rerouted"] for row in load_metrics(run)] == [0.0, 0.0]
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("over_sampling", [1.0, 1.5])
 def test_a_filter_changes_nothing_of_that(results: Path, drivers: Drivers, over_sampling: float) -> None:
     """Which groups are trained, and what places of refused ones are dealt instead, does not depend on who is faster."""

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from pathlib import Path
+from typing import Any
+from unittest.mock import patch
 
 import numpy as np
 import torch
@@ -39,6 +42,25 @@ class PlainWorld:
         raise NotImplementedError
 
 
+@contextmanager
+def _routed(batch: TrainBatch, sample: int, model: Any) -> Iterator[None]:
+    """Each router in turn takes the first of the tokens that it sees to the experts that were chosen before."""
+    if batch.routes is None:
+        yield
+        return
+    config, topk = model.config, torch.topk
+    routes = torch.from_numpy(batch.routes.row(sample).astype(np.int64))
+    of_layers = iter(routes.view(-1, config.num_hidden_layers, config.num_experts_per_tok).unbind(1))
+
+    def chosen(scores: torch.Tensor, k: int, dim: int = -1) -> tuple[torch.Tensor, torch.Tensor]:
+        experts, given = topk(scores, k, dim=dim).indices, next(of_layers)
+        experts[: len(given)] = given
+        return scores.gather(dim, experts), experts
+
+    with patch("torch.topk", chosen):
+        yield
+
+
 @dataclass
 class PlainPolicy:
     """`harness.protocols.TrainEngine`."""
@@ -57,7 +79,8 @@ class PlainPolicy:
         for i in range(len(batch.prompts)):
             prompt, response = batch.prompts.row(i), batch.responses.row(i)
             tokens = torch.from_numpy(np.concatenate([prompt, response]))
-            logits = self.model(tokens[None]).logits[0, len(prompt) - 1 : -1]
+            with _routed(batch, i, self.model):
+                logits = self.model(tokens[None]).logits[0, len(prompt) - 1 : -1]
             found = torch.log_softmax(logits, -1).gather(-1, tokens[len(prompt) :, None])[:, 0]
             given = torch.from_numpy(batch.behaviour_log_probs.row(i)), torch.full_like(found, batch.advantages[i])
             counts = torch.ones_like(found, dtype=torch.bool)

@@ -84,6 +84,19 @@ def test_stages_leave_the_bits_of_an_untied_model_as_they_are(seen: Seen, runs: 
     assert np.array_equal(seen.ranks[0].scored, whole.ranks[0].scored)
 
 
+def test_tokens_go_to_the_experts_that_were_chosen_before_and_where_none_were_to_those_of_the_router(
+    seen: Seen, plain: Run
+) -> None:
+    expected = plain.ranks[0][seen.model].routed
+    if expected is None or not seen.under_test.routes:
+        pytest.skip("it has no experts, or takes none that were chosen before")
+    assert np.abs(expected - plain.ranks[0][seen.model].scored).max() > 1e-2
+    for told in seen.ranks:
+        assert told.routed is not None
+        np.testing.assert_allclose(told.routed, expected, rtol=0, atol=3e-6)
+    assert_close(seen.state("routed", "exp_avg"), plain.state(seen.model, "routed", "exp_avg"), rtol=GRADIENTS)
+
+
 def test_all_ranks_take_the_same_steps_and_neighbours_tell_the_same_sums(seen: Seen) -> None:
     assert all(told.steps == seen.ranks[0].steps for told in seen.ranks)
     together = seen.run.layout.tensor * seen.run.layout.pipeline

@@ -16,6 +16,7 @@ from engines.torch.checkpoint import SavedState
 from harness.config import ModelConfig, TrainingConfig
 from harness.config.registries import find
 from harness.protocols import TrainEngine, TrainingSetting
+from harness.transfer_queue import Ragged
 from harness.weight_sync.plan import pack, plan_transfer, unpack
 from harness.weight_sync.transports import LocalReceiver
 from tests.support.fsdp_samples import CPU, FREE, SMALL, Tensors, batch_of, computed
@@ -69,7 +70,8 @@ def nothing() -> None:
 class WorldUnderTest:
     """A training engine, as the suite sees it. path: as `training.engine` has it; layouts: that it is tried in; marker:
     under which its tests run, None for the default run; exact: whether stages leave the bits of untied models as they
-    are; values: whether it has critics; prepare: what each rank's process does first."""
+    are; values: whether it has critics; routes: whether tokens go to experts that were chosen before; prepare: what
+    each rank's process does first."""
 
     name: str
     path: str
@@ -77,6 +79,7 @@ class WorldUnderTest:
     marker: str | None = None
     exact: bool = False
     values: bool = True
+    routes: bool = True
     prepare: Callable[[], None] = nothing
 
 
@@ -114,6 +117,7 @@ MEGATRON = WorldUnderTest(
     ),
     marker="megatron",
     values=False,
+    routes=False,
 )
 REGISTERED = {world.name: world for world in (TORCH, PLAIN, MEGATRON)}
 
@@ -122,6 +126,7 @@ REGISTERED = {world.name: world for world in (TORCH, PLAIN, MEGATRON)}
 class Told:
     """What one rank saw of one model. arrived: weights after the first step as this rank sends them, by a transfer
     plan; for_all: as the first rank does where it sends alone; beside: as an engine beside this rank reads them;
+    routed: log-probs by experts that were chosen before, of a model that has any;
     not_finite: the step of gradients that are not; unfinished: what saving between two micro-batches raises."""
 
     scored: np.ndarray
@@ -136,11 +141,24 @@ class Told:
     not_finite: dict[str, float]
     unfinished: str
     values: np.ndarray | None
+    routed: np.ndarray | None
 
 
 def shares(layout: Layout) -> list[range]:
     """Samples of each data-parallel rank."""
     return [range(rank, SAMPLES, layout.data) for rank in range(layout.data)]
+
+
+def routes_of(samples: Sequence[int], model: ModelConfig) -> Ragged:
+    """Experts of the tokens of `batch_of`, drawn for each sample: in every layer others, and of all but its last token
+    that has any."""
+    batch, rows = batch_of(samples), []
+    for place, sample in enumerate(samples):
+        tokens = int(batch.prompts.lengths[place] + batch.responses.lengths[place]) - 2
+        random = np.random.default_rng(sample)
+        order = random.permuted(np.tile(np.arange(model.experts), (tokens, model.layers, 1)), axis=-1)
+        rows.append(order[:, :, : model.active_experts].astype(np.uint8).ravel())
+    return Ragged.from_rows(rows)
 
 
 def train_once(policy: TrainEngine, samples: Sequence[int]) -> tuple[dict[str, float], dict[str, float]]:
@@ -201,7 +219,15 @@ def _of_model(under_test: WorldUnderTest, layout: Layout, rank: int, store: Stor
     batch = batch_of(range(SAMPLES))
     scored, squares = computed(world.scorer().gradient_squares(batch.prompts, batch.responses))
     reference = world.reference()
-    values = None
+    values = routed = None
+    if MODELS[name].experts and under_test.routes:
+        save(policy, folder / "0")
+        routes = routes_of(range(SAMPLES), MODELS[name])
+        routed = computed(world.scorer().log_probs(batch.prompts, batch.responses, routes)).values
+        computed(policy.accumulate(replace(batch_of(mine), routes=routes_of(mine, MODELS[name]))))
+        computed(policy.step())
+        save(policy, folder / "routed")
+        computed(policy.load(folder / "0"))
     if under_test.values:
         values = computed(world.critic(ALGORITHM).values(batch.prompts, batch.responses)).values
     sums, step = train_once(policy, mine)
@@ -240,6 +266,7 @@ def _of_model(under_test: WorldUnderTest, layout: Layout, rank: int, store: Stor
         not_finite,
         unfinished,
         values,
+        routed,
     )
 
 

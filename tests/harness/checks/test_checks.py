@@ -412,6 +412,14 @@ def test_what_no_device_can_do_is_refused(settings: list[str], told: str) -> Non
             ["model=qwen3-30b-a3b", "model.architecture=mixtral", "cluster.memory_gib=9999"],
             "model.experts=128: experts of model.architecture=mixtral can be simulated only",
         ),
+        (
+            ["model=tiny-moe", "engine=sglang", "model.tied_embeddings=true"],
+            "engine=sglang gives a model with experts a head of its own, and that of model=tiny-moe is tied",
+        ),
+        (
+            ["model=tiny-moe", "engine=sglang", "training.routing_replay=true"],
+            "training.routing_replay=true: engine=sglang does not tell which experts it chose but on GPUs; use engine",
+        ),
     ],
 )
 def test_what_can_be_simulated_only_is_refused_on_real_devices(settings: list[str], told: str) -> None:
