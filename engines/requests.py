@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from harness.config.model_folder import shape_of
 from harness.protocols import Clock, Completion, FinishReason, Request, Sampling, routes_dtype
 
 if TYPE_CHECKING:
@@ -27,9 +28,7 @@ class RouteShape:
     @classmethod
     def of(cls, model: PreTrainedModel) -> RouteShape:
         """The shape of a model that has experts."""
-        from engines.torch.model import model_shape
-
-        shape = model_shape(model)
+        shape = shape_of(model.config, "of this model")
         return cls(shape["layers"] * shape["active_experts"], shape["experts"])
 
 

@@ -59,8 +59,8 @@ def cannot_serve(model: ModelConfig) -> str | None:
     """The reason why it cannot serve this model, in words that name a fix; None where it can."""
     if model.experts and model.tied_embeddings:  # SGLang 0.5.21: its head keeps the weights that it was made with
         return (
-            f"engine=sglang gives a model with experts a head of its own, and that of model={model.name} is tied to the "
-            "embeddings; use engine=vllm or torch, or model.tied_embeddings=false"
+            f"engine=sglang gives a model with experts a head of its own, and that of "
+            f"model={model.name} is tied to the embeddings; use engine=vllm or torch, or model.tied_embeddings=false"
         )
     return None
 

@@ -1,4 +1,4 @@
-"""What this engine can give, and refusals of what it cannot train. Loads no torch."""
+"""Refusals of what this engine cannot train, and what its completions can have. Loads no torch."""
 
 from __future__ import annotations
 

@@ -442,7 +442,7 @@ def _check_replay(config: JobConfig, gpu: bool) -> None:
     """Check that the engine tells which experts it chose, where these are replayed."""
     engine = config.engine.name
     gives = getattr(described_engine(engine), "GIVES_ROUTES", False)
-    if config.training.routing_replay and not (gives is True or (gives and gpu)):
+    if config.replays_routing and not (gives is True or (gives and gpu)):
         missing, but = (HardwareMissing, f" but {gives}") if gives else (ConfigError, "")
         raise missing(
             f"training.routing_replay=true: engine={engine} does not tell which experts it chose{but}; use "

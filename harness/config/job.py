@@ -373,7 +373,7 @@ class TrainingConfig:
         False  # the reference beside the actor rests in host memory; costs a copy a layer
     )
     routing_replay: Real[WithExperts[Switch]] = (
-        False  # tokens go to the experts that rollout chose, in training and what scores for it; docs/engines.md
+        False  # tokens go to the experts that rollout chose, in training and what scores for it; docs/data.md
     )
     lora_rank: Read[CountFromZero] = 0  # of adapters, trained instead of the weights; 0: none; docs/data.md
     lora_alpha: WithLoRA[Positive] = 32.0  # an adapter's output is times this over the rank
@@ -514,6 +514,11 @@ class JobConfig:
     loggers: OfRuns[tuple[str, ...]] = ("mlflow",)  # that hear the metrics of a run besides its folder
     max_tokens: Real[Count | None] = None  # of a response; None takes the task's own
     save_weights: OfRuns[Switch] = True  # keep the final weights in the run's folder
+
+    @property
+    def replays_routing(self) -> bool:
+        """Whether tokens go to the experts that rollout chose."""
+        return self.training.routing_replay and self.model.experts > 0
 
     @property
     def refills(self) -> bool:

@@ -210,7 +210,7 @@ def job_shape(run: RunSpec, backend: RunBackend) -> JobShape:
         critic_ranks=max(1, counts.get("critic", 1) // together),
         beside_actor=[role for role in ("reference", "actor_fwd") if placement.share(role, "actor")],
         awaits_completion=run.schedule.awaits_completion or run.schedule.lends,
-        routes=routes_dtype(config.model.experts) if config.training.routing_replay else None,
+        routes=routes_dtype(config.model.experts) if config.replays_routing else None,
         window=None if window is None else window * algorithm.group_size,
     )
 

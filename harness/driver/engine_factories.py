@@ -241,7 +241,7 @@ class RealEngines:
             name=str(number),
             **({} if options is None else {"options": options}),
             **({} if together == 1 else {"tensor_parallel": together}),
-            **({"routes": True} if self.config.training.routing_replay else {}),
+            **({"routes": True} if self.config.replays_routing else {}),
         )
         return engine
 

@@ -337,7 +337,7 @@ async def go_on_from(
         algorithm.group_size,
         limit_of,
         prompts.first_sample if run.config.refills else None,
-        (*ROLLOUT_COLUMNS, *([ROUTES] if run.config.training.routing_replay else [])),
+        (*ROLLOUT_COLUMNS, *([ROUTES] if run.config.replays_routing else [])),
     )
     await start_clocks(_newest(cut, finished))
     await assembly.coordinator.distribute(cut.version)
