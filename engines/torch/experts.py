@@ -212,7 +212,7 @@ class Routers:
     def __init__(
         self, routers: Mapping[int, torch.nn.Module], said: Routed, experts: tuple[int, int] | None = None
     ) -> None:
-        """routers: by the number of their layer; experts: layers and experts of a token, of those that take `ROUTES`."""
+        """routers: by the number of their layer; experts: layers and experts of a token, of those that replay."""
         self._counting, self._said, self.experts = False, said, experts
         self._sums: dict[str, torch.Tensor] = {}
         for layer, router in routers.items():
@@ -224,7 +224,7 @@ class Routers:
     @classmethod
     def of(cls, model: Any) -> Routers | None:
         """Return those of a model of transformers; None where it has none."""
-        layers: list[Any] = [each for each in blocks_of(model) if hasattr(each.mlp, "experts")]  # type: ignore[arg-type]
+        layers: list[Any] = [each for each in blocks_of(model) if hasattr(each.mlp, "experts")]
         if not layers:
             return None
         for layer in layers:
