@@ -15,7 +15,7 @@ from harness.config import ConfigError
 STUDIES = {
     "schedules": "harness.studies.schedule_table",
     "staleness": "harness.studies.staleness",
-    "memory": "harness.planner.memory",
+    "memory": "harness.studies.gpu_memory",
     "transfers": "harness.studies.transfer_on_paper",
 }
 """Modules that write a page, `write_page(progress)`, where one is told what is done next."""

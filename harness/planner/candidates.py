@@ -88,9 +88,9 @@ class Candidate:
         return split
 
     def settings(self, roles: tuple[str, ...]) -> Mapping[str, int | float | str | bool]:
-        """Every setting that it stands for, by its path."""
+        """Every setting that it stands for, by its path, and no other: a job refuses what it does not read."""
         return {
-            **{f"schedule.split.{role}": share for role, share in self.split(roles).items()},
+            **{f"schedule.split.{role}": share for role, share in self.split(roles).items() if role in roles},
             **{f"schedule.{name}": value for name, value in self.options},
             _ENGINE: self.engine_parallel,
             "training.tensor_parallel": self.tensor_parallel,

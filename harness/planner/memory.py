@@ -1,11 +1,9 @@
-"""The memory plan of a job as a table: for `make doctor`, and for docs/gpu_memory.csv."""
+"""The memory plan of a job as a table: for `make doctor`, and for the page of harness/studies/gpu_memory.py."""
 
 from __future__ import annotations
 
-import csv
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 from harness.checks.defaults import FittedJob, as_long_as_simulated, fit_to_gpus, leanest
 from harness.checks.job import lengths_of, plan_elsewhere, plan_job, without_hub
@@ -13,11 +11,11 @@ from harness.checks.layout import device_roles
 from harness.checks.machine import changes_that_fit, real_setting
 from harness.config import ConfigError, JobConfig
 from harness.config.changes import changed
-from harness.config.compose import DOCS, compose_job, given_by, make_schedule
+from harness.config.compose import compose_job, given_by, make_schedule
 from harness.config.machine import Machine, described, this_machine
 from harness.config.placement import Placement, resolve_split
 from harness.config.registries import SCHEDULES
-from harness.cost_model.memory_plan import GIB, USABLE, Item, Lengths, MemoryPlan, PoolMemory, plan_memory
+from harness.cost_model.memory_plan import GIB, Item, Lengths, MemoryPlan, PoolMemory, plan_memory
 
 
 @dataclass(frozen=True)
@@ -125,33 +123,6 @@ def row(found: PlannedMemory) -> tuple[str, ...]:
 def _short(told: str) -> str:
     """A refusal up to its advice."""
     return f"no: {told.partition(';')[0].partition(', and may use')[0]}" if told else "yes"
-
-
-def write_page(progress: Callable[[str], None] = lambda said: None) -> Path:
-    """Writes docs/gpu_memory.csv: three models on five machines under every schedule, and the settings chosen."""
-    lines: list[tuple[str, ...]] = [("model", "machine", "usable", *COLUMNS)]
-    for model in MODELS:
-        for machine, (device, gpus) in MACHINES.items():
-            progress(f"{model} on {machine}")
-            job = [f"model={model}", f"device={device}", f"cluster.devices={gpus}", f"max_tokens={RESPONSE}"]
-            usable = f"{USABLE * compose_job(job).device.memory_bytes / GIB:.1f}"
-            lines += [(model, machine, usable, *cells) for cells in merged(every_schedule(job))]
-    path = DOCS / "gpu_memory.csv"
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(lines)
-    return path
-
-
-MODELS = ("qwen7b", "qwen32b", "qwen3-30b-a3b")
-MACHINES = {
-    "8 x H100": ("h100", 8),
-    "8 x A100": ("a100", 8),
-    "8 x H20": ("h20", 8),
-    "1 x H200": ("h200", 1),
-    "2 x 8 H100": ("h100", 16),
-}
-"""Files of experiments/device, and how many of them."""
-RESPONSE = 8192
 
 
 def rows(pool: PoolMemory) -> list[tuple[str, list[float | None]]]:

@@ -233,8 +233,8 @@ def refuse_to_plan(draft: Draft, why: str) -> NoReturn:
 
 
 def from_command(command: str) -> JobConfig:
-    """The job of a `cadence bench` command."""
-    return compose_job([*settings_of("bench", shlex.split(command)[2:]), "backend=virtual"])
+    """The job of a `cadence bench` command, which refuses what it does not read."""
+    return settle([*settings_of("bench", shlex.split(command)[2:]), "backend=virtual"], LAPTOP, refuse_to_plan).config
 
 
 @pytest.mark.parametrize("schedule", ["fully_async", "half_step", "colocate_sync"])
