@@ -38,9 +38,11 @@ def _completed(option: Option | None) -> Any:
     import shtab
 
     if option is None:
-        return _words(f"{setting}=" for setting in _settings())
+        settings = _settings()
+        return _words(f"{setting}=" for setting in settings) | {"zsh": f"compadd -q -S = - {' '.join(settings)}"}
     if option.setting == "experiment":
-        return shtab.cmd("ls ${CADENCE_RESULTS:-results} 2>/dev/null")
+        folder = r"(string length -q -- \$CADENCE_RESULTS; and echo \$CADENCE_RESULTS; or echo results)"
+        return shtab.cmd("ls ${CADENCE_RESULTS:-results} 2>/dev/null") | {"fish": f"(ls {folder} 2>/dev/null)"}
     if option.setting == "paper":
         return _words(["all", *names()])
     if option.group is None:
@@ -48,21 +50,23 @@ def _completed(option: Option | None) -> Any:
         return shtab.FILE if option.value in ("FILE", "CSV", "JSON", "PEM") else kind
     if option.value != "NAMES":
         return _words(choices(option.group))
-    listed = " ".join(["all", *choices(option.group)])
+    names_of_group = ["all", *choices(option.group)]
+    listed = " ".join(names_of_group)
     found: Any = shtab.cmd(f"echo {listed}")
     found["bash"] = f"_cadence_list_{option.group}"
     found["preamble"]["bash"] = _LIST.format(group=option.group, names=listed)
     found["zsh"], found["fish"] = (
         f"_sequence compadd - {listed}",
-        f"(__fish_complete_list , 'string split \" \" {listed}')",
+        f"(__fish_complete_list , 'string split , {','.join(names_of_group)}')",
     )
     return found
 
 
-def _words(words: Iterable[str]) -> Any:
+def _words(words: Iterable[str]) -> dict[str, Any]:
     import shtab
 
-    return shtab.cmd(f"echo {' '.join(words)}")
+    listed = " ".join(words)
+    return shtab.cmd(f"echo {listed}") | {"fish": listed}
 
 
 def _settings() -> list[str]:

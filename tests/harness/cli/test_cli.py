@@ -2,6 +2,7 @@
 
 import os
 import re
+import shutil
 import signal
 import socket
 import subprocess
@@ -210,11 +211,23 @@ def test_a_dry_run_is_asked_for_or_not(command: str, results: Path, capsys: pyte
     assert capsys.readouterr().err == "dry=1 is neither true nor false\n" and not results.exists()
 
 
+ASKED = {
+    "bash": """source {script}; COMP_WORDS=(cadence {typed}); COMP_CWORD=$((${{#COMP_WORDS[@]}} - 1))
+    $(complete -p cadence | sed 's/.*-F \\([^ ]*\\) .*/\\1/'); echo "${{COMPREPLY[@]}}" """,
+    "fish": """source {script}; complete -C "cadence {typed}" """,
+    "zsh": r"""zmodload zsh/zpty; zpty z zsh -f -i
+    zpty -w z "autoload -Uz compinit; compinit -u -D; eval \"\$(cat {script})\"; stty -echo; PROMPT=READY"
+    zpty -r z said '*READY*READY*'; zpty -w -n z "cadence {typed}"$'\t'; zpty -r z said "*{whole}*"; echo {whole}""",
+}
+"""What has a shell complete what is typed, and print it."""
+
+
+@pytest.mark.parametrize("shell", ASKED)
 @pytest.mark.parametrize(
     ("typed", "whole"),
     [
         ("comp", "compare"),
-        ("bench --sch", "--schedule"),
+        ("bench --sche", "--schedule"),
         ("bench --schedule half", "half_step"),
         ("compare --schedules fully_async,half", "fully_async,half_step"),
         ("report --experiment mon", "monday"),
@@ -222,15 +235,18 @@ def test_a_dry_run_is_asked_for_or_not(command: str, results: Path, capsys: pyte
         ("bench schedule.coh", "schedule.cohorts="),
     ],
 )
-def test_bash_completes_commands_options_choices_and_settings(typed: str, whole: str, tmp_path: Path) -> None:
+def test_every_shell_completes_commands_options_choices_and_settings(
+    shell: str, typed: str, whole: str, tmp_path: Path
+) -> None:
+    if (program := shutil.which(shell)) is None:
+        pytest.skip(f"no {shell} here: apt-get install {shell}")
     (tmp_path / "results" / "monday").mkdir(parents=True)
     script = tmp_path / "completion"
-    script.write_text(completion("bash"))
-    words = ["cadence", *typed.split()]
-    ask = f"""source {script}; COMP_WORDS=({" ".join(words)}); COMP_CWORD={len(words) - 1}
-    $(complete -p cadence | sed 's/.*-F \\([^ ]*\\) .*/\\1/'); echo "${{COMPREPLY[@]}}" """
-    done = subprocess.run(["bash", "-c", ask], cwd=tmp_path, capture_output=True, text=True, check=True)
-    assert whole in done.stdout.split()
+    script.write_text(completion(shell))
+    ask = ASKED[shell].format(script=script, typed=typed, whole=whole)
+    clean = {"PATH": os.environ["PATH"], "HOME": str(tmp_path), "TERM": "dumb"}
+    done = subprocess.run([program, "-c", ask], cwd=tmp_path, env=clean, capture_output=True, text=True, timeout=60)
+    assert whole in done.stdout.split(), done.stderr
 
 
 @pytest.mark.parametrize("shell", SHELLS)
