@@ -1,5 +1,6 @@
 """What `make setup`, `setup-vllm` and `setup-sglang` install: exact versions, for the machine that they run on."""
 
+import json
 import os
 import re
 import subprocess
@@ -9,8 +10,11 @@ from pathlib import Path
 
 import pytest
 from packaging.requirements import Requirement
+from packaging.specifiers import SpecifierSet
 from packaging.utils import canonicalize_name
 
+from harness.checks.plugins import LOGGERS_NEED
+from harness.config.registries import LOGGERS
 from tests.support.project import ROOT
 
 FILES = {path.name: path for path in (ROOT / ".ci").glob("constraints*.txt")}
@@ -158,3 +162,25 @@ def test_a_machine_with_nvidias_driver_gets_cuda(tmp_path: Path) -> None:
 @pytest.mark.skipif(DRIVER.exists(), reason="this machine has NVIDIA's driver")
 def test_nvidia_smi_without_a_driver_is_no_gpu(tmp_path: Path) -> None:
     assert "-cuda" not in installs(path=with_nvidia_smi(tmp_path, exit_code=9))
+
+
+def test_the_image_is_made_of_what_there_is() -> None:
+    """Where no daemon of Docker runs: each line of the Dockerfile against what it names."""
+    lines = dict(line.split(" ", 1) for line in (ROOT / "Dockerfile").read_text().splitlines() if line[:1].isupper())
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    python = re.fullmatch(r"python:(3\.\d+)-slim", lines["FROM"])
+    assert python is not None and SpecifierSet(project["requires-python"]).contains(python[1])
+    assert json.loads(lines["ENTRYPOINT"])[0] in project["scripts"]
+    folder, (goal, argument) = Path(lines["WORKDIR"]), lines["RUN"].removeprefix("make ").split()
+    makefile = (ROOT / "Makefile").read_text()
+    assert re.search(rf"^{goal}:", makefile, re.MULTILINE) and argument == f"WHEELS=${lines['ARG'].partition('=')[0]}"
+    venv = re.search(r"^VENV := (.*)$", makefile, re.MULTILINE)
+    path, results = lines["ENV"].split()
+    assert venv is not None and path == f"PATH={folder / venv[1] / 'bin'}:$PATH"
+    assert results == f"CADENCE_RESULTS={lines['VOLUME']}"
+
+
+def test_a_logger_has_an_extra_of_its_name_with_the_package_that_it_needs() -> None:
+    extras = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]["optional-dependencies"]
+    assert {name: Requirement(extras[name][0]).name for name in LOGGERS_NEED} == LOGGERS_NEED
+    assert {*LOGGERS_NEED, "mlflow"} == {*LOGGERS}

@@ -109,7 +109,8 @@ def _queue_settings(name: str, options: Mapping[str, Any]) -> Any:
     return made
 
 
-_LOGGERS_NEED = {"tensorboard": "tensorboardX", "wandb": "wandb"}
+LOGGERS_NEED = {"tensorboard": "tensorboardX", "wandb": "wandb"}
+"""Packages of loggers, which are extras of their names, too."""
 
 
 def check_loggers(names: Iterable[str]) -> None:
@@ -117,7 +118,7 @@ def check_loggers(names: Iterable[str]) -> None:
     for name in names:
         if is_path(name):
             find("loggers", name)
-        elif (package := _LOGGERS_NEED.get(name)) is not None and find_spec(package) is None:
+        elif (package := LOGGERS_NEED.get(name)) is not None and find_spec(package) is None:
             raise ConfigError(
                 f"loggers={name} needs {package}, which is not here: pip install {package}, or leave it out"
             )

@@ -115,7 +115,7 @@ def _tree(overrides: Sequence[str], *, complete: bool = True) -> dict[str, Any]:
     run, named = _of_run(overrides), [_by_name(one) for one in overrides if names_of([one]) != {CONFIG}]
     changes = [override for override in named if _is_value(override)]
     chosen = [override for override in named if override not in changes]
-    kept = {name: value for name, value in run.items() if name not in names_of(chosen)}
+    kept = {name: _literal(value) for name, value in run.items() if name not in names_of(chosen)}
     like = [name for name in GROUPS if name in kept and kept[name]["name"] in choices(name)]
     composed = pickle.loads(_composed((*(f"{group}={kept[group]['name']}" for group in like), *chosen)))
     for name, value in kept.items():
@@ -127,6 +127,15 @@ def _tree(overrides: Sequence[str], *, complete: bool = True) -> dict[str, Any]:
     tree = OmegaConf.to_container(composed, resolve=True, throw_on_missing=complete)
     assert isinstance(tree, dict)
     return {str(key): value for key, value in tree.items()}
+
+
+def _literal(value: Any) -> Any:
+    """The value of which OmegaConf makes the same again: texts of a run's file are as they are to be, also `${...}`."""
+    if isinstance(value, dict):
+        return {name: _literal(one) for name, one in value.items()}
+    if isinstance(value, list):
+        return [_literal(one) for one in value]
+    return re.sub(r"(\\*)\$\{", r"\1\1\\${", value) if isinstance(value, str) else value
 
 
 @lru_cache(maxsize=64)

@@ -177,6 +177,14 @@ def test_a_run_is_the_same_job_again_from_its_file(settings: list[str], tmp_path
     assert given_by([f"config={path}"]) >= {"schedule.split.actor", "iterations"}, "nothing is planned anew"
 
 
+def test_a_text_of_a_runs_file_is_itself_and_not_what_it_would_stand_for(tmp_path: Path) -> None:
+    for text in ("${oc.env:HOME}", r"a\${x} ${", "$HOME"):
+        settings = plain(compose_job([]))
+        settings["task"]["data"] = text
+        (path := tmp_path / "config.yaml").write_text(yaml_text(settings), encoding="utf-8")
+        assert plain(compose_job([f"config={path}"]))["task"]["data"] == text
+
+
 def test_any_setting_may_be_given_on_top_of_a_runs_file(tmp_path: Path) -> None:
     path = written(tmp_path, "schedule=k_step_off", "schedule.k=5", "iterations=7", "engine.slots=3")
     same = compose_job([f"config={path}", "iterations=9", "schedule.k=2"])
