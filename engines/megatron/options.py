@@ -31,17 +31,12 @@ def refusal(config: JobConfig) -> str | None:
         wrong, fix = "it has no critics", "set algorithm.advantage=group"
     elif training.lora_rank:
         wrong, fix = f"training.lora_rank={training.lora_rank}", "set it to 0"
-    elif training.routing_replay:
-        wrong, fix = "training.routing_replay=true", "set it to false"
     elif training.compile or training.reference_offload:
         wrong, fix = f"training.{'compile' if training.compile else 'reference_offload'}=true", "set it to false"
     elif training.optimizer_offload != "none":
         wrong, fix = f"training.optimizer_offload={training.optimizer_offload}", "set it to none"
     elif model.experts and training.tensor_parallel > 1:
         wrong, fix = f"training.tensor_parallel={training.tensor_parallel} of a model with experts", "set it to 1"
-    elif training.expert_parallel > 1 and training.pipeline_parallel > 1:
-        wrong = f"training.pipeline_parallel={training.pipeline_parallel} of experts that are spread"
-        fix = "set it or training.expert_parallel to 1"
     else:
         return None
     return f"training.engine=megatron cannot train this: {wrong}; {fix}, or training.engine=torch"

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import math
 import warnings
+from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -63,6 +64,15 @@ if not hasattr(moe_utils, "te_general_gemm"):  # 0.16.1 reads the name where Tra
 _KINDS = "weight", "exp_avg", "exp_avg_sq"
 
 
+class Order(str):
+    """An order of ranks with stages where ours are. Where experts are spread, megatron-core 0.16.1 asserts that it ends
+    with stages, though the groups that it makes of another order are as right (its next assertion compares them)."""
+
+    def endswith(self, *_: Any) -> bool:
+        """Answer what is asserted."""
+        return True
+
+
 class MegatronWorld:
     """`harness.protocols.TrainingWorld`."""
 
@@ -80,7 +90,7 @@ class MegatronWorld:
                 *together,
                 expert_model_parallel_size=training.expert_parallel,
                 expert_tensor_parallel_size=training.tensor_parallel,
-                order="tp-cp-pp-ep-dp",  # as the ranks of our mesh stand; it begins with neighbours
+                order=Order("tp-cp-pp-ep-dp"),  # as the ranks of our mesh stand; it begins with neighbours
                 distributed_timeout_minutes=setting.timeout_s / 60,
                 create_gloo_process_groups=False,
             )
@@ -175,6 +185,11 @@ class MegatronModel:
         self.config = _transformer_config(setting, outline.dtype)
         with answers(setting.device), torch.random.fork_rng(devices=[]):
             self.module = _made(self.config, setting, self.pipeline)
+        routers = _routers_of(self.module)
+        self.routers = Routers(routers, _said(training.recompute_activations))
+        self._replays = {layer: Replay(self.routers, training.recompute_activations) for layer in routers}
+        for layer, replay in self._replays.items():
+            routers[layer].router_replay = replay
         self.named: dict[str, torch.Tensor] = dict(self.module.named_parameters())
         for held in self.held.values():
             for name in held.sources:  # what it would note where it drew weights itself, and counts norms by
@@ -185,18 +200,21 @@ class MegatronModel:
 
     async def log_probs(self, prompts: Ragged, responses: Ragged, routes: Ragged | None = None) -> Ragged:
         """Log-probabilities of response tokens."""
-        return self._scored(prompts, responses, gradient_squares=False)[0]
+        return self._scored(prompts, responses, routes, gradient_squares=False)[0]
 
     async def gradient_squares(
         self, prompts: Ragged, responses: Ragged, routes: Ragged | None = None
     ) -> tuple[Ragged, Ragged]:
         """Log-probabilities and their gradients' squares."""
-        log_probs, _, squares = self._scored(prompts, responses, gradient_squares=True)
+        log_probs, _, squares = self._scored(prompts, responses, routes, gradient_squares=True)
         return log_probs, squares
 
-    def _scored(self, prompts: Ragged, responses: Ragged, gradient_squares: bool) -> list[Ragged]:
+    def _scored(
+        self, prompts: Ragged, responses: Ragged, routes: Ragged | None, gradient_squares: bool
+    ) -> list[Ragged]:
         parts = self.passes(prompts, responses)
-        laid = [self.lay_out(prompts.take(part), responses.take(part)) for part in parts]
+        given = [column for column in (prompts, responses, routes) if column is not None]
+        laid = [self.lay_out(*(column.take(part) for column in given)) for part in parts]
 
         def said(number: int, hidden: torch.Tensor, non_loss_data: bool) -> Scores:
             return self.scores(laid[number], hidden, gradient_squares)
@@ -209,9 +227,11 @@ class MegatronModel:
         """Samples of each pass, of which every rank makes as many: experts are spread over them."""
         return passes_over(prompts, responses, self._setting.training, self._most)
 
-    def lay_out(self, prompts: Ragged, responses: Ragged) -> LaidOut:
+    def lay_out(self, prompts: Ragged, responses: Ragged, routes: Ragged | None = None) -> LaidOut:
         """Samples as they go through the model."""
-        return LAYOUTS[self._setting.training.layout](prompts, responses, self._setting.device)
+        laid = LAYOUTS[self._setting.training.layout](prompts, responses, self._setting.device)
+        model = self._setting.model
+        return laid if routes is None else laid.with_routes(routes, (model.layers, model.active_experts))
 
     def run(self, module: torch.nn.Module, laid: Sequence[LaidOut], said: Callable[..., Any], **how: Any) -> list[Any]:
         """Return what the last stage says of each pass, by megatron-core's schedule; nothing on other stages. module:
@@ -219,6 +239,8 @@ class MegatronModel:
 
         def forward(numbers: Iterator[int], module: torch.nn.Module) -> tuple[torch.Tensor, Callable[..., Any]]:
             number = next(numbers)
+            for layer, replay in self._replays.items():
+                replay.now = _routes_of(laid[number], layer)
             return module(**_inputs(laid[number])), partial(said, number)
 
         with answers(self._setting.device):
@@ -231,6 +253,8 @@ class MegatronModel:
                 micro_batch_size=1,
                 **how,
             )
+        for replay in self._replays.values():
+            replay.again.clear()
         return found
 
     def scores(self, laid: LaidOut, hidden: torch.Tensor, gradient_squares: bool = False) -> Scores:
@@ -268,7 +292,6 @@ class MegatronPolicy:
             # Without overrides, or norms' weights would not decay.
             self._optimizer = get_megatron_optimizer(how, [self._wrapped], {}, use_gloo_process_groups=False)
         self._shards = {name: self._shard(parameter) for name, parameter in model.named.items()}
-        self._routers = _routers(model.module, setting.training.recompute_activations)
         self._step, self._unfinished = torch.zeros((), dtype=torch.int64), False
         self._updates = torch.zeros(())  # as AdamW counts: without steps that were skipped
         self._forget()
@@ -280,7 +303,7 @@ class MegatronPolicy:
     async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
         sums, model = dict[str, float](), self.model
         parts = [part_of(batch, part) for part in model.passes(batch.prompts, batch.responses)]
-        laid = [model.lay_out(part.prompts, part.responses) for part in parts]
+        laid = [model.lay_out(part.prompts, part.responses, part.routes) for part in parts]
 
         def said(number: int, hidden: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, None]:
             nonlocal sums
@@ -289,10 +312,10 @@ class MegatronPolicy:
             return loss, torch.zeros((), dtype=torch.int), None  # tokens, of which the divisor has its own idea
 
         self._unfinished = True
-        with self._routers.counted():
+        with model.routers.counted():
             model.run(self._wrapped, laid, said, forward_only=False)
         sums, self._aggregated.divisor = model.pipeline.from_last((sums, self._aggregated.divisor))
-        for routed in model.pipeline.from_all(self._routers.sums()):
+        for routed in model.pipeline.from_all(model.routers.sums()):
             sums = add_diagnostics(sums, routed)
         return sums
 
@@ -443,7 +466,45 @@ class ByName(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-def _routers(module: GPTModel, recompute: bool) -> Routers:
+class Replay:
+    """The experts of a router's tokens, in the place of megatron-core's `RouterReplay`: `now` of the pass that begins,
+    int16 [N, k], None where the router chooses; `again` of those whose layers are still to be computed once more, of
+    which the first comes first, as backward passes come in the order of forward ones."""
+
+    def __init__(self, routers: Routers, recompute: bool) -> None:
+        self._routers, self._recompute = routers, recompute
+        self.now: torch.Tensor | None = None
+        self.again = deque[torch.Tensor | None]()
+
+    def get_replay_topk(
+        self, scores: torch.Tensor, topk: int, groups: int | None, group_topk: int | None, compute: Callable[..., Any]
+    ) -> tuple[torch.Tensor, torch.Tensor]:
+        """Scores [N, k] of the experts that tokens go to, and these, of scores [N, experts]."""
+        again = self._recompute and torch.is_grad_enabled()
+        routes = self.again.popleft() if again else self.now
+        if self._recompute and not again:
+            self.again.append(routes)
+        found, own = compute(scores, topk, groups, group_topk)
+        if routes is None:
+            return found, own
+        chosen = self._routers.chosen(routes, own, counts=not again)
+        return scores.gather(1, chosen), chosen
+
+
+def _routes_of(laid: LaidOut, layer: int) -> torch.Tensor | None:
+    """Those of `Replay.now`: megatron-core has tokens of all rows side by side."""
+    if laid.routes is None:
+        return None
+    return laid.routes[:, layer].unflatten(0, laid.shape).transpose(0, 1).flatten(0, 1)
+
+
+def _routers_of(module: GPTModel) -> dict[int, Any]:
+    """Routers by the number of their layer."""
+    layers = {each.layer_number - 1: each.mlp for each in module.decoder.layers}
+    return {number: mlp.router for number, mlp in layers.items() if hasattr(mlp, "router")}
+
+
+def _said(recompute: bool) -> Callable[[Any, Any, Any], tuple[torch.Tensor, torch.Tensor] | None]:
     """recompute: layers pass once without gradients, which counts, and once more with them."""
 
     def said(router: Any, inputs: Any, output: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
@@ -452,8 +513,7 @@ def _routers(module: GPTModel, recompute: bool) -> Routers:
         with torch.no_grad():
             return router.gating(inputs[0]), output[1].nonzero()[:, 1]
 
-    layers = {each.layer_number - 1: each.mlp for each in module.decoder.layers}
-    return Routers({number: mlp.router for number, mlp in layers.items() if hasattr(mlp, "router")}, said)
+    return said
 
 
 def _by_source(held: Mapping[str, Held]) -> Iterator[tuple[tuple[str, ...], list[tuple[str, Held]]]]:

@@ -247,15 +247,20 @@ class Routers:
         if routes is None:
             return output
         logits, _, own = output
-        given = routes.long()
-        chosen = torch.where(given < 0, own, given)
+        chosen = self.chosen(routes, own)
         weights = logits.softmax(-1, dtype=torch.float32).gather(-1, chosen)
         if router.norm_topk_prob:
             weights = weights / weights.sum(-1, keepdim=True)
-        if self._counting:
+        return logits, weights.to(logits.dtype), chosen
+
+    def chosen(self, routes: torch.Tensor, own: torch.Tensor, *, counts: bool = True) -> torch.Tensor:
+        """The experts of each token, int64 [N, k]: those that are given, of `ROUTES`, or the router's own. counts:
+        whether this pass does."""
+        given = routes.long()
+        if self._counting and counts:
             others = (given[:, :, None] != own[:, None, :]).all(-1) & (given >= 0)
             self._add(replayed=(given >= 0).sum(), rerouted=others.sum())
-        return logits, weights.to(logits.dtype), chosen
+        return torch.where(given < 0, own, given)
 
     def _count(self, layer: int, *pass_: Any) -> None:
         if not self._counting or (said := self._said(*pass_)) is None:

@@ -38,6 +38,10 @@ class LaidOut(Protocol):
     def shape(self) -> tuple[int, int]:
         """Rows and tokens that go through the model."""
 
+    @property
+    def routes(self) -> torch.Tensor | None:
+        """Experts of the tokens that go through, row after row, int16 [N, layers, k]; None where routers choose."""
+
     def through(self, decoder: PreTrainedModel, received: torch.Tensor | None = None) -> torch.Tensor:
         """The last hidden states: [rows, tokens, H]. received: those before this stage's layers, of the same shape;
         None where it begins with tokens."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -15,7 +16,7 @@ from harness.protocols import TrainEngine, TrainingSetting
 from harness.rl.diagnostics import ROUTED
 from tests.support.fsdp_samples import CPU, assert_close, batch_of, computed
 from tests.support.processes import run_in_processes
-from tests.training_contract.under_test import ALGORITHM, MODELS, SAMPLES, save, train_once
+from tests.training_contract.under_test import ALGORITHM, MODELS, SAMPLES, routes_of, save, train_once
 
 
 def policy_of(engine: str, model: str, recompute: bool = False) -> TrainEngine:
@@ -59,8 +60,12 @@ def of_routers() -> None:
     told = []
     for engine, recompute in (("torch", False), ("megatron", False), ("megatron", True)):
         policy = policy_of(engine, "experts", recompute)
+        routes = routes_of(range(SAMPLES), MODELS["experts"])
         sums = computed(policy.accumulate(batch_of(range(SAMPLES))))
+        replayed = computed(policy.accumulate(replace(batch_of(range(SAMPLES)), routes=routes)))
         told.append({name: value for name, value in sums.items() if name.startswith((ROUTED, "rout"))})
+        told[-1] |= {name: replayed[name] for name in ("replayed", "rerouted")}
+        told[-1]["grad_norm"] = computed(policy.step())["grad_norm"]
         dist.destroy_process_group()
     assert told[0]["routings"] == MODELS["experts"].layers
     assert told[1] == told[2] == pytest.approx(told[0])

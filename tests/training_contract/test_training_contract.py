@@ -88,8 +88,8 @@ def test_tokens_go_to_the_experts_that_were_chosen_before_and_where_none_were_to
     seen: Seen, plain: Run
 ) -> None:
     expected = plain.ranks[0][seen.model].routed
-    if expected is None or not seen.under_test.routes:
-        pytest.skip("it has no experts, or takes none that were chosen before")
+    if expected is None:
+        pytest.skip("it has no experts")
     assert np.abs(expected - plain.ranks[0][seen.model].scored).max() > 1e-2
     for told in seen.ranks:
         assert told.routed is not None

@@ -70,8 +70,7 @@ def nothing() -> None:
 class WorldUnderTest:
     """A training engine, as the suite sees it. path: as `training.engine` has it; layouts: that it is tried in; marker:
     under which its tests run, None for the default run; exact: whether stages leave the bits of untied models as they
-    are; values: whether it has critics; routes: whether tokens go to experts that were chosen before; prepare: what
-    each rank's process does first."""
+    are; values: whether it has critics; prepare: what each rank's process does first."""
 
     name: str
     path: str
@@ -79,7 +78,6 @@ class WorldUnderTest:
     marker: str | None = None
     exact: bool = False
     values: bool = True
-    routes: bool = True
     prepare: Callable[[], None] = nothing
 
 
@@ -113,11 +111,11 @@ MEGATRON = WorldUnderTest(
         Layout(pipeline=2),
         Layout(data=2),
         Layout(data=2, expert=2, models=MOE),
+        Layout(data=2, pipeline=2, expert=2, models=MOE),
         Layout(pipeline=2, tensor=2, models=DENSE),
     ),
     marker="megatron",
     values=False,
-    routes=False,
 )
 REGISTERED = {world.name: world for world in (TORCH, PLAIN, MEGATRON)}
 
@@ -220,7 +218,7 @@ def _of_model(under_test: WorldUnderTest, layout: Layout, rank: int, store: Stor
     scored, squares = computed(world.scorer().gradient_squares(batch.prompts, batch.responses))
     reference = world.reference()
     values = routed = None
-    if MODELS[name].experts and under_test.routes:
+    if MODELS[name].experts:
         save(policy, folder / "0")
         routes = routes_of(range(SAMPLES), MODELS[name])
         routed = computed(world.scorer().log_probs(batch.prompts, batch.responses, routes)).values
