@@ -155,7 +155,10 @@ class HiddenStates(GPTModel):
 
 
 class MegatronModel:
-    """A rank's part of a model, with its first weights, and the passes through it: `harness.protocols.Scorer`."""
+    """A rank's part of a model, with its first weights, and the passes through it: `harness.protocols.Scorer`.
+
+    Thirteen attributes: most say what this rank has of the model, by megatron-core's names and by Hugging Face's.
+    """
 
     def __init__(self, outline: Outline, mesh: DeviceMesh, setting: TrainingSetting) -> None:
         """Takes over the outline, and reads of its weights this rank's part. Raises ValueError for a checkpoint whose
@@ -492,7 +495,7 @@ class Replay:
 
 
 def _routes_of(laid: LaidOut, layer: int) -> torch.Tensor | None:
-    """Those of `Replay.now`: megatron-core has tokens of all rows side by side."""
+    """Routes as `Replay.now` has them: megatron-core has tokens of all rows side by side."""
     if laid.routes is None:
         return None
     return laid.routes[:, layer].unflatten(0, laid.shape).transpose(0, 1).flatten(0, 1)
