@@ -517,8 +517,9 @@ class JobConfig:
 
     @property
     def replays_routing(self) -> bool:
-        """Whether tokens go to the experts that rollout chose."""
-        return self.training.routing_replay and self.model.experts > 0
+        """Whether tokens go to the experts that rollout chose, where a run or what may become one has tokens."""
+        real = self.backend in ("auto", "real")
+        return self.training.routing_replay and self.model.experts > 0 and real
 
     @property
     def refills(self) -> bool:

@@ -122,6 +122,7 @@ def inert_changed(job: JobConfig) -> JobConfig:
 @given(data=st.data())
 def test_what_a_job_does_not_read_changes_no_byte_of_it_and_names_no_cell(schedule: str, data: st.DataObject) -> None:
     job = random_job(schedule, lambda values: data.draw(st.sampled_from(values)))
+    job = replace(job, model=replace(job.model, experts=8, active_experts=2))
     assert told(inert_changed(job)) == told(job)
 
 
