@@ -15,7 +15,7 @@ from harness.metrics.atomic_files import write_text
 from harness.metrics.tables import Table
 from harness.prediction.forecast import SURE, Forecast, interval
 from harness.prediction.prediction import Predicted
-from harness.report.drawing import save_figure
+from harness.report.drawing import legend_below, save_figure
 from harness.report.palette import BLUE, ORANGE, OTHER
 
 READ = {"train": "synchronous rows, and the training phases of the others", "sync": "synchronous rows only"}
@@ -95,28 +95,25 @@ def draw(path: Path, name: str, predicted: Predicted) -> None:
 
 
 def _intervals(figure: Figure, forecasts: Sequence[Forecast]) -> None:
-    figure.set_size_inches(10, 1.8 + 0.6 * len(forecasts))
-    axes = figure.add_subplot()
+    figure.set_size_inches(10, 1 + 0.6 * len(forecasts))
+    axes, right = figure.add_subplot(), 0.0
     for place, one in enumerate(forecasts):
         low, high = one.interval()
-        first = place == 0
-        axes.barh(
-            place, high - low, 0.4, left=low, color=BLUE, alpha=0.35, label=f"{SURE:.0%} of draws" if first else ""
-        )
-        axes.plot([one.median], [place], "o", color=BLUE, label="median" if first else "")
         reference = float(np.median(one.reference_s))
-        axes.plot([reference] * 2, [place - 0.35, place + 0.35], color=OTHER, label="synchronous" if first else "")
+        axes.barh(place, high - low, 0.4, left=low, color=BLUE, alpha=0.35, label=f"{SURE:.0%} of draws")
+        axes.plot([one.median], [place], "o", color=BLUE, label="median")
+        axes.plot([reference] * 2, [place - 0.35, place + 0.35], color=OTHER, label="synchronous")
         if one.row.step_s:
-            axes.plot([one.row.step_s], [place], "D", color=ORANGE, label="published" if first else "")
-        right = max(high, reference, one.row.step_s or 0.0)
+            axes.plot([one.row.step_s], [place], "D", color=ORANGE, label="published")
+        end = max(high, reference, one.row.step_s or 0.0)
         text = f"{one.verdict}, P {one.p_faster:.0%}"
-        axes.annotate(text, (right, place), xytext=(8, 0), textcoords="offset points", va="center")
-    axes.set_yticks(range(len(forecasts)), [str(one.row) for one in forecasts])
-    axes.invert_yaxis()
-    axes.set_xlim(0, 1.3 * axes.get_xlim()[1])  # room for verdicts
-    axes.set_xlabel("seconds per step")
+        axes.annotate(text, (end, place), xytext=(8, 0), textcoords="offset points", va="center")
+        right = max(right, 1.35 * end)  # room for verdicts
+    axes.set(yticks=range(len(forecasts)), yticklabels=[str(one.row) for one in forecasts], xlim=(0, right))
+    axes.set(ylim=(len(forecasts) - 0.5, -0.5), xlabel="seconds per step")
     axes.grid(axis="y", visible=False)
-    axes.legend(loc="upper center", bbox_to_anchor=(0.5, -0.22 - 0.3 / len(forecasts)), ncols=4)
+    handles, labels = axes.get_legend_handles_labels()
+    legend_below(figure, [*dict(zip(labels, handles, strict=True)).values()])
 
 
 def _range(ends: tuple[float, float], digits: int) -> str:

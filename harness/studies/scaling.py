@@ -24,7 +24,7 @@ from harness.planner.plan import Plan, Progress, explore_all, origin, plan_jobs
 from harness.prediction.evidence import SHARED
 from harness.prediction.forecast import SURE, interval, verdict_of
 from harness.prediction.priors import Draws
-from harness.report.drawing import legend_below, lines_high, save_in_every_format
+from harness.report.drawing import legend_below, letters_across, lines_high, save_in_every_format
 from harness.report.palette import OTHER
 
 PAGE = DOCS.parent / "results/reference/simulated/scaling.md"
@@ -246,7 +246,8 @@ def draw_scaling(figure: Figure, data: pd.DataFrame) -> None:
         gain.set(xlabel="devices")
         for axes in (share, gain):
             axes.axhline(1.0, color=OTHER, linewidth=1, linestyle="--", zorder=0)
-        share.set_xticks(sizes, [f"{size:,}" for size in sizes])
+        shown = sizes[:: 1 if letters_across(figure) > 70 else 2]
+        share.set_xticks(shown, [f"{size:,}" for size in shown])
         share.minorticks_off()
     names = ("samples/s (simulated)", "of ideal linear scaling", f"times as fast as {SHARED}, median and {SURE:.0%}")
     for axes, name in zip(panels[:, 0], names, strict=True):

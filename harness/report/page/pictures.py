@@ -272,18 +272,23 @@ def draw_cells_of_matrix(figure: Figure, data: pd.DataFrame) -> None:
     upright = len(values.columns) > min(WIDEST, letters_across(figure, 0.8) // _FIELD)
     if upright:
         values, texts = values.T, texts.T
-    across = letters_across(figure, 0.8) // len(values.columns)
+    beside = max(len(line) for name in values.index for line in str(name).splitlines())
+    across = (letters_across(figure) - beside) // len(values.columns)
     figure.set_figheight(lines_high(9 + 3.6 * len(values)))
     axes = figure.subplots()
     fits = {"fontsize": rcParams["font.size"] * min(1.0, across / _FIELD)}
     sns.heatmap(values, annot=texts, fmt="", cmap=COLORS, linewidths=1, cbar=False, annot_kws=fits, ax=axes)
-    axes.set_xticklabels(["\n".join(fill(line, across) for line in name.splitlines()) for name in values.columns])
+    words = (
+        "\n".join(fill(line, across, break_long_words=False) for line in str(name).splitlines()) for name in values
+    )
+    axes.set_xticklabels(words, **fits)
     for row, column in zip(*np.nonzero(values.isna().to_numpy()), strict=True):
         axes.text(column + 0.5, row + 0.5, "not run", ha="center", va="center")
     axes.tick_params(length=0, rotation=0)
     notes = ["in brackets the 95 % interval of the mean"] if np.isfinite(data["low"]).any() else []
     notes += ["*: significantly different from the baseline, paired by seed"] if marks.eq(" *").any() else []
-    axes.set(xlabel="\n".join(["schedule" if upright else "off-policy correction", *notes]), ylabel="")
+    below = ["schedule" if upright else "off-policy correction", *notes]
+    axes.set(xlabel="\n".join(fill(line, letters_across(figure, 0.7)) for line in below), ylabel="")
 
 
 DRAWINGS: dict[DrawTable, frozenset[str]] = {
