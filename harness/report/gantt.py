@@ -1,4 +1,4 @@
-"""Gantt charts, a lane per engine: of one run its first iterations, of two runs the same seconds."""
+"""Gantt charts, a lane per engine: of runs the same seconds after their warm-up, of one run its first iterations."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
+from harness.metrics.formatting import plural
 from harness.metrics.timeline import BACKGROUND_SYNC_KINDS, SYNC_KINDS, Interval, Place, Timeline, lanes
 from harness.protocols import Span
 from harness.report.drawing import legend_below, letters_across, lines_high
@@ -25,6 +26,7 @@ _ITERATION = "iteration"
 _UNTRAINED = _TRANSFERS | {_WAIT, _ITERATION}
 """Kinds of spans that are of no data."""
 _NOT_TRAINED = "#B8C2CC"
+_IDLES = 0.05  # of the time: an engine of the host that does less has no lane
 _SMALLEST_GAP = 0.003  # of the width
 _LOWEST_LABEL = 0.1  # of a lane of an engine: text in a lower bar would not be readable
 MOST_BARS = 4_000
@@ -36,23 +38,13 @@ Paint = Callable[[Span], tuple[str, str]]
 """The colour of a bar, and what is written in it."""
 
 
-def draw_gantt(figure: Figure, timeline: Timeline, version: DataVersion, iterations: int = _ITERATIONS) -> pd.DataFrame:
-    """Draw the first iterations of `timeline`, coloured by the version that sampled the data."""
-    shown, window = first_window(timeline, iterations)
-    figure.set_size_inches(13, 1.9 + 0.5 * len(timeline.placement))
-    axes = figure.subplots()
-    bars = draw_lanes(axes, timeline, list(timeline.placement), shown, window, by_data(version))
-    legend_of_data(figure, drawn := _as_table(bars, version))
-    return drawn
-
-
 def same_seconds(
     runs: Mapping[str, tuple[Timeline, DataVersion | None]], iterations: int = _ITERATIONS
 ) -> pd.DataFrame:
     """Tabulate what devices did in the same seconds after warm-up, as many as the slowest of these runs takes for so
     many iterations: a row for each bar, and, of the kind `iteration`, for each iteration that ends in that time. label:
-    of the run; start, end: from the end of its warm-up on; data: as its `DataVersion` says, where it has one. Roles of
-    the host are left out."""
+    of the run, with how many bars it has beyond the longest `MOST_BARS`; start, end: from the end of its warm-up on;
+    data: as its `DataVersion` says, where it has one. Left out are engines on the host that do next to nothing."""
     starts = {label: timeline.steady_window()[0] for label, (timeline, _) in runs.items()}
     ends = {
         label: sorted(end for end in timeline.iteration_ends.values() if end > starts[label] + 1e-9)
@@ -63,9 +55,15 @@ def same_seconds(
     for label, (timeline, version) in runs.items():
         start = starts[label]
         spans = [s for s in timeline.spans if s.end > start and s.start < start + length]
-        places = [owner for owner, place in timeline.placement.items() if not place.pool.startswith("host ")]
-        longest = _longest([span for span in spans if (span.role, span.engine) in places])
-        bars = [span for owner in places for span in longest if (span.role, span.engine) == owner]
+        longest = sorted(spans, key=lambda span: span.start - span.end)[:MOST_BARS]
+        of_engines = [
+            [span for span in longest if (span.role, span.engine) == owner]
+            for owner, place in timeline.placement.items()
+            if not place.pool.startswith("host ")
+            or timeline.busy_seconds(owner[0]) > _IDLES * timeline.elapsed_window()[1]
+        ]
+        bars = [span for of_engine in of_engines for span in of_engine]
+        label += f" (the longest {MOST_BARS:,} of {len(spans):,} bars)" if len(spans) > MOST_BARS else ""
         within = [
             i for i, end in timeline.iteration_ends.items() if start < end - 1e-9 and end <= start + length + 1e-9
         ]
@@ -80,7 +78,7 @@ def same_seconds(
 def draw_same_seconds(figure: Figure, data: pd.DataFrame) -> None:
     """A panel for each run, on one scale of time, with how many iterations each ends in it; coloured by the version of
     the data where that is known, else by kind of work."""
-    length, panels_of, drawn = float(data["end"].max()), list[tuple[str, Timeline, Paint]](), list[Span]()
+    length, panels_of = float(data["end"].max()), list[tuple[str, Timeline, Paint]]()
     for label, rows in data.groupby("label", sort=False):
         rows = rows.astype({"role": str, "engine": str})
         marks, bars = (rows[(rows["kind"] == _ITERATION) == whether] for whether in (True, False))
@@ -97,14 +95,13 @@ def draw_same_seconds(figure: Figure, data: pd.DataFrame) -> None:
     ratios = [len(timeline.placement) for _, timeline, _ in panels_of]
     panels = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0]
     for axes, (label, timeline, paint) in zip(panels, panels_of, strict=True):
-        shown, within = list(timeline.iteration_ends), (0.0, length)
-        drawn += draw_lanes(axes, timeline, list(timeline.placement), shown, within, paint)
-        title = fill(f"{label} · {len(shown)} iterations in {length:.3g} s", letters_across(figure, 0.8))
+        draw_lanes(axes, timeline, (0.0, length), paint)
+        title = f"{label} · {plural(len(timeline.iteration_ends), 'iteration')} in {length:.3g} s".removeprefix(" · ")
+        title = fill(title, letters_across(figure, 0.8))
         axes.set_title(title, loc="left", fontweight="bold", pad=lines_high(1.7) * 72)
-        axes.set_xlabel("")
     panels[-1].set_xlabel("seconds, from the end of warm-up")
     if paint is by_kind:
-        legend(figure, drawn, length)
+        legend(figure, [span for _, timeline, _ in panels_of for span in timeline.spans], length)
     else:
         legend_of_data(figure, data[data["kind"] != _ITERATION])
 
@@ -117,33 +114,20 @@ def _as_table(bars: Sequence[Span], version: DataVersion | None) -> pd.DataFrame
     return pd.DataFrame(rows, columns=fields).assign(data=pd.array(data, "Int64"))
 
 
-def draw_lanes(
-    axes: Axes, timeline: Timeline, engines: Sequence[Owner], shown: Sequence[int], window: Interval, paint: Paint
-) -> list[Span]:
-    """A lane for each of these engines, over this window; the iterations `shown` are marked above. Returns what has a
-    bar."""
-    within = (span for span in timeline.spans if span.end > window[0] and span.start < window[1])
-    spans = [span for span in within if (span.role, span.engine) in set(engines)]
-    if len(spans) > MOST_BARS:
-        told = f"the longest {MOST_BARS:,} of {len(spans):,} bars"
-        axes.annotate(told, (1, 0), (-4, 4), "axes fraction", "offset points", ha="right", va="bottom")
-        spans = _longest(spans)
+def draw_lanes(axes: Axes, timeline: Timeline, window: Interval, paint: Paint) -> None:
+    """A lane for each engine; the iterations are marked above."""
+    engines, spans = list(timeline.placement), timeline.spans
     for row, owner in enumerate(engines):
         stacked = lanes(s for s in spans if (s.role, s.engine) == owner)
         height = 0.8 / max(1, len(stacked))
         for lane, lane_spans in enumerate(stacked):
             for span in lane_spans:
                 _bar(axes, span, window, row - 0.4 + lane * height, height, paint)
-    _mark_iterations(axes, timeline, shown, window)
+    _mark_iterations(axes, timeline, list(timeline.iteration_ends), window)
     alone = {role for role, _ in engines if sum(owner == role for owner, _ in engines) == 1}
     axes.set_yticks(range(len(engines)), [role if role in alone else f"{role} {engine}" for role, engine in engines])
-    axes.set(xlim=window, ylim=(len(engines) - 0.4, -0.6), xlabel="time since the run began (s)")
+    axes.set(xlim=window, ylim=(len(engines) - 0.4, -0.6))
     axes.grid(visible=False)
-    return spans
-
-
-def _longest(spans: Sequence[Span]) -> list[Span]:
-    return sorted(spans, key=lambda span: span.start - span.end)[:MOST_BARS]
 
 
 def by_kind(span: Span) -> tuple[str, str]:
@@ -191,17 +175,6 @@ def legend_of_data(figure: Figure, drawn: pd.DataFrame) -> None:
 
 def _patch(color: str, label: str) -> Patch:
     return Patch(facecolor=color, edgecolor="0.6" if color == KINDS[_WAIT] else color, label=label)
-
-
-def first_window(timeline: Timeline, iterations: int) -> tuple[list[int], Interval]:
-    """The iterations to show and their window. A first iteration that takes more than half of it, because everything
-    starts in it, is left out, so that the rest can be seen."""
-    order = sorted(timeline.iteration_ends)
-    shown = order[:iterations]
-    first, last = timeline.window(shown[0]), timeline.window(shown[-1])
-    if len(order) > 1 and first[1] - first[0] > 0.5 * (last[1] - first[0]):
-        shown = order[1 : iterations + 1]
-    return shown, (timeline.window(shown[0])[0], timeline.window(shown[-1])[1])
 
 
 def _bar(axes: Axes, span: Span, window: Interval, bottom: float, height: float, paint: Paint) -> None:

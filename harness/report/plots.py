@@ -17,7 +17,7 @@ from harness.comparison.curves import RoleTime, role_times
 from harness.metrics.manifest import identity_of, run_title
 from harness.metrics.run_files import load_evaluations, load_manifest, load_metrics, load_samples, load_timeline
 from harness.report.drawing import Draw, legend_below, letters_across, lines_high, save_figure
-from harness.report.gantt import data_versions, draw_gantt
+from harness.report.gantt import data_versions, draw_same_seconds, same_seconds
 from harness.report.palette import BLUE, GREEN, OF_TIME, ORANGE, OTHER
 
 _TRAINED = {"reward/exact_match": ("exact match, trained", BLUE), "reward/mean": ("mean reward, trained", ORANGE)}
@@ -39,6 +39,11 @@ def draw_run(run_dir: Path) -> list[Path]:
     title = run_title(identity_of(load_manifest(run_dir)))
     found = pd.DataFrame(load_evaluations(run_dir))
 
+    def draw_gantt(figure: Figure) -> pd.DataFrame:
+        figure.set_figwidth(13)
+        draw_same_seconds(figure, drawn := same_seconds({"": (timeline, version)}))
+        return drawn
+
     def draw_time(figure: Figure) -> pd.DataFrame:
         figure.set_figwidth(9)
         draw_idle(figure, times := idle_times({"": role_times([timeline])}))
@@ -47,7 +52,7 @@ def draw_run(run_dir: Path) -> list[Path]:
     rewarded: dict[str, Draw] = {"reward.png": lambda figure: draw_reward(figure, metrics, found)}
     drawings: dict[str, Draw] = (rewarded if "reward/mean" in metrics else {}) | {
         "staleness.png": lambda figure: draw_staleness(figure, metrics, samples),
-        "gantt.png": lambda figure: draw_gantt(figure, timeline, version),
+        "gantt.png": draw_gantt,
         "idle.png": draw_time,
     }
     return [save_figure(run_dir / name, title, draw) for name, draw in drawings.items()]

@@ -30,7 +30,7 @@ from harness.metrics.samples import SampleRecord, reward_metrics, staleness_metr
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
 from harness.report.drawing import COLUMN, PAGE, draw_again, read_table, save_in_every_format
-from harness.report.gantt import MOST_BARS, data_versions, draw_gantt, draw_same_seconds, first_window, same_seconds
+from harness.report.gantt import MOST_BARS, data_versions, draw_same_seconds, same_seconds
 from harness.report.page.paper_table import TEXT_PT
 from harness.report.page.pictures import DRAWINGS, PICTURES, draw_comparison, draw_front, draw_matrix
 from harness.report.plots import draw_idle, draw_run, idle_times
@@ -297,14 +297,15 @@ def test_the_gantt_chart_names_every_engine_and_the_versions_that_sample(tmp_pat
     figure = Figure()
     path = write_run(tmp_path, iterations=8, lag=0).path
     timeline = load_timeline(path)
-    draw_gantt(figure, timeline, data_versions(timeline, load_samples(path)), iterations=3)
+    draw_same_seconds(figure, same_seconds({"": (timeline, data_versions(timeline, load_samples(path)))}, iterations=3))
     words = texts(figure)
-    assert {"rollout 0", "rollout 1", "reference", "actor", "iteration 3", "v2", "sampled by version"} <= set(words)
-    assert "iteration 4" not in words and "waits for samples" in words and "not trained" not in words
+    assert {"rollout 0", "rollout 1", "reference", "actor", "iteration 5", "v2", "sampled by version"} <= set(words)
+    assert "3 iterations in 0.45 s" in words and not {"iteration 2", "iteration 6"} & set(words)
+    assert "waits for samples" in words and "not trained" not in words
     quiet = Timeline({("actor", "0"): Place("actor", ("a",))})
     quiet.add([Span("actor", "0", "update_actor", 0.0, 1.0, 0, 0)])
     quiet.end_iteration(0, 1.0)
-    draw_gantt(alone := Figure(), quiet, lambda span: 0)
+    draw_same_seconds(alone := Figure(), same_seconds({"": (quiet, lambda span: 0)}))
     assert [text.get_text() for text in alone.legends[0].texts] == ["sampled by version", "0"]
 
 
@@ -356,14 +357,6 @@ def test_work_on_samples_has_the_version_that_sampled_them() -> None:
         ("generate", 0.0): 3,
         ("publish_weights", 3.2): 6,
     }
-
-
-def test_the_gantt_chart_leaves_out_a_first_iteration_that_dwarfs_the_rest() -> None:
-    timeline = Timeline({("actor", "0"): Place("actor", ("a",))})
-    for iteration, end in enumerate([30.0, 31.0, 32.0, 33.0], start=1):
-        timeline.end_iteration(iteration, end)
-    assert first_window(timeline, iterations=2) == ([2, 3], (30.0, 32.0))
-    assert first_window(timeline, iterations=200) == ([2, 3, 4], (30.0, 33.0))
 
 
 def test_the_printed_summary_says_what_the_files_say(tmp_path: Path) -> None:
@@ -423,8 +416,8 @@ def test_a_picture_of_a_trace_without_end_has_its_longest_bars_and_says_so() -> 
     timeline.add(Span("actor", "0", "update_actor", row * 1e-3, 10.0, 0, 0) for row in range(MOST_BARS + 1))
     figure = Figure()
 
-    draw_gantt(figure, timeline, lambda span: 0)
+    draw_same_seconds(figure, same_seconds({"run": (timeline, lambda span: 0)}))
 
     (axes,) = figure.axes
     assert len(axes.patches) == MOST_BARS
-    assert "the longest 4,000 of 4,001 bars" in [text.get_text() for text in axes.texts]
+    assert axes.get_title("left").startswith("run (the longest 4,000 of 4,001 bars)")
