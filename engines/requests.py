@@ -11,8 +11,9 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
+from harness.config.job import routes_dtype
 from harness.config.model_folder import shape_of
-from harness.protocols import Clock, Completion, FinishReason, Request, Sampling, routes_dtype
+from harness.protocols import Clock, Completion, FinishReason, Request, Sampling
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -93,11 +93,6 @@ class Completion:
         return self.length if self.mask is None else int(self.mask.sum())
 
 
-def routes_dtype(experts: int) -> Literal["uint8", "int16"]:
-    """The dtype of `Completion.routes`, where a layer has so many experts."""
-    return "uint8" if experts <= 256 else "int16"
-
-
 @dataclass(frozen=True, slots=True)
 class Request:
     """A sample to generate. prompt: int64 [P]. `partial` is what to go on from, losing no token: an aborted completion,

@@ -32,7 +32,7 @@ import torch.nn.functional as F
 from engines.requests import RouteShape
 from engines.torch.model import blocks_of, float32_head, model_shape
 from engines.torch.packing import refuse_changed_scores, window_mask
-from harness.protocols import routes_dtype
+from harness.config.job import routes_dtype
 from harness.rl.log_probs import logits_in_float32
 
 if TYPE_CHECKING:

@@ -349,6 +349,11 @@ OptimizerOffload = Literal["none", "between_phases", "always"]
 """Never; whenever no step is made; and of a step, all but the parameter of which it is the turn."""
 
 
+def routes_dtype(experts: int) -> Literal["uint8", "int16"]:
+    """The dtype in which experts of tokens are told (`harness.protocols.Completion`), of a layer that has so many."""
+    return "uint8" if experts <= 256 else "int16"
+
+
 @dataclass(frozen=True, config=STRICT)
 class TrainingConfig:
     """How training is computed; what is learnt stays the same but for rounding."""

@@ -6,7 +6,10 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from harness.config import AlgorithmConfig, JobConfig
+import numpy as np
+
+from harness.config import JobConfig
+from harness.config.job import routes_dtype
 from harness.config.placement import Placement
 from harness.config.transports import transport_of
 from harness.cost_model.shape import sent_bytes, weight_bytes
@@ -86,11 +89,15 @@ class HostLoad:
     gpu: bool
 
 
-def row_bytes(algorithm: AlgorithmConfig, prompt: int, response: int) -> float:
-    """A sample's columns: tokens are int64, what is said of each is float32, its version int32, its mask a byte."""
+def row_bytes(config: JobConfig, prompt: int, response: int) -> float:
+    """A sample's columns: tokens are int64, what is said of each is float32, its version int32, its mask a byte; and
+    the experts of each, where they are replayed."""
+    algorithm, model = config.algorithm, config.model
+    experts = model.layers * model.active_experts * np.dtype(routes_dtype(model.experts)).itemsize
     said = 1 + algorithm.has_reference + algorithm.recompute_log_probs + algorithm.freezes_proximal
     said += algorithm.has_critic or algorithm.has_token_baseline  # advantages, then
-    return 8 * prompt + (8 + 4 * said + 4 + 1) * response
+    of_tokens = 8 * prompt + (8 + 4 * said + 4 + 1) * response
+    return of_tokens + config.replays_routing * experts * (prompt + response)
 
 
 def fullest_host(config: JobConfig, placement: Placement, load: HostLoad, hosts: Hosts) -> HostMemory:

@@ -177,7 +177,7 @@ def _fullest_host(config: JobConfig, placement: Placement, setting: PlanSetting)
     rank = RankMemory(config.model, pass_of(config, placement, setting))
     trained = "critic" if "critic" in placement.devices else "actor"
     critic = RankMemory(config.model, pass_of(config, placement, setting, trained))
-    algorithm, row = config.algorithm, row_bytes(config.algorithm, setting.lengths.prompt, setting.lengths.response)
+    algorithm, row = config.algorithm, row_bytes(config, setting.lengths.prompt, setting.lengths.response)
     kept = algorithm.batch_samples / rank.work.ranks * row if algorithm.steps_per_version > 1 else 0.0
     load = HostLoad(
         transport=setting.transport,
@@ -339,7 +339,7 @@ def _kept_rows(config: JobConfig, ranks: int, setting: PlanSetting) -> list[Item
     algorithm, lengths = config.algorithm, setting.lengths
     if setting.gpu or setting.simulated or algorithm.steps_per_version == 1:
         return []
-    row = row_bytes(algorithm, lengths.prompt, lengths.response)
+    row = row_bytes(config, lengths.prompt, lengths.response)
     return [Item("rows kept for later passes", algorithm.batch_samples / ranks * row, ("score", *TRAINING))]
 
 

@@ -25,6 +25,7 @@ from typing import Any
 
 from harness.checks.layout import capacity_rows
 from harness.checks.plugins import queue_storage
+from harness.config.job import routes_dtype
 from harness.config.placement import ENGINE_ROLES, HOST_ROLES, Placement, host_roles
 from harness.driver.backends import RunBackend, RunSpec
 from harness.driver.build import ROLE_CLASSES, WorkerSpec, build_in_stages, build_roles
@@ -37,7 +38,6 @@ from harness.driver.pools import AlreadyDone, CompletedGroups, RolloutPool, Stag
 from harness.driver.prompts import PromptSource, RecordedDrops
 from harness.driver.published_weights import PublishedWeights
 from harness.driver.restarts import CarryOut, EngineRestarts, WorkerRestarts, lacks_samples, once
-from harness.protocols import routes_dtype
 from harness.rl.advantages import needs_whole_batch
 from harness.rl.filters import GIVEN, given_to_filter
 from harness.runtime.runtime import Build, Handle, RealClock, RoleName, collect_waits

@@ -160,6 +160,10 @@ def test_a_host_holds_what_leaves_its_gpus_and_of_several_the_fullest_counts() -
     vllm = host_items("schedule=colocate_sync", "engine=vllm")
     assert vllm["processes of engines"] == 8 * 4 * GIB and "weights of engines that sleep" not in vllm, "level 2"
     assert host_items(*colocated, response=1100)["rows of the queue"] > 5 * bare["rows of the queue"]
+    experts = ("model=qwen3-30b-a3b", "model.checkpoint=null", "backend=real", "training.routing_replay=")
+    without, replayed = (host_items(*colocated, experts[-1] + switch, *experts[:-1]) for switch in ("false", "true"))
+    rows = without["rows of the queue"] / (8 * 28 + (8 + 4 * 3 + 4 + 1) * 100)
+    assert replayed["rows of the queue"] - without["rows of the queue"] == pytest.approx(rows * 48 * 8 * 128)
     job = ("schedule=fully_async", "cluster.devices=16", "schedule.split.rollout=8", "algorithm.batch_groups=64")
     config = compose_job(["model=qwen7b", "model.checkpoint=null", "training.optimizer_offload=always", *job])
     schedule, placement = make_schedule(config), resolve_split(config.schedule.split, 16, device_roles(config))
