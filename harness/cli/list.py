@@ -28,9 +28,11 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     for group in GROUPS:
         firsts = [(EXPERIMENTS / group / f"{name}.yaml").read_text("utf-8").split("\n")[0] for name in choices(group)]
         told = [(name, first.lstrip("# ")) for name, first in zip(choices(group), firsts, strict=True)]
-        console.print(Table("", (f"{group}=", "what it is"), told))
+        console.print(f"{group}=", style="bold")
+        console.print(Table("", ("name", "what it is"), told))
     papers = [(name, read_experiment(name).title) for name in names()]
-    console.print(Table("", ("paper=", "of `cadence paper`"), papers))
+    console.print("paper= (of `cadence paper`)", style="bold")
+    console.print(Table("", ("name", "what it is"), papers))
     console.print(f"Settings of each stand in {EXPERIMENTS.name}/<group>/<name>.yaml; change them by name, such as")
     console.print("  cadence bench schedule.max_staleness=1 algorithm.correction=tis", highlight=False)
     return 0
