@@ -53,9 +53,9 @@ def counted(engine: Any) -> list[list[int]]:
     passes: list[list[int]] = []
     lay_out = engine._scorer.lay_out
 
-    def counting(prompts: Ragged, responses: Ragged) -> Any:
+    def counting(prompts: Ragged, responses: Ragged, *others: Any) -> Any:
         passes.append((prompts.lengths + responses.lengths).tolist())
-        return lay_out(prompts, responses)
+        return lay_out(prompts, responses, *others)
 
     engine._scorer.lay_out = counting
     return passes

@@ -1,5 +1,6 @@
 """What can be known before a job starts to be impossible, on machines that are made up here."""
 
+import sys
 from dataclasses import fields
 from pathlib import Path
 
@@ -422,7 +423,10 @@ def test_what_no_device_can_do_is_refused(settings: list[str], told: str) -> Non
         ),
     ],
 )
-def test_what_can_be_simulated_only_is_refused_on_real_devices(settings: list[str], told: str) -> None:
+def test_what_can_be_simulated_only_is_refused_on_real_devices(
+    settings: list[str], told: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("CADENCE_SGLANG_PYTHON", sys.executable)
     job = (
         "schedule.split.rollout=8",
         "cluster.devices=16",
