@@ -9,6 +9,7 @@ and goes on (`sys.unraisablehook`).
 from __future__ import annotations
 
 import asyncio
+import atexit
 import signal
 import sys
 from collections.abc import Callable, Coroutine, Iterator
@@ -37,6 +38,8 @@ def keep_interrupts() -> None:
     sys.unraisablehook = interrupt.hear
     for number in (signal.SIGINT, signal.SIGALRM):
         signal.signal(number, interrupt)
+    # An alarm that is still to come would kill an interpreter which has given up its handlers.
+    atexit.register(signal.setitimer, signal.ITIMER_REAL, 0.0)
 
 
 class _Interrupt:
