@@ -52,6 +52,7 @@ class RunningSample:
     kept: int = 0  # tokens whose keys and values are in its slot from its last turn
     cut: bool = False  # it is to end as soon as it has a token
     routes: list[np.ndarray] = field(default_factory=list)  # of its first tokens, [.., layers * k], in their order
+    routed: int = 0  # tokens whose experts are known
 
     @classmethod
     def of(cls, request: Request, sampling: Sampling) -> RunningSample:
@@ -64,7 +65,8 @@ class RunningSample:
             sample.versions += partial.versions.tolist()
             sample.started_at, sample.first_token_at = partial.started_at, partial.first_token_at
             sample.given = len(partial.tokens)
-            sample.routes += [] if partial.routes is None else [partial.routes]
+            if partial.routes is not None:
+                sample.keep_routes(partial.routes)
         return sample
 
     def finish_reason(self) -> FinishReason | None:
@@ -80,19 +82,18 @@ class RunningSample:
         """Tokens that the engine may still be asked for."""
         return 1 if self.cut else self.sampling.max_tokens - len(self.log_probs)
 
-    @property
-    def routed(self) -> int:
-        """Tokens whose experts are known."""
-        return sum(map(len, self.routes))
+    def keep_routes(self, found: np.ndarray) -> None:
+        """Add the experts of tokens that follow those that are known, as a completion has them."""
+        self.routes.append(found)
+        self.routed += len(found)
 
     def add_routes(self, told: np.ndarray, shape: RouteShape) -> None:
-        """Add the experts of tokens that follow those that are known, in their order. RuntimeError where these are more
-        tokens than were followed by another."""
+        """Add them as an engine tells them. RuntimeError where these are more tokens than were followed by another."""
         found = told.reshape(-1, shape.of_token).astype(routes_dtype(shape.experts))
         if self.routed + len(found) >= len(self.context):
             known = f"{self.routed} and {len(found)}"
             raise RuntimeError(f"sample {self.sample_id}: experts of {known} tokens, and it has {len(self.context)}")
-        self.routes.append(found)
+        self.keep_routes(found)
 
     def completion(self, reason: FinishReason, now: float) -> Completion:
         """The sample as `RolloutEngine.finished` returns it. now: its end, in seconds of the engine's clock."""

@@ -49,7 +49,7 @@ from engines.torch.model import float32_head, outline_model
 from engines.torch.packing import Boundaries, PackedBatch, packed_attention
 from engines.torch.pipeline import Pipeline
 from engines.torch.policy_loss import PolicyLoss
-from engines.torch.scoring import LAYOUTS, Head, LaidOut, Scores, in_order
+from engines.torch.scoring import LAYOUTS, Head, LaidOut, Scores, in_order, lay_out_parts
 from harness.config import AlgorithmConfig
 from harness.protocols import CriticEngine, TrainBatch, TrainingSetting
 from harness.rl.aggregation import LossSum
@@ -216,8 +216,7 @@ class MegatronModel:
         self, prompts: Ragged, responses: Ragged, routes: Ragged | None, gradient_squares: bool
     ) -> list[Ragged]:
         parts = self.passes(prompts, responses)
-        given = [column for column in (prompts, responses, routes) if column is not None]
-        laid = [self.lay_out(*(column.take(part) for column in given)) for part in parts]
+        laid = lay_out_parts(self.lay_out, parts, prompts, responses, routes)
 
         def said(number: int, hidden: torch.Tensor, non_loss_data: bool) -> Scores:
             return self.scores(laid[number], hidden, gradient_squares)

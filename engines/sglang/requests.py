@@ -220,6 +220,11 @@ class SampleRequests:
 
     def _require_reason(self, sample: RunningSample, reply: Reply) -> None:
         finish = reply.finish or {"type": "nothing"}
+        if self._routes is not None and finish["type"] in ("stop", "length") and not reply.routes:
+            raise RuntimeError(
+                f"{self._client.owner}: its SGLang server does not tell which experts it chose; start it with "
+                "--enable-return-routed-experts, or set training.routing_replay=false"
+            )
         if finish["type"] not in ("stop", "length") and not (self.ending or sample.cut):
             raise RuntimeError(
                 f"{self._client.owner}: its SGLang server gave up sample {sample.sample_id}: {finish}; "

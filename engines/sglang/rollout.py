@@ -37,7 +37,7 @@ class SGLangRollout(SlotEngine):
 
     Raises what `open_server` raises; RuntimeError or TimeoutError where the server does not start.
 
-    Sixteen attributes: six are parts that speak to the server, and six what it was last asked for.
+    Seventeen attributes: six are parts that speak to the server, and six what it was last asked for.
     """
 
     def __init__(

@@ -119,7 +119,7 @@ class SlotModel:
     """Runs the model's own modules against the slot cache; rows of a decode pass are slots 0, 1, 2, ...
 
     The cache is, per layer, keys and values of [slots, length, kv_heads, head_dim] in the model's dtype, allocated once
-    for `slots` sequences of `max_length` tokens. Of its fifteen attributes nine are the sizes of model and cache.
+    for `slots` sequences of `max_length` tokens. Of its sixteen attributes nine are the sizes of model and cache.
     """
 
     def __init__(self, model: PreTrainedModel, slots: int, *, routes: bool = False) -> None:
@@ -140,7 +140,7 @@ class SlotModel:
             _use_slot_attention(model)
         if shape["experts"] and self.head.weight.device.type == "cpu":
             use_padded_experts(model, ROWS)
-        self._routes = Routes(model, slots, self.capacity) if routes else None
+        self.routes = Routes(model, slots, self.capacity) if routes else None
         self.allocate()
 
     @torch.inference_mode()
@@ -189,10 +189,6 @@ class SlotModel:
         """Exchange the keys and values of two slots."""
         for tensor in self.keys + self.values:
             tensor[[one, other]] = tensor[[other, one]]
-
-    def routes_between(self, slot: int, start: int, end: int) -> np.ndarray | None:
-        """The experts of these tokens of a slot, [end - start, layers * k]; None where none are noted."""
-        return None if self._routes is None else self._routes.of[slot, start:end].copy()
 
     def can_extend(self, start: int, end: int) -> bool:
         """Whether `extend` from `start` to `end` tokens gives the bits of a prefill, and has room for its padding."""
@@ -324,8 +320,8 @@ class SlotModel:
             return self._blocks(tokens, positions, cached)
         decoder = self.model.base_model
         output = decoder(input_ids=tokens[None], position_ids=positions[None], use_cache=False, slot_attention=cached)
-        if self._routes is not None:
-            self._routes.note(where)
+        if self.routes is not None:
+            self.routes.note(where)
         return output.last_hidden_state[0]
 
     def _blocks(self, tokens: torch.Tensor, positions: torch.Tensor, attention: Attention) -> torch.Tensor:

@@ -176,7 +176,9 @@ class TorchRollout(SlotEngine):
             raise FloatingPointError(
                 f"engine {self.name}: log-probabilities under version {self.version} are not finite"
             )
-        self._note_routes()
+        if (routes := self._cache.routes) is not None:
+            for row, sample in enumerate(self._running):  # of tokens that were read for the first time
+                sample.keep_routes(routes.of[row, sample.routed : len(sample.context)].copy())
         for sample, token, log_prob in zip(self._running, tokens.tolist(), log_probs.tolist(), strict=True):
             sample.context.append(token)
             sample.log_probs.append(log_prob)
@@ -267,12 +269,6 @@ class TorchRollout(SlotEngine):
             sample.cached, sample.kept = True, 0
         self._cache.prefill(whole)
         self._cache.extend(rest)
-
-    def _note_routes(self) -> None:
-        """Keep the experts of tokens that were read for the first time: as they are when the next one is sampled."""
-        for row, sample in enumerate(self._running):
-            if (found := self._cache.routes_between(row, sample.routed, len(sample.context))) is not None:
-                sample.routes.append(found)
 
     def _retire(self) -> None:
         """Take finished samples out of their slots; the last running one moves into the gap: rows stay dense."""

@@ -190,8 +190,7 @@ def score_parts(
 ) -> list[Ragged]:
     """Columns of float32 values, one for every response token, on every stage. at_tokens: of `scorer`; parts: the
     samples of each forward pass, every one once; routes: as of `TrainBatch`."""
-    given = [column for column in (prompts, responses, routes) if column is not None]
-    laid = [scorer.lay_out(*(column.take(part) for column in given)) for part in parts]
+    laid = lay_out_parts(scorer.lay_out, parts, prompts, responses, routes)
     found = list[tuple[torch.Tensor, ...]]()
 
     def forward(number: int, received: torch.Tensor | None) -> torch.Tensor | None:
@@ -203,6 +202,12 @@ def score_parts(
 
     pipeline.compute([each.shape for each in laid], forward)
     return in_order(found, responses, parts, pipeline)
+
+
+def lay_out_parts(lay_out: Callable[..., LaidOut], parts: Sequence[Part], *columns: Ragged | None) -> list[LaidOut]:
+    """Samples as `lay_out` lays them out by these columns, but those that are None: each part for itself."""
+    given = [column for column in columns if column is not None]
+    return [lay_out(*(column.take(part) for column in given)) for part in parts]
 
 
 def in_order(

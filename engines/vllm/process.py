@@ -65,8 +65,8 @@ class VLLMProcess:
             self.base = base_of(model, Path(self._folder.name))
             """The base of adapters, if there are any: then the folder stays."""
             arguments = _arguments(model, slots, device, options, tensor_parallel)
-            if routes:  # which it keeps beside the blocks of its cache
-                arguments |= {"enable_return_routed_experts": True, "enable_prefix_caching": True}
+            if routes:  # which it keeps beside the blocks of its cache; it refuses to where prefixes are not
+                arguments = {"enable_prefix_caching": True} | arguments | {"enable_return_routed_experts": True}
             self.llm = _start(self._folder.name, arguments, options.log_level, self._count)
         except BaseException:
             self._folder.cleanup()

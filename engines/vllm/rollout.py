@@ -34,7 +34,7 @@ class VLLMRollout(SlotEngine):
 
     device: of this process; tensor_parallel: devices that share each layer, that one and those after it.
 
-    `model` gives the weights to start with and is not kept. Seventeen attributes: most say what is under way between
+    `model` gives the weights to start with and is not kept. Eighteen attributes: most say what is under way between
     this process and vLLM's.
     """
 

@@ -11,7 +11,7 @@ import pytest
 import torch
 
 from engines.requests import RouteShape, RunningSample
-from engines.sglang.requests import Reply, body_of
+from engines.sglang.requests import Reply, SampleRequests, body_of
 from engines.torch.fsdp import FSDPEngine
 from engines.torch.model import blocks_of, build_model
 from engines.torch.rollout import TorchRollout
@@ -156,3 +156,12 @@ def test_what_vllm_and_sglang_tell_is_added_to_what_is_known_and_more_than_can_b
     meta = {"completion_tokens": 1, "output_token_logprobs": [(-1.0, 5, None)], "finish_reason": {"type": "stop"}}
     reply.add({"output_ids": [5], "meta_info": meta | {"routed_experts": b64encode(new.tobytes()).decode()}})
     assert reply.routes
+    silent = Reply(Sampling(max_tokens=8), "engine 0")
+    silent.add({"output_ids": [5], "meta_info": meta})
+    nothing: Any = lambda *_: None  # noqa: E731
+    calls = dict.fromkeys(("prepare", "ended", "changed", "require_alive", "still"), nothing)
+    client = cast(Any, SimpleNamespace(owner="engine 0"))
+    requests = SampleRequests(client, **calls, clock=TickingClock(), routes=shape)
+    requests._require_reason(sample, reply)
+    with pytest.raises(RuntimeError, match="start it with --enable-return-routed-experts"):
+        requests._require_reason(sample, silent)
