@@ -10,12 +10,15 @@ from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cache
 from math import prod
-from typing import Any
+from typing import TYPE_CHECKING, Any, cast
 
 import torch
 import torch.distributed as dist
 
 from harness.protocols import TransferError
+
+if TYPE_CHECKING:
+    from torch.distributed.tensor import DTensor
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,6 +93,7 @@ class TransferPlan:
 
 _ALIGNMENT = 16  # bytes; every dtype can be viewed at such an offset
 _LARGE = 1 << 20  # bytes from which a tensor is a piece by itself: then it needs no copy to be sent
+_TOGETHER = 16 << 20  # bytes of smaller tensors that are gathered at once
 
 
 Holders = Mapping[str, tuple[int, ...]]
@@ -212,7 +216,58 @@ def _place(spec: TensorSpec, parameter: torch.Tensor, buffer: torch.Tensor | Non
 # -- from shards
 
 
-def gathered(parameter: torch.Tensor, holders: Sequence[int] = ()) -> torch.Tensor:
+def all_gathered(parameters: Mapping[str, torch.Tensor], holders: Holders) -> Iterator[tuple[str, torch.Tensor]]:
+    """(name, full parameter) of each, without its graph. Every rank of the world goes through them: where each has a
+    part, that is a collective, which small ones share; what only `holders` have is sent to the others."""
+    for names in _together(parameters):
+        if len(names) == 1:
+            yield names[0], _gathered(parameters[names[0]], holders.get(names[0], ()))
+        else:
+            shards = [cast("DTensor", parameters[name].detach()) for name in names]
+            yield from zip(names, _gathered_at_once(shards), strict=True)
+
+
+def _together(parameters: Mapping[str, torch.Tensor]) -> Iterator[list[str]]:
+    """Names in their order: of small parameters of one dtype, that every rank has a part of, several at once."""
+    from torch.distributed.tensor import DTensor
+
+    names, dtype, size = list[str](), None, 0
+    for name, parameter in parameters.items():
+        mesh = parameter.device_mesh if isinstance(parameter, DTensor) else None
+        small = mesh is not None and 1 < mesh.size() == dist.get_world_size() and parameter.nbytes < _LARGE
+        if names and (not small or parameter.dtype != dtype or size + parameter.nbytes > _TOGETHER):
+            yield names
+            names, size = [], 0
+        if not small:
+            yield [name]
+            continue
+        names.append(name)
+        dtype, size = parameter.dtype, size + parameter.nbytes
+    if names:
+        yield names
+
+
+def _gathered_at_once(parameters: Sequence[DTensor]) -> list[torch.Tensor]:
+    """The full parameters, all of one dtype, by one collective of the world."""
+    from engines.torch.first_weights import parts_of_ranks
+
+    full = [parameter.to_local().new_empty(parameter.shape) for parameter in parameters]
+    parts = [
+        [whole[parts_of_ranks(parameter)[rank]] for whole, parameter in zip(full, parameters, strict=True)]
+        for rank in range(dist.get_world_size())
+    ]
+    counts = [[part.numel() for part in of_rank] for of_rank in parts]
+    longest = max(map(sum, counts))
+    own = torch.cat([parameter.to_local().reshape(-1) for parameter in parameters])
+    come = [own.new_empty(longest) for _ in parts]
+    dist.all_gather(come, torch.nn.functional.pad(own, (0, longest - len(own))))
+    for of_rank, count, row in zip(parts, counts, come, strict=True):
+        for part, numbers in zip(of_rank, row[: sum(count)].split(count), strict=True):
+            part.copy_(numbers.view_as(part))
+    return full
+
+
+def _gathered(parameter: torch.Tensor, holders: Sequence[int] = ()) -> torch.Tensor:
     """The full parameter, without its graph. For a DTensor this is a collective, and where only some ranks, `holders`,
     have it: then every rank calls it."""
     from torch.distributed.tensor import DTensor

@@ -13,7 +13,7 @@ import torch
 from engines.loading import apart, file_names
 from harness.config import ModelConfig, TrainingConfig
 from harness.config.model_folder import INDEX, read_config
-from harness.weight_sync.plan import Holders, gathered
+from harness.weight_sync.plan import Holders, all_gathered
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig
@@ -39,8 +39,7 @@ def save_weights(
     shards = cut(parameters, most)
     for file, names in shards.items():
         full: dict[str, torch.Tensor] = {}
-        for name in names:
-            tensor = gathered(parameters[name], (holders or {}).get(name, ()))
+        for name, tensor in all_gathered({name: parameters[name] for name in names}, holders or {}):
             if write:
                 full |= {file_name: part.cpu().clone() for file_name, part in apart([(name, tensor)])}
         if write:
@@ -65,7 +64,7 @@ def save_adapters(
     repository of the model that they stand beside."""
     from safetensors.torch import save_file
 
-    full = {f"base_model.model.{name}": gathered(parameter).cpu() for name, parameter in parameters.items()}
+    adapters = {f"base_model.model.{name}": full.cpu() for name, full in all_gathered(parameters, {})}
     if not write:
         return
     config = {
@@ -79,7 +78,7 @@ def save_adapters(
         "target_modules": sorted({name.split(".")[-3] for name in parameters}),
         "inference_mode": True,
     }
-    save_file(full, folder / "adapter_model.safetensors", metadata={"format": "pt"})
+    save_file(adapters, folder / "adapter_model.safetensors", metadata={"format": "pt"})
     (folder / "adapter_config.json").write_text(json.dumps(config, indent=2) + "\n", encoding="utf-8")
 
 

@@ -16,7 +16,7 @@ from harness.protocols import EngineDied, Span, TrainEngine, TransferError
 from harness.rpc.sockets import forget, meeting_place
 from harness.runtime.runtime import Handle, WorkerDied, ask_all
 from harness.weight_sync.endpoints import ReceivingWorker, SendingWorker, WeightOffer
-from harness.weight_sync.plan import TransferPlan, gathered
+from harness.weight_sync.plan import TransferPlan, all_gathered
 from harness.weight_sync.process_group import Rendezvous
 
 Role = TypeVar("Role")
@@ -248,8 +248,7 @@ class LocalReceiver:
         self._trainer = trainer
 
     def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        parameters, holders = self._trainer.named_parameters(), self._trainer.holders()
-        return ((name, gathered(parameter, holders.get(name, ()))) for name, parameter in parameters.items())
+        return all_gathered(self._trainer.named_parameters(), self._trainer.holders())
 
 
 @dataclass(frozen=True)

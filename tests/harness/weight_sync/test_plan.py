@@ -6,10 +6,12 @@ from contextlib import contextmanager
 from datetime import timedelta
 from math import prod
 from typing import Any
+from unittest.mock import patch
 from weakref import finalize
 
 import pytest
 import torch
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 from torch.distributed import TCPStore, destroy_process_group, init_process_group
@@ -23,6 +25,7 @@ from harness.weight_sync.plan import (
     TransferPlan,
     _bring,
     _copies,
+    all_gathered,
     digest,
     digests,
     pack,
@@ -260,7 +263,8 @@ def world(rank: int, port: int) -> Iterator[Any]:
 
 
 def gather(rank: int, port: int, dimension: int, senders: int) -> tuple[bool, int, int]:
-    """Whether all that arrived here is right, the most bytes held beyond shards and bucket, and how many buckets."""
+    """Whether all that arrived here is right, also where every rank gathers all; the most bytes held beyond shards and
+    bucket, and how many buckets."""
     with world(rank, port) as mesh:
         full = sharded_weights()
         shards: Mapping[str, torch.Tensor] = {
@@ -280,6 +284,10 @@ def gather(rank: int, port: int, dimension: int, senders: int) -> tuple[bool, in
                 buckets += 1
                 fine = fine and all(torch.equal(tensor, full[name]) for name, tensor in unpack(bucket, buffer))
         assert plan.largest == 40_000 and len(plan.buckets) >= WORLD
+        with patch.object(dist, "all_gather", wraps=dist.all_gather) as collective:
+            everywhere = dict(all_gathered(shards, {}))
+        assert collective.call_count == 2, "not one for each run of neighbours of one dtype"
+        fine = fine and all(torch.equal(everywhere[name], tensor) for name, tensor in full.items())
         return fine, probe.most, buckets
 
 
