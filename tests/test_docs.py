@@ -1,14 +1,23 @@
-"""Pages: every link leads somewhere, and every page can be found."""
+"""Pages: every link leads somewhere, every page can be found, and what they name exists."""
 
+import inspect
 import re
 from importlib.metadata import version
+from itertools import starmap
 from pathlib import Path
 
 import pytest
 import yaml
 
+from harness.cli.completion import all_settings
+from harness.config.compose import GROUPS, choices, compose_job
+from harness.config.registries import REGISTRIES, find
 from tests.support.project import PAGES, ROOT
 
+CODE = re.compile(r"```.*?```|(?:^    .*\n)+|`[^`]+`", re.DOTALL | re.MULTILINE)
+OF_READERS = {"k", "depth", "price", "process_ids", "py", "md", "jsonl"}
+"""Ends of names: of options that a page has its reader write, and of files."""
+FREE = ("algorithm.rejection.", "algorithm.options.parts.", "schedule.split.critic")
 RECIPES = ROOT / "docs/clusters.md"
 
 
@@ -35,6 +44,31 @@ def test_every_link_of_a_page_leads_somewhere(page: Path) -> None:
 def test_every_page_is_in_the_list_of_pages() -> None:
     listed = set(re.findall(r"\]\(([^)#\s]+)", (ROOT / "docs/README.md").read_text(encoding="utf-8")))
     assert {page.name for page in (ROOT / "docs").glob("*.md")} - {"README.md"} <= listed
+
+
+@pytest.fixture(scope="module")
+def settings() -> set[str]:
+    """Every setting, and what holds settings."""
+    whole = {
+        *all_settings(),
+        *(f"{group}.{name}" for group in GROUPS for name in vars(getattr(compose_job([]), group))),
+    }
+    named = [(kind, name) for kind, names in REGISTRIES.items() if kind.startswith("algorithm.") for name in names]
+    functions = [one for one in starmap(find, named) if inspect.isfunction(one)]
+    options = {f"algorithm.options.{option}" for one in functions for option in inspect.signature(one).parameters}
+    return whole | options | {".".join(one.split(".")[:end]) for one in whole for end in (1, 2)}
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_every_setting_and_choice_that_a_page_names_exists(page: Path, settings: set[str]) -> None:
+    code = " ".join(CODE.findall(page.read_text(encoding="utf-8")))
+    groups = "|".join({setting.partition(".")[0] for setting in settings if "." in setting})
+    named = re.findall(rf"(?<![\w./-])((?:{groups})(?:\.\w+)+)(?![\w(])", code)
+    unknown = {name for name in named if name not in settings and not name.startswith(FREE)}
+    assert {name for name in unknown if name.rpartition(".")[2] not in OF_READERS} == set()
+    chosen = re.findall(rf"(?<![\w.])({'|'.join((*GROUPS, *map(str.upper, GROUPS)))})=([\w.-]+)(?=[\s`])", code)
+    known = {(group, name) for group in GROUPS for name in choices(group)} | {("device", "cpu"), ("device", "gpu")}
+    assert {(group.lower(), name) for group, name in chosen if not name.endswith((".yaml", "..."))} <= known
 
 
 def test_pods_of_the_kuberay_recipe_run_one_image_and_share_the_results() -> None:

@@ -38,7 +38,7 @@ def _completed(option: Option | None) -> Any:
     import shtab
 
     if option is None:
-        settings = _settings()
+        settings = all_settings()
         return _words(f"{setting}=" for setting in settings) | {"zsh": f"compadd -q -S = - {' '.join(settings)}"}
     if option.setting == "experiment":
         folder = r"(string length -q -- \$CADENCE_RESULTS; and echo \$CADENCE_RESULTS; or echo results)"
@@ -69,7 +69,7 @@ def _words(words: Iterable[str]) -> dict[str, Any]:
     return shtab.cmd(f"echo {listed}") | {"fish": listed}
 
 
-def _settings() -> list[str]:
+def all_settings() -> list[str]:
     """Every setting of a job, of whatever schedule, engine or task."""
     found = set(flatten(plain(compose_job([]))))
     for group in GROUPS:
