@@ -21,6 +21,8 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     if len(arguments) != 1 or len(named) != 1 or not named[0]:
         raise ConfigError("cadence sample takes one setting, the folder to write to: folder=my")
     folder = Path(named[0])
+    if taken := [path for path in (folder, *folder.parents) if path.exists() and not path.is_dir()]:
+        raise ConfigError(f"folder={folder} cannot be made: {taken[0]} is a file; name another")
     with working(f"making {folder}", console) as show:
         census = make_sample(folder, lambda step: show(f"making {folder}: the model sees demonstrations, {step}"))
     for line in (f"{folder}/model, {folder}/train.jsonl, {folder}/test.jsonl", census):

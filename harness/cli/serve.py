@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 import signal
+import ssl
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -52,7 +53,14 @@ def _certificate(given: Mapping[str, str]) -> tuple[Path, Path] | None:
     for name in ("certificate", "key"):
         if not Path(given.get(name, "")).is_file():
             raise ConfigError(f"{name}={given.get(name, '')} is no file; TLS takes certificate= and key=, PEM files")
-    return Path(given["certificate"]), Path(given["key"])
+    certificate, key = Path(given["certificate"]), Path(given["key"])
+    try:
+        ssl.create_default_context(ssl.Purpose.CLIENT_AUTH).load_cert_chain(certificate, key)
+    except OSError as error:
+        raise ConfigError(
+            f"certificate={certificate} key={key} are not PEM files of TLS: {error}; docs/clusters.md makes such"
+        ) from error
+    return certificate, key
 
 
 async def _serve(host: str, port: int, token: str, certificate: tuple[Path, Path] | None, console: Console) -> int:

@@ -45,10 +45,10 @@ def read_thresholds(text: str) -> tuple[Threshold, ...]:
     found = []
     for part in filter(None, (part.strip() for part in text.split(","))):
         if (written := _WRITTEN.fullmatch(part)) is None:
-            raise ConfigError(f"fail-if {part} cannot be read; write a measure, < or >, a number: samples_per_s < 0.95")
+            raise ConfigError(f"fail_if={part} cannot be read; write a measure, < or >, a number: samples_per_s < 0.95")
         one = Threshold(written[1], written[2], float(written[3]))
         if not one.name.startswith(_FAMILIES) and not any(map(one.is_of, _KNOWN)):
-            raise ConfigError(f"fail-if {part}: there is no measure {one.name}; `cadence metrics` lists them")
+            raise ConfigError(f"fail_if={part}: there is no measure {one.name}; `cadence metrics` lists them")
         found.append(one)
     return tuple(found)
 
@@ -64,10 +64,10 @@ def crossed(thresholds: Iterable[Threshold], cells: Sequence[tuple[str, Sequence
             text = against(of[0], index) if difference is not None else None
             if difference is None or text is None:
                 named = f"{len(of)} measures: {', '.join(measure.key for measure in of)}" if len(of) > 1 else "no value"
-                lines.append(f"{label}: fail-if {threshold} cannot be judged: {named}")
+                lines.append(f"{label}: fail_if={threshold} cannot be judged: {named}")
             elif not difference.judged:
                 why = "fewer than three seeds, or a busy machine"
-                lines.append(f"{label}: fail-if {threshold} cannot be judged of {text.value}: {why}")
+                lines.append(f"{label}: fail_if={threshold} cannot be judged of {text.value}: {why}")
             elif _SIGNS[threshold.sign](difference.interval.value, threshold.bound):
                 lines.append(f"{label}: {threshold}: it is {text.value} {text.bounds}")
     return lines

@@ -337,6 +337,9 @@ def _one_line(error: HydraException | OmegaConfBaseException, overrides: Sequenc
     if isinstance(error, MissingMandatoryValue):
         return f"{setting} has no value; give it one, {setting}=..."
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+    if several := re.match(r"Ambiguous value for argument '([^=]+)=(.*)'", "".join(lines[:1])):
+        name, values = several.groups()
+        return f"{name}={values} are several values; a list is {name}=[{values}], and `cadence sweep` runs each"
     if lines and lines[0].startswith(("Could not override '", "Could not delete from config. '")):
         return _no_setting(lines[0].split("'")[1], overrides)
     return f"{setting}: {lines[0]}" if setting else " ".join(lines[:2])

@@ -185,7 +185,7 @@ def read_record(folder: Path) -> Record:
     """Raises DamagedFile for a file that is none, ConfigError where it does not say what its digest was made of."""
     path = folder / RECORD
     if not path.is_file():
-        raise ConfigError(f"{folder} has no {RECORD}: it is no folder of a record")
+        raise ConfigError(f"{folder} has no {RECORD}: name one, a folder results/{FOLDER}/<track>/<name>")
     with reading(path):
         told = json.loads(path.read_text(encoding="utf-8"))
         record = msgspec.convert(told, Record)
@@ -255,7 +255,10 @@ def _text(path: Path) -> str:
 
 def refuse_key(key: Path) -> None:
     """Raises ConfigError for one that `sign` could not sign with."""
-    _ssh_keygen("sign", "-f", str(key), "-n", _NAMESPACE)
+    try:
+        _ssh_keygen("sign", "-f", str(key), "-n", _NAMESPACE)
+    except ConfigError as error:
+        raise ConfigError(f"key={key} cannot sign: {error}; name a private key, as `ssh-keygen` makes one") from error
 
 
 def sign(folder: Path, key: Path) -> None:

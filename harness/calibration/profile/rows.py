@@ -139,9 +139,11 @@ def read_gate(path: Path) -> DeviceProfile:
 
 def read_profile(path: Path) -> DeviceProfile:
     """Raises ConfigError for a file that is not there, or holds no profile."""
+    writes = "`cadence profile model=tiny` writes one"
     try:
-        return TypeAdapter(DeviceProfile).validate_json(path.read_bytes())
+        return TypeAdapter(DeviceProfile).validate_python(json.loads(path.read_bytes()), strict=False)
     except FileNotFoundError:
-        raise ConfigError(f"{path} is not there; `cadence profile model=tiny` writes one") from None
-    except ValidationError as error:
-        raise ConfigError(f"{path} is no profile: {first_line(error)}") from error
+        raise ConfigError(f"{path} is not there; {writes}") from None
+    except (OSError, ValueError, RecursionError) as error:
+        why = first_line(error) if isinstance(error, ValidationError) else error
+        raise ConfigError(f"{path} is no profile: {why}; {writes}") from error

@@ -17,7 +17,7 @@ from rich.console import Console
 
 from cadence import __version__
 from harness.cli import main as cli
-from harness.cli.commands import COMMANDS
+from harness.cli.commands import COMMANDS, Option
 from harness.cli.commands import GROUPS as COMMAND_GROUPS
 from harness.cli.completion import completion
 from harness.cli.console import OUTPUT_CLOSED
@@ -29,6 +29,8 @@ from harness.driver.checkpointing import LeftAtCheckpoint
 from harness.metrics.definitions import DEFINITIONS
 from harness.studies.papers.experiment import names
 from tests.support.project import ROOT
+
+FILE_KINDS = ("FILE", "CSV", "JSON", "PEM", "FOLDER")
 
 
 @pytest.fixture
@@ -159,6 +161,8 @@ def test_an_unknown_command_names_those_there_are(arguments: list[str], capsys: 
         (["doctor", "--model", "nope"], "--model nope is unknown; choose one of "),
         (["bench", "--schedule", "my_lab.k_steps"], "--schedule my_lab.k_steps is a module; name what is meant in it"),
         (["compare", "--schedules", "my_lab.k_steps"], "--schedules my_lab.k_steps is a module; "),
+        (["bench", "--iterations", "3,4"], "--iterations 3,4 are several values; a list is --iterations [3,4], and "),
+        (["compare", "--fail-if", "fast"], "--fail-if fast cannot be read; write a measure, "),
         (
             ["compare", "--schedules", "half_step,", "fully_async"],
             "half_step, fully_async: a list has no blanks; write ",
@@ -171,6 +175,33 @@ def test_an_option_that_is_none_is_one_line_and_exit_code_2(
     assert cli.main(arguments) == 2
     err = capsys.readouterr().err
     assert err.startswith(message) and err.count("\n") == 1 and not results.exists()
+
+
+FILES = [(name, one) for name, command in COMMANDS.items() for one in command.options if one.value in FILE_KINDS]
+
+
+@pytest.mark.parametrize("given", ["missing", "folder", "bytes.csv", "list.yaml"])
+@pytest.mark.parametrize(("command", "option"), FILES, ids=[f"{command}-{option.flag}" for command, option in FILES])
+def test_a_file_that_is_not_what_an_option_names_is_one_line_and_a_fix(
+    command: str,
+    option: Option,
+    given: str,
+    results: Path,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("CADENCE_TOKEN", "0" * 32)
+    Path("folder").mkdir()
+    Path("bytes.csv").write_bytes(bytes(range(256)))
+    Path("list.yaml").write_text("- 1\n")
+    if command == "sample" and given in ("missing", "folder"):
+        pytest.skip("it writes there")
+    others = ["--certificate", given, "--key", given] if command == "serve" else []
+    assert cli.main([command, f"--{option.flag}", given, *others]) == 2
+    err = capsys.readouterr().err
+    assert err.count("\n") == 1 and given.partition(".")[0] in err and len(err) < 500 and not results.exists()
 
 
 def test_help_names_every_command_and_a_commands_help_its_options(capsys: pytest.CaptureFixture[str]) -> None:

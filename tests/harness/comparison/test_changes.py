@@ -110,7 +110,7 @@ def test_a_threshold_is_a_measure_a_sign_and_a_number() -> None:
         Threshold("idle/actor", ">", 0.1),
     )
     for wrong, why in (("samples_per_s = 1", "cannot be read"), ("speed < 1", "there is no measure speed"), ("5%", "")):
-        with pytest.raises(ConfigError, match=f"^fail-if {wrong}.*{why}"):
+        with pytest.raises(ConfigError, match=f"^fail_if={wrong}.*{why}"):
             read_thresholds(wrong)
 
 
@@ -119,8 +119,8 @@ def test_a_threshold_is_a_measure_a_sign_and_a_number() -> None:
     [
         ("samples_per_s < 0.85", []),
         ("samples_per_s < 0.95, seconds > 1.05", ["cell: samples_per_s < 0.95: it is 0.9", "cell: seconds > 1.05: it"]),
-        ("mean > 1", ["cell: fail-if mean > 1 cannot be judged: "]),
-        ("custom/none > 1", ["cell: fail-if custom/none > 1 cannot be judged: no value"]),
+        ("mean > 1", ["cell: fail_if=mean > 1 cannot be judged: "]),
+        ("custom/none > 1", ["cell: fail_if=custom/none > 1 cannot be judged: no value"]),
     ],
 )
 def test_a_cell_beyond_a_threshold_or_that_cannot_be_judged_is_named(

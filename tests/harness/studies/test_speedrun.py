@@ -265,10 +265,10 @@ def test_committed_records_hold_and_their_tracks_never_change() -> None:
         (["track=none"], "track=none is unknown; choose one of tiny_reverse_v1"),
         (["cluster.oversubscribe=true"], "cluster.oversubscribe=true: devices that share cores have no seconds to"),
         (["seeds=5"], "seeds=5 is not to be chosen: `cadence speedrun` does, by the track"),
-        (["key=none"], "ssh-keygen -Y sign: "),
+        (["key=none"], "key=none cannot sign: ssh-keygen -Y sign: "),
         (["dry=1"], "dry=1 is neither true nor false"),
         (["verify=here", "schedule=fully_async"], "verify= checks a record that is there, and takes nothing besides"),
-        (["verify=here"], "here has no record.json: it is no folder of a record"),
+        (["verify=here"], "here has no record.json: name one, a folder results/records/"),
     ],
 )
 def test_what_a_record_may_not_choose_is_one_line(
