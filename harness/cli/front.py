@@ -5,17 +5,31 @@ from __future__ import annotations
 
 import argparse
 import os
+import sys
 from collections.abc import Callable, Sequence
 from itertools import pairwise
+from shutil import get_terminal_size
+from textwrap import wrap
 from typing import NoReturn
 
 from cadence import __version__
 from harness.cli.commands import COMMANDS, SETTINGS, Option, as_options, overview, takes
-from harness.cli.console import write
+from harness.cli.console import folded, write
 from harness.cli.spelling import BY_MAKE, Spelling
 from harness.config import ConfigError
+from harness.metrics.tables import WHOLE_WORDS
 
 SHELLS = ("bash", "zsh", "fish", "tcsh")
+
+
+class _Help(argparse.HelpFormatter):
+    """Breaks no word: neither an option nor what is to be copied is."""
+
+    def _split_lines(self, text: str, width: int) -> list[str]:
+        return wrap(text, width, **WHOLE_WORDS)
+
+    def _fill_text(self, text: str, width: int, indent: str) -> str:
+        return "\n".join(self._split_lines(text, width))
 
 
 class Parser(argparse.ArgumentParser):
@@ -23,7 +37,7 @@ class Parser(argparse.ArgumentParser):
 
     def _print_message(self, message: str, file: object = None) -> None:
         """Print help, or the version."""
-        write(message)
+        write(folded(message, get_terminal_size().columns) if sys.stdout.isatty() else message)
 
     def error(self, message: str) -> NoReturn:
         """Raise ConfigError, which names where the options are listed."""
@@ -76,6 +90,7 @@ def settings_of(name: str, words: Sequence[str]) -> list[str]:
         description=f"{command.help[0].upper()}{command.help[1:]}.",
         usage=f"cadence {name} [options] {command.free}".rstrip(),
         epilog=f"Make's variables are {variables} {example}" if os.environ.get(BY_MAKE) else example,
+        formatter_class=_Help,
         allow_abbrev=False,
     )
     _add_options(parser, name)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import re
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import indent
@@ -55,7 +56,8 @@ def _explain(setting: str, console: Console) -> None:
         ]
         say(console, f"  {name}  {' '.join(options)}".rstrip(), "bold")
         if told := inspect.getdoc(what):
-            say(console, indent(told, " " * 6) + "\n")
+            sentences = re.sub(r"(?<=\S)\n(?=\S)(?!\w+: )", " ", told)  # in code they are broken
+            say(console, indent(sentences, " " * 6) + "\n")
 
 
 def metrics(arguments: Sequence[str], results: Path, console: Console) -> int:

@@ -11,6 +11,7 @@ from rich.console import Console
 from harness.cli.arguments import is_asked_for, last_values, own_arguments
 from harness.cli.steps import working
 from harness.config import ConfigError
+from harness.metrics.formatting import say
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
@@ -45,18 +46,18 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
 def _of_log(logs: Sequence[Path], settings: Sequence[str], results: Path, console: Console) -> int:
     """Say whether the run of a log would gain by another schedule, and write the page."""
     from harness.metrics.atomic_files import write_text
-    from harness.prediction.logs.answer import answer, as_markdown, sentence
+    from harness.prediction.logs.answer import answer, as_markdown, forecasts_table, sentence, what_it_stands_on
     from harness.prediction.logs.read import read_log
 
     with working("reading", console) as show:
         found = answer(read_log(logs, settings), processes=2, progress=show)
-    page = as_markdown(found)
     path = results / "predict" / f"{logs[0].name}.md"
     path.parent.mkdir(parents=True, exist_ok=True)
-    write_text(path, page)
-    console.print(sentence(found), style="bold", highlight=False, soft_wrap=True, markup=False)
-    console.print(page.partition("\n| ")[2].join(("| ", "")), highlight=False, soft_wrap=True, markup=False)
-    console.print(f"{path}", highlight=False, soft_wrap=True, markup=False)
+    write_text(path, as_markdown(found))
+    say(console, sentence(found), "bold")
+    console.print(forecasts_table(found))
+    for line in (*what_it_stands_on(found), f"\n  {found.command}\n", path):
+        say(console, line)
     return 0
 
 

@@ -8,6 +8,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from itertools import chain
 from textwrap import wrap
+from typing import Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
@@ -15,6 +16,9 @@ from rich.text import Text
 
 PIPE = 10_000
 """Columns of a console that is no terminal: no line is broken there."""
+
+WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
+"""Options of textwrap, which then breaks no word."""
 
 _NONE = ("", "-", "–")
 _GAP = "  "
@@ -54,23 +58,44 @@ class Table:
     def __rich_console__(self, console: Console, options: ConsoleOptions) -> Iterator[Text]:
         width = options.max_width
         if self.title:
-            yield Text(self.title, style="italic")
+            yield Text("\n".join(wrap(self.title, width, **WHOLE_WORDS)), style="italic")
         if width >= PIPE:
             heads, rows = self._single
             yield Text("\n".join(_grid(heads, [[cell or "-" for cell in row] for row in rows], width)))
         else:
-            yield Text("\n".join(_grid(self.columns, self.rows, width, rule="─") or self._below_each_other(width)))
+            whole = _grid(self.columns, self.rows, width, rule="─")
+            yield Text("\n".join(whole or self._in_parts(width) or self._below_each_other(width)))
         yield Text()
 
+    def _in_parts(self, width: int) -> list[str]:
+        """Lines of tables below each other, each of the first column and as many others as fit; none where these are of
+        words, or one does not fit."""
+        first, *others = zip(self.columns, *self.rows, strict=True)
+        if any(cell[:1].isalpha() for _, *cells in others for cell in cells):
+            return []
+        lines: list[str] = []
+        while others:
+            fit, part = len(others), list[str]()
+            while fit and not part:
+                heads, *rows = zip(first, *others[:fit], strict=True)
+                part, fit = _grid(heads, rows, width, rule="─"), fit - 1
+            if not part:
+                return []
+            lines, others = [*lines, *[""] * bool(lines), *part], others[fit + 1 :]
+        return lines
+
     def _below_each_other(self, width: int) -> Iterator[str]:
-        """Lines for each row: what it is of, and every figure."""
+        """Lines for each row: what it is of, and whatever there is to say of it."""
         heads, rows = self._single
         longest = max(map(cell_len, heads))
+        below = _GAP + (" " * (longest + 1) if 2 * longest < width else _GAP)
         for row in rows:
-            yield from wrap(row[0], width)
+            yield from wrap(row[0], width, **WHOLE_WORDS)
             for head, cell in zip(heads[1:], row[1:], strict=True):
+                if cell in _NONE:
+                    continue
                 named = f"{head:<{longest}}"
-                yield from wrap(f"{named} {cell}", width, initial_indent=_GAP, subsequent_indent=2 * _GAP)
+                yield from wrap(f"{named} {cell}", width, initial_indent=_GAP, subsequent_indent=below, **WHOLE_WORDS)
 
 
 def _grid(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int, rule: str = "") -> list[str]:
@@ -95,7 +120,7 @@ def _grid(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int, rule:
 def _drawn(row: Sequence[str], widths: Sequence[int], right: Sequence[bool]) -> list[str]:
     """Lines of a row."""
     cells = [
-        list(chain.from_iterable(wrap(line, width, break_on_hyphens=False) or [""] for line in cell.split("\n")))
+        list(chain.from_iterable(wrap(line, width, **WHOLE_WORDS) or [""] for line in cell.split("\n")))
         for cell, width in zip(row, widths, strict=True)
     ]
     padded = []

@@ -12,6 +12,8 @@ from harness.config import ConfigError
 from harness.config.changes import as_arguments
 from harness.config.compose import compose_job
 from harness.cost_model.shape import weight_bytes
+from harness.metrics.formatting import markdown_table
+from harness.metrics.tables import Table
 from harness.prediction.evidence import SHARED, Evidence, StepRow, Workload
 from harness.prediction.forecast import Forecast, interval
 from harness.prediction.logs.read import PHASES, ReadLog
@@ -176,40 +178,43 @@ def _as_observed(own: Forecast, others: Sequence[Forecast], run: StepRow, seed: 
     ]
 
 
-def as_markdown(found: Answer) -> str:
-    """A page: the answer, the forecasts, what was read, and what runs the best."""
+def forecasts_table(found: Answer) -> Table:
+    """The forecasts, a row each."""
+    columns = ("schedule", "devices", "step, s", "step, 80 %", "speed-up", "speed-up, 80 %", "P(faster)", "verdict")
+    rows = []
+    for one in found.forecasts:
+        (fast, slow), (low, high) = one.interval(), interval(one.speedup)
+        step = (_figure(one.median), f"{_figure(fast)} to {_figure(slow)}")
+        speedup = (f"{float(np.median(one.speedup)):.2f}", f"{low:.2f} to {high:.2f}")
+        devices = f"{one.row.rollout_devices} + {one.row.train_devices}"
+        rows.append(
+            (one.row.schedule + _options(one.row), devices, *step, *speedup, f"{one.p_faster:.0%}", one.verdict)
+        )
+    return Table("simulated from the log of one run; intervals hold 80 % of the draws", columns, rows)
+
+
+def what_it_stands_on(found: Answer) -> list[str]:
+    """Lines: what would settle it, what is off, what was read, and what that left open."""
     read, best = found.read, found.best
     workload = read.evidence.workload
     known = {name: value for name, value in vars(workload).items() if value is not None}
     unknown = [name for name, value in vars(workload).items() if value is None]
-    lines = [
-        f"# {read.evidence.source}",
-        "",
-        "simulated from the log of one run; intervals hold 80 % of the draws of what the log does not say",
-        "",
-        f"**{sentence(found)}**",
-        "",
-        "| schedule | devices | step, s | speed-up | probability of a gain | verdict |",
-        "|---|---|---:|---:|---:|---|",
-    ]
-    for one in found.forecasts:
-        low, high = interval(one.speedup)
-        lines.append(
-            f"| {one.row.schedule}{_options(one.row)} | {one.row.rollout_devices} + {one.row.train_devices} | "
-            f"{_figure(one.median)} ({_figure(one.interval()[0])} to {_figure(one.interval()[1])}) | "
-            f"{float(np.median(one.speedup)):.2f} ({low:.2f} to {high:.2f}) | {one.p_faster:.0%} | {one.verdict} |"
-        )
-    if best.settles and best.verdict == "cannot be told":
-        lines += ["", f"Settled most by: {best.settles}."]
-    if best.implausible:
-        lines += ["", f"**{best.implausible}.**"]
+    lines = [f"settled most by: {best.settles}"] * bool(best.settles and best.verdict == "cannot be told")
+    lines += [best.implausible] * bool(best.implausible)
     if found.own is not None:
-        lines += ["", f"Of the run itself {_figure(found.own.median)} s a step are predicted; draws weigh by that."]
-    lines += ["", f"    {found.command}", "", f"Read: {read.row}, {_seconds(read.row)}", ""]
-    lines += [f"- {note}" for note in read.notes]
-    lines += [f"- given: {', '.join(f'{name} {_known(value)}' for name, value in known.items())}"]
-    lines += [f"- not said, and drawn or assumed (experiments/priors.yaml): {', '.join(unknown)}"] * bool(unknown)
-    return "\n".join(lines) + "\n"
+        lines += [f"of the run itself {_figure(found.own.median)} s a step are predicted; draws weigh by that"]
+    lines += [f"read: {read.row}, {_seconds(read.row)}", *read.notes]
+    lines += [f"given: {', '.join(f'{name} {_known(value)}' for name, value in known.items())}"]
+    lines += [f"not said, and drawn or assumed (experiments/priors.yaml): {', '.join(unknown)}"] * bool(unknown)
+    return lines
+
+
+def as_markdown(found: Answer) -> str:
+    """A page: the answer, the forecasts, what they stand on, and what runs the best."""
+    table = forecasts_table(found)
+    parts = [f"# {found.read.evidence.source}", f"**{sentence(found)}**", f"{table.title}:"]
+    parts += [markdown_table(table.columns, table.rows), f"    {found.command}"]
+    return "\n\n".join([*parts, "\n".join(f"- {line}" for line in what_it_stands_on(found))]) + "\n"
 
 
 def sentence(found: Answer) -> str:
