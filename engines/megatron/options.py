@@ -11,6 +11,9 @@ VERSION = "0.16.1"
 SHARDS_WEIGHTS = False
 """Data-parallel ranks share moments and float32 weights; each has its layers' weights and gradients whole."""
 
+SLICES_SEQUENCES = True
+"""Ranks that share a layer have a slice of the sequence each between its products."""
+
 ARCHITECTURES = "qwen3", "qwen3_moe"
 
 
@@ -35,8 +38,6 @@ def refusal(config: JobConfig) -> str | None:
         wrong, fix = f"training.{'compile' if training.compile else 'reference_offload'}=true", "set it to false"
     elif training.optimizer_offload != "none":
         wrong, fix = f"training.optimizer_offload={training.optimizer_offload}", "set it to none"
-    elif model.experts and training.tensor_parallel > 1:
-        wrong, fix = f"training.tensor_parallel={training.tensor_parallel} of a model with experts", "set it to 1"
     else:
         return None
     return f"training.engine=megatron cannot train this: {wrong}; {fix}, or training.engine=torch"

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property, partial
@@ -22,7 +21,7 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import DeviceMesh
 from torch.distributed.tensor import DTensor, Replicate, Shard
-from torch.nn.functional import scaled_dot_product_attention, silu
+from torch.nn.functional import pad, scaled_dot_product_attention, silu
 
 with warnings.catch_warnings():  # of what is not installed and not needed
     warnings.simplefilter("ignore")
@@ -34,15 +33,18 @@ with warnings.catch_warnings():  # of what is not installed and not needed
     from megatron.core.optimizer.clip_grads import clip_grad_by_total_norm_fp32
     from megatron.core.packed_seq_params import PackedSeqParams
     from megatron.core.pipeline_parallel import get_forward_backward_func
-    from megatron.core.tensor_parallel import model_parallel_cuda_manual_seed
+    from megatron.core.process_groups_config import ProcessGroupCollection
+    from megatron.core.tensor_parallel import gather_from_sequence_parallel_region, model_parallel_cuda_manual_seed
     from megatron.core.transformer import TransformerConfig
     from megatron.core.transformer.moe import moe_utils
+    from megatron.core.transformer.transformer_block import TransformerBlockSubmodules
 
     from engines.megatron.cpu import answers
 
 from engines.megatron.names import Held, Place, held_by
+from engines.megatron.routers import StageRouters
 from engines.torch import checkpoint
-from engines.torch.experts import Routers, with_replicas
+from engines.torch.experts import with_replicas
 from engines.torch.first_weights import Outline
 from engines.torch.fsdp import holders_of, init_world, over_ranks, submesh
 from engines.torch.model import float32_head, outline_model
@@ -147,17 +149,31 @@ class Attention(torch.nn.Module):
         return packed_attention(self, q, k, v, None, **how)[0][0].flatten(1)
 
 
+class Norm(torch.nn.RMSNorm):
+    """The norm in place of megatron-core's, which refuses slices of a sequence: gradients of its weight are of these,
+    and summed over the ranks that have one each."""
+
+    def __init__(self, config: TransformerConfig, hidden_size: int, eps: float, **_: Any) -> None:
+        super().__init__(hidden_size, eps, dtype=config.params_dtype)
+        self.weight.sequence_parallel = config.sequence_parallel  # type: ignore[attr-defined]
+
+
 class HiddenStates(GPTModel):
-    """A model, or a stage of it, that ends with hidden states, [T, rows, H]."""
+    """A model that ends with hidden states, [T, rows, H], on every rank of its last stage; or a stage before, where
+    ranks that share layers have a slice of T each."""
 
     def _postprocess(self, hidden_states: torch.Tensor, *_: Any, **__: Any) -> torch.Tensor:
-        return hidden_states
+        if not (self.post_process and self.config.sequence_parallel):
+            return hidden_states
+        # What follows is computed on each rank, and so is its gradient.
+        whole: torch.Tensor = gather_from_sequence_parallel_region(hidden_states, tensor_parallel_output_grad=False)
+        return whole
 
 
 class MegatronModel:
     """A rank's part of a model, with its first weights, and the passes through it: `harness.protocols.Scorer`.
 
-    Thirteen attributes: most say what this rank has of the model, by megatron-core's names and by Hugging Face's.
+    Twelve attributes: most say what this rank has of the model, by megatron-core's names and by Hugging Face's.
     """
 
     def __init__(self, outline: Outline, mesh: DeviceMesh, setting: TrainingSetting) -> None:
@@ -169,14 +185,15 @@ class MegatronModel:
         training, stages = setting.training, submesh(mesh, "stage")
         group = None if stages is None else stages.get_group()
         self.pipeline = Pipeline(group, setting.model.hidden, outline.dtype, setting.device)
-        tensors = submesh(mesh, "tensor")
+        tensors, shares = submesh(mesh, "tensor"), training.tensor_parallel
+        share = 0 if tensors is None else tensors.get_local_rank()
         self.place = Place(
             self.pipeline.number,
             self.pipeline.stages,
-            0 if tensors is None else tensors.get_local_rank(),
-            training.tensor_parallel,
-            mesh["data"].get_local_rank() % training.expert_parallel,
-            training.expert_parallel,
+            share,
+            shares,
+            mesh["data"].get_local_rank() % training.expert_parallel * shares + share,
+            training.expert_parallel * shares,
         )
         self.held = held_by(self.place, setting.model, self.shapes)
         self._head = Head(
@@ -188,11 +205,7 @@ class MegatronModel:
         self.config = _transformer_config(setting, outline.dtype)
         with answers(setting.device), torch.random.fork_rng(devices=[]):
             self.module = _made(self.config, setting, self.pipeline)
-        routers = _routers_of(self.module)
-        self.routers = Routers(routers, _said(training.recompute_activations))
-        self._replays = {layer: Replay(self.routers, training.recompute_activations) for layer in routers}
-        for layer, replay in self._replays.items():
-            routers[layer].router_replay = replay
+        self.routers = StageRouters(self.module, self._head.group, training.recompute_activations)
         self.named: dict[str, torch.Tensor] = dict(self.module.named_parameters())
         for held in self.held.values():
             for name in held.sources:  # what it would note where it drew weights itself, and counts norms by
@@ -241,9 +254,8 @@ class MegatronModel:
 
         def forward(numbers: Iterator[int], module: torch.nn.Module) -> tuple[torch.Tensor, Callable[..., Any]]:
             number = next(numbers)
-            for layer, replay in self._replays.items():
-                replay.now = _routes_of(laid[number], layer)
-            return module(**_inputs(laid[number])), partial(said, number)
+            self.routers.begin(laid[number])
+            return module(**_inputs(laid[number], self.place.tensors)), partial(said, number)
 
         with answers(self._setting.device):
             found: list[Any] = get_forward_backward_func()(
@@ -255,15 +267,14 @@ class MegatronModel:
                 micro_batch_size=1,
                 **how,
             )
-        for replay in self._replays.values():
-            replay.again.clear()
+        self.routers.end()
         return found
 
     def scores(self, laid: LaidOut, hidden: torch.Tensor, gradient_squares: bool = False) -> Scores:
-        """Scores by the last stage's hidden states, [T, rows, H]."""
+        """Scores by the last stage's hidden states, [T, rows, H], of samples and of what fills them up."""
         tied = self.module.share_embeddings_and_output_weights
         weight = self.module.shared_embedding_or_output_weight() if tied else self.module.output_layer.weight
-        return self._head(laid, hidden.transpose(0, 1), weight, gradient_squares)
+        return self._head(laid, hidden[: laid.shape[1]].transpose(0, 1), weight, gradient_squares)
 
     def _most(self, passes: int) -> int:
         return over_ranks(passes, dist.ReduceOp.MAX, self.mesh["data"], self._setting.device)
@@ -297,9 +308,11 @@ class MegatronPolicy:
         self._step, self._unfinished = torch.zeros((), dtype=torch.int64), False
         self._updates = torch.zeros(())  # as AdamW counts: without steps that were skipped
         self._forget()
-        experts = with_replicas(model.mesh, model.place.experts) if model.place.experts > 1 else None
-        self._over_experts = None if experts is None else experts["replica", "expert"]
-        self._over_tensors = model.mesh["data", "tensor"] if model.place.tensors > 1 else None
+        shared, spread = model.place.tensors > 1, setting.training.expert_parallel > 1
+        self._over_experts = self._over_tensors = model.mesh["data", "tensor"] if shared else None
+        if spread:
+            experts = with_replicas(model.mesh, setting.training.expert_parallel)
+            self._over_experts = experts["replica", "expert", "tensor"] if shared else experts["replica", "expert"]
         self._holders = holders_of(model.pipeline, model.mesh, dict.fromkeys(model.held, self._step))
 
     async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
@@ -449,7 +462,7 @@ class MegatronPolicy:
         mesh = self._over_experts if ".experts." in name else self._over_tensors
         if mesh is None or held.cut is None:
             return part
-        return DTensor.from_local(part, mesh, [Replicate(), Shard(held.cut)], run_check=False)
+        return DTensor.from_local(part, mesh, [Replicate(), *[Shard(held.cut)] * (mesh.ndim - 1)], run_check=False)
 
 
 class ByName(Mapping[str, torch.Tensor]):
@@ -468,73 +481,27 @@ class ByName(Mapping[str, torch.Tensor]):
         return len(self._names)
 
 
-class Replay:
-    """The experts of a router's tokens, in the place of megatron-core's `RouterReplay`: `now` of the pass that begins,
-    int16 [N, k], None where the router chooses; `again` of those whose layers are still to be computed once more, of
-    which the first comes first, as backward passes come in the order of forward ones."""
-
-    def __init__(self, routers: Routers, recompute: bool) -> None:
-        self._routers, self._recompute = routers, recompute
-        self.now: torch.Tensor | None = None
-        self.again = deque[torch.Tensor | None]()
-
-    def get_replay_topk(
-        self, scores: torch.Tensor, topk: int, groups: int | None, group_topk: int | None, compute: Callable[..., Any]
-    ) -> tuple[torch.Tensor, torch.Tensor]:
-        """Scores [N, k] of the experts that tokens go to, and these, of scores [N, experts]."""
-        again = self._recompute and torch.is_grad_enabled()
-        routes = self.again.popleft() if again else self.now
-        if self._recompute and not again:
-            self.again.append(routes)
-        found, own = compute(scores, topk, groups, group_topk)
-        if routes is None:
-            return found, own
-        chosen = self._routers.chosen(routes, own, counts=not again)
-        return scores.gather(1, chosen), chosen
-
-
-def _routes_of(laid: LaidOut, layer: int) -> torch.Tensor | None:
-    """Routes as `Replay.now` has them: megatron-core has tokens of all rows side by side."""
-    if laid.routes is None:
-        return None
-    return laid.routes[:, layer].unflatten(0, laid.shape).transpose(0, 1).flatten(0, 1)
-
-
-def _routers_of(module: GPTModel) -> dict[int, Any]:
-    """Routers by the number of their layer."""
-    layers = {each.layer_number - 1: each.mlp for each in module.decoder.layers}
-    return {number: mlp.router for number, mlp in layers.items() if hasattr(mlp, "router")}
-
-
-def _said(recompute: bool) -> Callable[[Any, Any, Any], tuple[torch.Tensor, torch.Tensor] | None]:
-    """recompute: layers pass once without gradients, which counts, and once more with them."""
-
-    def said(router: Any, inputs: Any, output: Any) -> tuple[torch.Tensor, torch.Tensor] | None:
-        if torch.is_grad_enabled() == recompute:
-            return None
-        with torch.no_grad():
-            return router.gating(inputs[0]), output[1].nonzero()[:, 1]
-
-    return said
-
-
 def _by_source(held: Mapping[str, Held]) -> Iterator[tuple[tuple[str, ...], list[tuple[str, Held]]]]:
     """Parameters that are parts of the same ones of Megatron's, which stand together."""
     for sources, pieces in groupby(held.items(), key=lambda item: item[1].sources):
         yield sources, list(pieces)
 
 
-def _inputs(laid: LaidOut) -> dict[str, Any]:
-    """Arguments of a model: tokens and positions, int64 [rows, T], and where samples begin in a packed row."""
-    if isinstance(laid, PackedBatch):
-        offsets, longest = laid.boundaries.offsets, max(laid.boundaries.lengths)
-        packed = Packed("thd", offsets, offsets, max_seqlen_q=longest, max_seqlen_kv=longest)
-        packed.boundaries = laid.boundaries
-        given = {"input_ids": laid.tokens[None], "position_ids": laid.positions[None]}
-        return given | {"attention_mask": None, "packed_seq_params": packed}
-    tokens = laid.inputs  # type: ignore[attr-defined]
-    positions = torch.arange(tokens.shape[1], device=tokens.device).expand_as(tokens)
-    return {"input_ids": tokens, "position_ids": positions, "attention_mask": None}
+def _inputs(laid: LaidOut, slices: int) -> dict[str, Any]:
+    """Arguments of a model: tokens, int64 [rows, T], and where samples begin in a packed row. T is a multiple of
+    `slices`: on the right there are tokens that no other sees, in a packed row a sample of their own."""
+    filled = -laid.shape[1] % slices
+    if not isinstance(laid, PackedBatch):
+        tokens = pad(laid.inputs, (0, filled))  # type: ignore[attr-defined]
+        return {"input_ids": tokens, "position_ids": None, "attention_mask": None}
+    bounds = laid.boundaries
+    if filled:
+        bounds = Boundaries([*bounds.lengths, filled], torch.cat([bounds.offsets, bounds.offsets[-1:] + filled]))
+    longest = max(bounds.lengths)
+    packed = Packed("thd", bounds.offsets, bounds.offsets, max_seqlen_q=longest, max_seqlen_kv=longest)
+    packed.boundaries = bounds
+    given = {"input_ids": pad(laid.tokens, (0, filled))[None], "position_ids": None}
+    return given | {"attention_mask": None, "packed_seq_params": packed}
 
 
 def _require_plain(outline: Outline) -> None:
@@ -568,6 +535,9 @@ def _transformer_config(setting: TrainingSetting, dtype: torch.dtype) -> Transfo
             "moe_ffn_hidden_size": model.ff,
             "moe_router_load_balancing_type": "none",
             "moe_router_dtype": "fp32",
+            # Experts stay whole, as megatron-core's guide advises: larger products, and fewer tokens travel.
+            "expert_model_parallel_size": training.expert_parallel * training.tensor_parallel,
+            "expert_tensor_parallel_size": 1,
         }
     if training.recompute_activations:
         how |= {"recompute_granularity": "full", "recompute_method": "uniform", "recompute_num_layers": 1}
@@ -589,9 +559,8 @@ def _transformer_config(setting: TrainingSetting, dtype: torch.dtype) -> Transfo
         perform_initialization=False,  # weights come from the outline
         use_cpu_initialization=setting.device.type == "cpu",
         tensor_model_parallel_size=training.tensor_parallel,
+        sequence_parallel=training.tensor_parallel > 1,
         pipeline_model_parallel_size=training.pipeline_parallel,
-        expert_model_parallel_size=training.expert_parallel,
-        expert_tensor_parallel_size=training.tensor_parallel,
         pipeline_dtype=dtype,
         params_dtype=dtype,
         bf16=dtype == torch.bfloat16,
@@ -611,16 +580,22 @@ def _transformer_config(setting: TrainingSetting, dtype: torch.dtype) -> Transfo
 def _made(config: TransformerConfig, setting: TrainingSetting, pipeline: Pipeline) -> HiddenStates:
     model = setting.model
     layer = get_gpt_layer_local_spec(num_experts=model.experts or None, qk_layernorm=True, normalization="RMSNorm")
-    layer.submodules.self_attention.submodules.core_attention = Attention
-    made: HiddenStates = HiddenStates(
-        config,
-        layer,
-        model.vocabulary,
-        model.max_length,
-        pre_process=pipeline.is_first,
-        post_process=pipeline.is_last,
-        share_embeddings_and_output_weights=model.tied_embeddings,
-        position_embedding_type="rope",
-        rotary_base=int(model.rope_theta),
-    )
+    inside, attention = layer.submodules, layer.submodules.self_attention.submodules
+    attention.core_attention = Attention
+    inside.input_layernorm = inside.pre_mlp_layernorm = attention.q_layernorm = attention.k_layernorm = Norm
+    groups = ProcessGroupCollection.use_mpu_process_groups()
+    groups.ep, groups.expt_tp = groups.tp_ep, groups.cp  # experts are spread over all of these, and not cut
+    with warnings.catch_warnings(action="ignore"):  # of experts, which have no slices
+        made: HiddenStates = HiddenStates(
+            config,
+            TransformerBlockSubmodules([layer] * (model.layers // pipeline.stages), layer_norm=Norm),
+            model.vocabulary,
+            model.max_length,
+            pre_process=pipeline.is_first,
+            post_process=pipeline.is_last,
+            share_embeddings_and_output_weights=model.tied_embeddings,
+            position_embedding_type="rope",
+            rotary_base=int(model.rope_theta),
+            pg_collection=groups,
+        )
     return made.to(setting.device).train()

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 import torch.distributed as dist
@@ -196,9 +196,13 @@ def _exchanged(rows: torch.Tensor, there: list[int], here: list[int], group: dis
     return come
 
 
-Routed = Callable[[Any, Any, Any], tuple[torch.Tensor, torch.Tensor] | None]
-"""A reading of a router, its inputs and its output: logits [.., experts], and the experts that were chosen, int64. None
-for a pass that is made once more."""
+class Routed(NamedTuple):
+    """A router's pass: logits [N, experts], experts that were chosen, int64 [N, k], and tokens of all ranks that route
+    a part of them each."""
+
+    logits: torch.Tensor
+    chosen: torch.Tensor
+    tokens: int
 
 
 class Routers:
@@ -210,9 +214,13 @@ class Routers:
     """
 
     def __init__(
-        self, routers: Mapping[int, torch.nn.Module], said: Routed, experts: tuple[int, int] | None = None
+        self,
+        routers: Mapping[int, torch.nn.Module],
+        said: Callable[[Any, Any, Any], Routed | None],
+        experts: tuple[int, int] | None = None,
     ) -> None:
-        """routers: by the number of their layer; experts: layers and experts of a token, of those that replay."""
+        """routers: by the number of their layer; said: of a router, its inputs and its output, None for a pass that is
+        made once more; experts: layers and experts of a token, of those that replay."""
         self._counting, self._said, self.experts = False, said, experts
         self._sums: dict[str, torch.Tensor] = {}
         for layer, router in routers.items():
@@ -231,7 +239,7 @@ class Routers:
             layer.register_forward_pre_hook(partial(_hand_on, layer.self_attn.layer_idx), with_kwargs=True)
         routers, shape = {each.self_attn.layer_idx: each.mlp.gate for each in layers}, model_shape(model)
         experts = shape["layers"], shape["active_experts"]
-        return cls(routers, lambda router, inputs, output: (output[0], output[2]), experts)
+        return cls(routers, lambda router, inputs, output: Routed(output[0], output[2], len(output[0])), experts)
 
     @contextmanager
     def counted(self) -> Iterator[None]:
@@ -265,11 +273,11 @@ class Routers:
     def _count(self, layer: int, *pass_: Any) -> None:
         if not self._counting or (said := self._said(*pass_)) is None:
             return
-        logits, chosen = said
-        likely = logits.detach().float().log_softmax(-1)
-        entropy = -(likely.exp() * likely).sum(-1).mean()
-        counts = torch.bincount(chosen.flatten(), minlength=logits.shape[-1])
-        self._add(routings=torch.ones_like(entropy), router_entropy=entropy, **{f"{ROUTED}{layer}": counts})
+        likely = said.logits.detach().float().log_softmax(-1)
+        entropy = -(likely.exp() * likely).sum() / said.tokens
+        share = torch.full_like(entropy, len(likely) / said.tokens)
+        counts = torch.bincount(said.chosen.flatten(), minlength=likely.shape[-1])
+        self._add(routings=share, router_entropy=entropy, **{f"{ROUTED}{layer}": counts})
 
     def _add(self, **sums: torch.Tensor) -> None:
         self._sums |= {name: self._sums[name] + value if name in self._sums else value for name, value in sums.items()}

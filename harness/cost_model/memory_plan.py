@@ -200,12 +200,14 @@ def pass_of(config: JobConfig, placement: Placement, setting: PlanSetting, role:
     tokens, scored = samples * lengths.sample, samples * lengths.response
     if training.tokens_per_micro_batch is not None:
         tokens = min(tokens, max(training.tokens_per_micro_batch, lengths.sample))
-    together = training.ranks_together
+    together, engine = training.ranks_together, described_engine(training.engine, "training.engine")
+    sliced = setting.simulated or getattr(engine, "SLICES_SEQUENCES", False)
     return PassShape(
         tokens=tokens,
         scored=min(scored, tokens) if training.layout == "packed" else tokens,
         ranks=max(1, len(placement.devices[role]) // together) * training.pipeline_parallel,
         tensor=training.tensor_parallel,
+        between=training.tensor_parallel if sliced else 1,
         recompute=training.recompute_activations,
         megatron=setting.simulated,
         repeated_heads=_repeats_heads(config, setting),

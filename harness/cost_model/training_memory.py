@@ -23,9 +23,9 @@ class PassShape:
     """How a micro-batch is computed on a rank.
 
     tokens: of one forward and backward pass, padding included; scored: of them, those that get a log-probability.
-    ranks: that share the parameters (FSDP); tensor: that share each layer. megatron: as published
-    trainers compute: these share activations between the products too, norms keep what comes in and what goes out, and
-    the optimizer works in place. repeated_heads: keys and values are kept once for each query head. gpu: the optimizer
+    ranks: that share the parameters (FSDP); tensor: that share each layer; between: that share what lies between its
+    products, too. megatron: as published trainers compute: norms keep what comes in and what goes out, and the
+    optimizer works in place. repeated_heads: keys and values are kept once for each query head. gpu: the optimizer
     works on all parameters at once, and products of half precision may come out in float32. logit_bytes: of the output
     layer's logits at a time. adapters: parameters of these, where they alone are trained.
     """
@@ -34,6 +34,7 @@ class PassShape:
     scored: int
     ranks: int = 1
     tensor: int = 1
+    between: int = 1
     recompute: bool = False
     megatron: bool = False
     repeated_heads: bool = False
@@ -121,7 +122,7 @@ class RankMemory:
         and dropout masks, for norms that compute in float32. Recomputed: the input of each layer (`recomputed` is the
         rest)."""
         if self.work.recompute:
-            per_token = self._number * self.model.hidden / self._between
+            per_token = self._number * self.model.hidden / self.work.between
         else:
             per_token = self.layer_bytes_per_token
         return self.work.tokens * self.model.layers * per_token
@@ -129,7 +130,7 @@ class RankMemory:
     @property
     def last_norm(self) -> float:
         """Bytes kept of the norm before the output layer."""
-        return self.work.tokens * self._norm_bytes * self.model.hidden / self._between
+        return self.work.tokens * self._norm_bytes * self.model.hidden / self.work.between
 
     @property
     def recomputed(self) -> float:
@@ -143,7 +144,7 @@ class RankMemory:
         through."""
         model, number, tensor = self.model, self._number, self.work.tensor
         query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
-        norms = 2 * self._norm_bytes * model.hidden / self._between
+        norms = 2 * self._norm_bytes * model.hidden / self.work.between
         heads = (4 + (0 if self.work.adapters else number)) * (query + key_value) if model.qk_norm else 0.0
         kept = query if self.work.repeated_heads else key_value
         attention = number * (2 * query + 2 * kept) + 4 * model.heads
@@ -158,7 +159,7 @@ class RankMemory:
         model = self.model
         networks = model.active_experts if model.experts else 1
         inside = 2 * model.ff * networks / self.work.tensor
-        first = self.work.tokens * self._number * (inside + model.hidden / self._between)
+        first = self.work.tokens * self._number * (inside + model.hidden / self.work.between)
         experts = max(1, model.experts // self.work.expert_ranks)
         down = self._number * model.hidden * model.ff * experts / self.work.tensor
         return max(first + (0 if self.work.adapters else down), self._number * self._block_gradients)
@@ -169,7 +170,7 @@ class RankMemory:
         model = self.model
         networks = model.active_experts if model.experts else 1
         inside = 3 * model.ff * networks / self.work.tensor
-        hidden = 3 * model.hidden / self._between + 3 * model.hidden * model.active_experts
+        hidden = 3 * model.hidden / self.work.between + 3 * model.hidden * model.active_experts
         return self.work.tokens * self._number * (inside + hidden)
 
     # -- the output layer
@@ -253,8 +254,3 @@ class RankMemory:
         if self.work.megatron:
             return 2 * self._number
         return 4 + self._number * (1 if self.work.adapters else 2)
-
-    @property
-    def _between(self) -> int:
-        """Devices that share what lies between a layer's products."""
-        return self.work.tensor if self.work.megatron else 1

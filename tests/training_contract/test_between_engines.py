@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore
+from torch.distributed import HashStore, Store, TCPStore
 
 from harness.config import TrainingConfig
 from harness.config.registries import find
@@ -19,9 +20,10 @@ from tests.support.processes import run_in_processes
 from tests.training_contract.under_test import ALGORITHM, MODELS, SAMPLES, routes_of, save, train_once
 
 
-def policy_of(engine: str, model: str, recompute: bool = False) -> TrainEngine:
-    training = TrainingConfig(engine=engine, layout="packed", recompute_activations=recompute)
-    setting = TrainingSetting(MODELS[model], ALGORITHM, training, HashStore(), 0, 1, CPU, 60.0, steps=60)
+def policy_of(engine: str, model: str, store: Store | None = None, rank: int = 0, **how: Any) -> TrainEngine:
+    training = TrainingConfig(**{"engine": engine, "layout": "packed", **how})
+    world = store or HashStore(), rank, training.tensor_parallel
+    setting = TrainingSetting(MODELS[model], ALGORITHM, training, *world, CPU, 60.0, steps=60)
     return find("training.engine", engine)(setting).policy
 
 
@@ -56,10 +58,12 @@ def test_a_state_goes_on_in_another_engine(writer: str, reader: str, model: str,
     run_in_processes(moved, [(writer, reader, model, tmp_path / "state")], timeout_s=120)
 
 
-def of_routers() -> None:
-    told = []
-    for engine, recompute in (("torch", False), ("megatron", False), ("megatron", True)):
-        policy = policy_of(engine, "experts", recompute)
+def of_routers(layout: str, rank: int, port: int) -> None:
+    told, store = [], TCPStore("127.0.0.1", port, 2, False, wait_for_workers=False)
+    for engine, recompute, ranks in (("torch", False, 1), ("megatron", False, 1), ("megatron", True, 2)):
+        world = (store, rank) if ranks == 2 else ()
+        how = {"layout": layout, "recompute_activations": recompute, "tensor_parallel": ranks}
+        policy = policy_of(engine, "experts", *world, **how)
         routes = routes_of(range(SAMPLES), MODELS["experts"])
         sums = computed(policy.accumulate(batch_of(range(SAMPLES))))
         replayed = computed(policy.accumulate(replace(batch_of(range(SAMPLES)), routes=routes)))
@@ -68,10 +72,12 @@ def of_routers() -> None:
         told[-1]["grad_norm"] = computed(policy.step())["grad_norm"]
         dist.destroy_process_group()
     assert told[0]["routings"] == MODELS["experts"].layers
-    assert told[1] == told[2] == pytest.approx(told[0])
+    assert told[2] == pytest.approx(told[0]) == told[1]
 
 
 @pytest.mark.megatron
-def test_engines_count_the_same_of_routers() -> None:
+@pytest.mark.parametrize("layout", ["packed", "padded"])
+def test_engines_count_the_same_of_routers(layout: str) -> None:
     pytest.importorskip("megatron.core")
-    run_in_processes(of_routers, [()], timeout_s=120)
+    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
+    run_in_processes(of_routers, [(layout, rank, store.port) for rank in range(2)], timeout_s=120)

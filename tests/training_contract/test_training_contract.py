@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 import torch
 
+from harness.rl.diagnostics import ROUTED
 from tests.support.fsdp_samples import Tensors, assert_close
 from tests.training_contract.under_test import Layout, Run, Runs, Told, WorldUnderTest
 
@@ -62,8 +63,8 @@ def test_gradients_of_each_tensor_are_those_of_samples_taken_alone(seen: Seen, p
 
 @pytest.mark.parametrize("steps", WEIGHTS)
 def test_weights_move_as_those_of_samples_taken_alone(seen: Seen, plain: Run, steps: int) -> None:
-    if steps > seen.run.layout.steps:
-        pytest.skip("so many steps are made by one rank or two")
+    if steps > seen.run.layout.steps(seen.model):
+        pytest.skip("so many steps are made of the first model")
     first, expected = plain.state(seen.model, "1"), plain.state(seen.model, str(steps))
     found = seen.state(str(steps))
     off, moved = (
@@ -77,10 +78,10 @@ def test_stages_leave_the_bits_of_an_untied_model_as_they_are(seen: Seen, runs: 
     if not seen.under_test.exact or layout.pipeline == 1 or seen.model == "tied":
         pytest.skip("sums are made in another order")
     whole = Seen(seen.under_test, runs(seen.under_test, replace(layout, pipeline=1)), seen.model)
-    for step in ("1", str(layout.steps)):
+    for step in ("1", str(layout.steps(seen.model))):
         assert same_bits(seen.state(step), whole.state(step))
     norms = [told["grad_norm"] for told in whole.ranks[0].steps]
-    assert [told["grad_norm"] for told in seen.ranks[0].steps] == norms[: layout.steps]
+    assert [told["grad_norm"] for told in seen.ranks[0].steps] == norms
     assert np.array_equal(seen.ranks[0].scored, whole.ranks[0].scored)
 
 
@@ -97,13 +98,16 @@ def test_tokens_go_to_the_experts_that_were_chosen_before_and_where_none_were_to
     assert_close(seen.state("routed", "exp_avg"), plain.state(seen.model, "routed", "exp_avg"), rtol=GRADIENTS)
 
 
-def test_all_ranks_take_the_same_steps_and_neighbours_tell_the_same_sums(seen: Seen) -> None:
+def test_all_ranks_take_the_same_steps_and_neighbours_tell_the_same_sums(seen: Seen, runs: Runs) -> None:
     assert all(told.steps == seen.ranks[0].steps for told in seen.ranks)
     together = seen.run.layout.tensor * seen.run.layout.pipeline
     for start in range(0, len(seen.ranks), together):
         assert all(told.sums == seen.ranks[start].sums for told in seen.ranks[start : start + together])
-    firsts = [seen.ranks[start].sums["tokens"] for start in range(0, len(seen.ranks), together)]
-    assert min(firsts) > 0
+    firsts = [seen.ranks[start].sums for start in range(0, len(seen.ranks), together)]
+    assert min(first["tokens"] for first in firsts) > 0
+    whole = runs(seen.under_test, Layout()).ranks[0][seen.model].sums
+    counts = {name: tokens for name, tokens in whole.items() if name.startswith(ROUTED)}
+    assert {name: sum(first[name] for first in firsts) for name in counts} == counts
 
 
 def test_what_is_sent_is_every_weight_once_and_to_the_bit_whoever_sends(seen: Seen) -> None:

@@ -61,6 +61,8 @@ def test_megatron_keeps_whole_what_a_rank_computes_with_and_of_experts_only_its_
         whole = {kind: bytes_of(plan, "actor", f"{kind}, whole") for kind in ("weights", "gradients")}
         assert whole["weights"] == pytest.approx(2 * held), "in bfloat16, beside masters"
         assert whole["gradients"] + bytes_of(plan, "actor", "gradients") == pytest.approx(4 * held)
+    sliced = planned(*job, "training.tensor_parallel=2")[1]
+    assert bytes_of(sliced, "actor", "last norm") == bytes_of(plan, "actor", "last norm") / 2, "of half of a sequence"
 
 
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
