@@ -130,12 +130,16 @@ class VLLMProcess:
 
         Samples of one `version` share the cache of their common prefixes.
         """
-        prompt = {"prompt_token_ids": list(context), "cache_salt": str(version)}
+        from vllm.inputs import tokens_input
+
+        # A raw prompt would go through a thread of vLLM's, where there is nothing to do for tokens.
+        prompt = tokens_input(list(context), cache_salt=str(version))
         return await self.ask("take a sample", self.llm.add_request(number, prompt, parameters))
 
     async def pause(self, mode: Literal["keep", "abort"]) -> None:
         """Pause generation and keep the cache: whether old keys are worth anything is the adapter's to say."""
-        await self.ask(f"pause ({mode})", self.llm.pause_generation(mode=mode, clear_cache=False))
+        # Not `pause_generation`: it does this, and then sleeps for 20 ms so that outputs should come before it returns.
+        await self.ask(f"pause ({mode})", self.llm.engine_core.pause_scheduler_async(mode=mode, clear_cache=False))
 
     async def abort(self, numbers: Sequence[str]) -> None:
         """End these samples; the collector of each gets what it has."""
