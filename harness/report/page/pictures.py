@@ -86,6 +86,8 @@ def draw_curves(figure: Figure, data: pd.DataFrame) -> None:
     axes, key = data["axis"].unique(), data["measure"].iloc[0]
     colors = of_cells(data["label"].unique())
     dashes = dict(zip(colors, cycle(DASHES), strict=False))
+    least = data.filter(regex="^(mean|seed )").min().min()
+    heights = (math.floor(10 * least) / 10, 1.02) if key in OUTCOMES else (0, None)
     for panel, (axis, of_axis) in zip(
         panels(figure, len(axes), 15, _LEAST), data.groupby("axis", sort=False), strict=True
     ):
@@ -97,7 +99,7 @@ def draw_curves(figure: Figure, data: pd.DataFrame) -> None:
             panel.plot(curve["at"], seeds, color=color, linewidth=0.5, alpha=0.4)
             style = (0, tuple(float(part) / 2 for part in dashes[label].split())) if dashes[label] else "-"
             panel.plot(curve["at"], curve["mean"], color=color, linewidth=1.6, linestyle=style, label=label)
-        panel.set(xlabel=fill(str(axis), _LEAST), xlim=(0, None), ylim=(0, 1.02 if key in OUTCOMES else None))
+        panel.set(xlabel=fill(str(axis), _LEAST), xlim=(0, None), ylim=heights)
         panel.xaxis.set_major_locator(MaxNLocator(3))
         panel.xaxis.set_major_formatter(FuncFormatter(lambda value, _: f"{value:,.12g}"))
     figure.supylabel(TITLES.get(key, key), fontsize="medium", color=MUTED)
