@@ -13,6 +13,8 @@ import pytest
 from harness.cli import main as cli
 from harness.cli.commands import COMMANDS
 from harness.cli.console import PlainTextConsole
+from harness.comparison.console import print_comparison
+from harness.comparison.experiment import comparison_in
 
 WIDTH = 60
 JOB = ("backend=virtual", "cost=tiny_cpu", "iterations=3", "loggers=")
@@ -39,6 +41,14 @@ def too_long(text: str) -> list[str]:
 
 def words(text: str) -> set[str]:
     return {word.strip(",") for word in text.split()} - {""}
+
+
+def assert_alike(*printed: Both) -> None:
+    pipe = "\n".join(console.file.getvalue() for console in printed)  # type: ignore[attr-defined]
+    terminal = "\n".join(console.terminal.file.getvalue() for console in printed)  # type: ignore[attr-defined]
+    assert words(pipe) and too_long(terminal) == []
+    assert {word for word in words(terminal) - words(pipe) if set(word) != {"─"}} == set()
+    assert {word for word in words(pipe) - words(terminal) if re.search(r"\d", word)} == set()
 
 
 @pytest.fixture(scope="module")
@@ -84,11 +94,13 @@ def test_a_terminal_of_60_columns_has_all_that_a_pipe_has(
     monkeypatch.setattr(cli, "PlainTextConsole", lambda **options: printed.append(Both(**options)) or printed[-1])
     run = next(path.parent.relative_to(results / "bench") for path in results.rglob("seed=0"))
     cli.main([word.format(run=run / "seed=0") for word in typed])
-    pipe = "\n".join(console.file.getvalue() for console in printed)  # type: ignore[attr-defined]
-    terminal = "\n".join(console.terminal.file.getvalue() for console in printed)  # type: ignore[attr-defined]
-    assert words(pipe) and too_long(terminal) == []
-    assert {word for word in words(terminal) - words(pipe) if set(word) != {"─"}} == set()
-    assert {word for word in words(pipe) - words(terminal) if re.search(r"\d", word)} == set()
+    assert_alike(*printed)
+
+
+def test_a_terminal_has_all_figures_of_a_comparison(results: Path) -> None:
+    console = Both()
+    print_comparison(comparison_in(results / "bench"), console)
+    assert_alike(console)
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])
