@@ -20,6 +20,7 @@ _BIDIRECTIONAL = (*range(0x202A, 0x202F), *range(0x2066, 0x206A))  # what follow
 _SURROGATES = range(0xD800, 0xE000)  # as a path that is no UTF-8 has them, and no output takes them
 _CONTROLS = dict.fromkeys({*range(0x20), *range(0x7F, 0xA0), *_BIDIRECTIONAL, *_SURROGATES} - {ord("\t"), ord("\n")})
 _NAMES = re.compile(r"\s*\S+ {2,}")
+_KEY = re.compile(r"\s*(-|\S+:) ")
 _COMMAND = re.compile(r"\s*(cadence|make) [\w-]+( --[\w-]+( [^\s-]\S*)?| \S+=('[^']*'|\S)*)+")
 
 OUTPUT_CLOSED = 128 + signal.SIGPIPE
@@ -77,8 +78,8 @@ class ValuesConsole(PlainTextConsole):
 
 
 def folded(text: str, width: int) -> str:
-    """The text in lines of so many columns, broken between words; the rest of a line begins as it does, or below what
-    follows a name. Commands stay whole, to be copied."""
+    """The text in lines of so many columns, broken between words; the rest of a line begins as it does, below what
+    follows a name, or, as in YAML, behind where a key begins. Commands stay whole, to be copied."""
     return "\n".join("\n".join(_folded(line, width)) for line in text.split("\n"))
 
 
@@ -86,7 +87,8 @@ def _folded(line: str, width: int) -> list[str]:
     if len(line) <= width or _COMMAND.fullmatch(line):
         return [line]
     named = _NAMES.match(line)
-    indent = len(line) - len(line.lstrip()) if named is None or 2 * named.end() > width else named.end()
+    indent = len(line) - len(line.lstrip()) + 2 * (_KEY.match(line) is not None)
+    indent = indent if named is None or 2 * named.end() > width else named.end()
     return wrap(line, width, subsequent_indent=" " * indent, replace_whitespace=False, **WHOLE_WORDS)
 
 

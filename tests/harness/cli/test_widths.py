@@ -9,12 +9,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from harness.cli import main as cli
 from harness.cli.commands import COMMANDS
-from harness.cli.console import PlainTextConsole
+from harness.cli.console import PlainTextConsole, folded
 from harness.comparison.console import print_comparison
 from harness.comparison.experiment import comparison_in
+from harness.config.files import yaml_text
 
 WIDTH = 60
 JOB = ("backend=virtual", "cost=tiny_cpu", "iterations=3", "loggers=")
@@ -101,6 +103,11 @@ def test_a_terminal_has_all_figures_of_a_comparison(results: Path) -> None:
     console = Both()
     print_comparison(comparison_in(results / "bench"), console)
     assert_alike(console)
+
+
+def test_settings_that_a_terminal_shows_can_be_pasted() -> None:
+    text = yaml_text({"task": {"data": "/folders/with blanks/train.jsonl", "of": list(range(30)), "none": {}}})
+    assert too_long(shown := folded(text, 30)) == [] and yaml.safe_load(shown) == yaml.safe_load(text)
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])
