@@ -204,7 +204,9 @@ def read_settings(path: Path) -> dict[str, Any]:
     except ConfigError:
         raise
     except (YAMLError, OSError, ValueError, RecursionError) as error:
-        raise ConfigError(f"{path} cannot be read as YAML: {str(error).partition(chr(10))[0]}") from error
+        raise ConfigError(
+            f"{path} cannot be read as YAML: {str(error).partition(chr(10))[0]}; write `setting: value` lines"
+        ) from error
     if not isinstance(tree, dict):
         raise ConfigError(f"{path} holds no settings; write a line such as `name: {path.stem}` for each")
     return {str(key): value for key, value in tree.items()}
