@@ -19,7 +19,7 @@ from harness.cost_model.transfer import sender_links
 from harness.driver.build import fair_share
 from harness.driver.event_model import fast_steps
 from harness.planner.candidates import Candidate, grid
-from harness.planner.period import hindered, period, runs_on
+from harness.planner.period import hindered, in_turn, period, runs_on
 from harness.planner.search import Prospect, SearchResult, search
 from harness.planner.work import LengthSamples, PoolLayout, least_work, likely_work
 from schedules import Schedule
@@ -40,7 +40,8 @@ one within 1 % of it, was among the two fastest parts of every schedule."""
 @dataclass(frozen=True)
 class Effort:
     """The limits of a search: simulated samples (of all trials together, and as many of all parts), and trials; parts:
-    candidates whose parts decide which are tried first, 0 where what seems likely does."""
+    candidates whose parts decide which are tried first, 0 where what seems likely does. Where phases come in turn as
+    many more are tried instead."""
 
     samples: int
     trials: int
@@ -152,17 +153,19 @@ def _tried(
         return trial(job, window(schedule, job.algorithm.batch_samples), seed, bound=bounds[candidate])
 
     of_parts: dict[Candidate, float] = {}
-    if prospects and effort.parts:
-        likeliest = sorted(prospects, key=lambda prospect: prospect.likely)[: effort.parts]
+    # In turn nothing hinders what else goes on, and parts have fewer engines, of which one is the last.
+    parts, trials = (0, effort.parts + effort.trials) if in_turn(schedule) else (effort.parts, effort.trials)
+    if prospects and parts:
+        likeliest = sorted(prospects, key=lambda prospect: prospect.likely)[:parts]
         times = min(parts_of(one.candidate.apply(config, roles), one.candidate, _PART) for one in likeliest)
         its = batch_samples // times * window(schedule, batch_samples // times).iterations
-        looked_at = search(prospects, run_part, max(1, min(effort.parts, effort.samples // its)), opens)
+        looked_at = search(prospects, run_part, max(1, min(parts, effort.samples // its)), opens)
         of_parts = {candidate: outcome.seconds for candidate, outcome in looked_at.tried}
         prospects = [
             replace(one, first=one.candidate in of_parts, likely=of_parts.get(one.candidate, one.likely))
             for one in prospects
         ]
-    budget = max(1, min(effort.trials, effort.samples // (batch_samples * trial_window.iterations)))
+    budget = max(1, min(trials, effort.samples // (batch_samples * trial_window.iterations)))
     found = search(prospects, run, budget, opens) if prospects else None
     found = found if found is not None and found.tried else None
     return Exploration(config, len(candidates), len(candidates) - len(prospects), found, len(of_parts))

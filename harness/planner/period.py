@@ -41,6 +41,11 @@ def runs_on(schedule: Schedule) -> bool:
     return _PERIOD.get(type(schedule)) is _streamed and not schedule.loads_between_batches
 
 
+def in_turn(schedule: Schedule) -> bool:
+    """Whether one phase comes after the other, whatever its options."""
+    return _PERIOD.get(type(schedule)) is _in_turn
+
+
 def hindered(*seconds: float) -> float:
     """Probable seconds of work that goes on beside other work: it waits now and then, the longer the more there is of
     the other. Between the longest of them and their sum."""

@@ -26,7 +26,7 @@ from harness.planner import explore as explore_module
 from harness.planner.candidates import Candidate, grid
 from harness.planner.explore import Effort, TrialResult, cost_of, explore, pool_layout, scoring_roles, trial, window
 from harness.planner.period import period
-from harness.planner.plan import Choice, bench_command, fixed_by, make_plan
+from harness.planner.plan import EFFORT, SEED, Choice, bench_command, fixed_by, make_plan, plan_jobs
 from harness.planner.search import Prospect, front, search
 from harness.planner.work import LengthSamples, least_work, likely_work
 from schedules.k_step_off import KStepOff
@@ -100,6 +100,15 @@ def test_the_planners_best_is_the_best_of_all_candidates(name: str, monkeypatch:
     times = [trial(one.apply(config, roles), short, 0, bound=bound(config, one, lengths)).seconds for one in of_all]
     assert len(prospects) == len(found.tried) + found.pruned + explored.refused
     assert found.tried[0][1].seconds == min(times)
+
+
+def test_where_phases_come_in_turn_no_part_hides_the_last_of_all_engines() -> None:
+    arguments = ["schedule=colocate_sync", "model=qwen3-30b-a3b", "cluster.devices=16", "device=h100"]
+    (job,), _ = plan_jobs(arguments)
+    found = explore(job, fixed_by(arguments[1:]), SEED, EFFORT).found
+    assert found is not None
+    best = found.tried[0][0]
+    assert (best.engine_parallel, best.tensor_parallel) == (2, 4), "as of all candidates; 4 % faster than by parts"
 
 
 def test_batches_that_are_generated_as_one_wait_for_their_longest_responses_together() -> None:
