@@ -1,14 +1,14 @@
 """The requests of running samples to an SGLang server: their bodies, the replies, and those that are under way.
 
-A sample starts with one request. Where an abort ends it early, a continuation request goes on from the tokens that the
-sample has by then.
+Samples that start at once share one request, which costs a server half the time of one for each. Where an abort ends a
+sample early, it goes on in another request from the tokens that it has by then.
 """
 
 from __future__ import annotations
 
 import asyncio
 from base64 import b64decode
-from collections.abc import Awaitable, Callable, Iterable
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from typing import Any
 from uuid import uuid4
 
@@ -25,7 +25,8 @@ _ABORT_AGAIN_S = 0.2
 
 
 def body_of(sample: RunningSample, *, seed: int, vocabulary: int, routes: bool = False) -> dict[str, Any]:
-    """Body of a /generate request: the rest of the sample, with log-probs of the distribution that it is drawn from."""
+    """Body of a /generate request: the rest of the sample, with log-probs of the distribution that it is drawn from.
+    `together` makes one request of several."""
     sampling = sample.sampling
     parameters: dict[str, Any] = {
         "temperature": sampling.temperature,
@@ -46,6 +47,15 @@ def body_of(sample: RunningSample, *, seed: int, vocabulary: int, routes: bool =
     return body
 
 
+_OF_EACH = "rid", "input_ids", "sampling_params"
+"""Fields that a request for several samples has lists of."""
+
+
+def together(bodies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """One request for all of them, which are alike but for `_OF_EACH`."""
+    return bodies[0] | {name: [body[name] for body in bodies] for name in _OF_EACH}
+
+
 def sampling_seed(seed: int, sample_id: int) -> int:
     """63 bits that (run seed, sample id) determine. The server draws a token by this seed and the token's position: so
     an interrupted sample goes on with the draws that it would have had."""
@@ -57,8 +67,8 @@ def _restricted(sampling: Sampling) -> bool:
 
 
 class Reply:
-    """All that the server has said about one request. Its messages repeat what came before, or leave it out: either way
-    what is new is at the end."""
+    """All that the server has said about one sample. Its messages repeat what came before, and may have more than their
+    count of tokens says, as it goes on while they wait to be sent; or they leave out what came before."""
 
     def __init__(self, sampling: Sampling, owner: str) -> None:
         self._sampling, self._owner = sampling, owner
@@ -76,18 +86,22 @@ class Reply:
         self.finish = meta["finish_reason"]
         self._spans = meta.get("weight_versions") or self._spans
         self.routes = meta.get("routed_experts") or self.routes
-        new = meta["completion_tokens"] - len(self.tokens)
-        if new > 0:
-            log_probs = self._log_probs(meta)[-new:]
+        if meta["completion_tokens"] > len(self.tokens):
+            log_probs = self._new(self._log_probs(meta), meta["completion_tokens"])
             if not np.isfinite(log_probs).all():
                 raise FloatingPointError(f"{self._owner}: log-probabilities are not finite: {log_probs}")
-            self.tokens += message["output_ids"][-new:]
+            self.tokens += self._new(message["output_ids"], meta["completion_tokens"])
             self.log_probs += log_probs
         if not len(self.tokens) == len(self.log_probs) == meta["completion_tokens"]:
             raise RuntimeError(
                 f"{self._owner}: the SGLang server counts {meta['completion_tokens']} tokens, and has sent "
                 f"{len(self.tokens)} of them with {len(self.log_probs)} log-probs"
             )
+
+    def _new(self, told: list[Any], count: int) -> list[Any]:
+        """What of them is new, where there are so many tokens by now."""
+        here = len(self.tokens)
+        return told[here:count] if len(told) >= count else told[here - count :]
 
     def versions(self, version: int) -> list[int]:
         """The version of each token, as the server reports it; a server that reports none was never updated under a
@@ -114,7 +128,7 @@ class SampleRequests:
     prepare: awaited before each request; gives the version that the server has. ended: called with a sample when its
     request is over and the sample has its tokens. changed: called when there is a `failure`. require_alive: raises
     RuntimeError if the server is gone. The server may be silent about running samples for the client's timeout_s,
-    longer only where `still`. clock: of the run; routes: where it tells experts. Fifteen attributes: eight are these.
+    longer only where `still`. clock: of the run; routes: where it tells experts. Sixteen attributes: eight are these.
     """
 
     def __init__(
@@ -132,7 +146,8 @@ class SampleRequests:
         self._routes = routes
         self._client, self._prepare, self._ended, self._changed = client, prepare, ended, changed
         self._require_alive, self._still, self._clock = require_alive, still, clock
-        self._tasks: dict[int, asyncio.Task[None]] = {}
+        self._tasks: dict[int, asyncio.Task[None]] = {}  # of requests, by sample
+        self._beginning: dict[str, list[tuple[RunningSample, dict[str, Any]]]] = {}  # by what their bodies share
         self.ending = False
         """All of them."""
         self._names: dict[int, str] = {}  # of requests, as the server knows them, by sample
@@ -146,11 +161,18 @@ class SampleRequests:
         return sample.sample_id in self._tasks
 
     def start(self, sample: RunningSample, body: dict[str, Any]) -> None:
-        """Start the request of a sample; needs a running event loop."""
+        """Start a sample, in one request with all that start in this turn of the event loop and are alike."""
         self.watch()
         self._heard_at = asyncio.get_running_loop().time()
         self._names[sample.sample_id] = name = uuid4().hex  # the server takes a name for all that begin with it
-        self._tasks[sample.sample_id] = asyncio.create_task(self._go(sample, body | {"rid": name}))
+        alike = repr([(key, value) for key, value in sorted(body.items()) if key not in _OF_EACH])
+        if alike not in self._beginning:
+            self._beginning[alike] = []
+            task = asyncio.create_task(self._go(alike))  # begins with the next turn
+        else:
+            task = self._tasks[self._beginning[alike][0][0].sample_id]
+        self._beginning[alike].append((sample, body | {"rid": name}))
+        self._tasks[sample.sample_id] = task
 
     async def end(self, samples: Iterable[RunningSample]) -> None:
         """Have the server abort these, as far as it has them; each keeps the tokens that arrived."""
@@ -171,7 +193,7 @@ class SampleRequests:
                     # A request that is on its way to the server is not ended by this one, but by the next.
                     await self._client.post("/abort_request", {"abort_all": True})
                     if self._tasks:
-                        await asyncio.wait(list(self._tasks.values()), timeout=_ABORT_AGAIN_S)
+                        await asyncio.wait({*self._tasks.values()}, timeout=_ABORT_AGAIN_S)
                     await go_on()
                 await go_on()
         except TimeoutError as error:
@@ -187,36 +209,52 @@ class SampleRequests:
 
     async def close(self) -> None:
         """Cancel all requests and wait until they have ended."""
-        tasks = [*self._tasks.values(), *([self._watching] if self._watching else [])]
+        tasks = {*self._tasks.values(), *([self._watching] if self._watching else [])}
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
 
-    async def _go(self, sample: RunningSample, body: dict[str, Any]) -> None:
-        """Consumes the server's messages about one sample; ends with the last of them, or with the server."""
-        reply = Reply(sample.sampling, self._client.owner)
+    async def _go(self, alike: str) -> None:
+        """Consumes the server's messages about samples that start at once; ends with the last of them, or with the
+        server."""
+        started = self._beginning.pop(alike)
+        replies = [(sample, Reply(sample.sampling, self._client.owner)) for sample, _ in started]
         try:
             version = await self._prepare()
-            async for message in self._client.generate(body):
+            async for message in self._client.generate(together([body for _, body in started])):
+                sample, reply = replies[message["index"]]
                 told = len(reply.tokens)
                 reply.add(message)
                 if not (told or sample.versions):
                     sample.first_token_at = self._clock.now()
                 self.sampled += len(reply.tokens) - told
                 self._heard_at = asyncio.get_running_loop().time()
-            self._require_reason(sample, reply)
+                if reply.finish is not None:
+                    self._end(sample, reply, version)
+            for sample, reply in replies:
+                if reply.finish is None:
+                    self._require_reason(sample, reply)
         except Exception as error:  # raised in `finished`: this task is not awaited
             self._fail(error)
-        else:
-            sample.context += reply.tokens
-            sample.log_probs += reply.log_probs
-            sample.versions += reply.versions(version)
-            if self._routes is not None and reply.routes:
-                sample.add_routes(np.frombuffer(b64decode(reply.routes), np.int32), self._routes)
         finally:
-            del self._tasks[sample.sample_id], self._names[sample.sample_id]
+            for sample, reply in replies:
+                if reply.finish is None:
+                    self._forget(sample)
+
+    def _end(self, sample: RunningSample, reply: Reply, version: int) -> None:
+        """Give the sample what the server has made of it."""
+        self._forget(sample)
+        self._require_reason(sample, reply)
+        sample.context += reply.tokens
+        sample.log_probs += reply.log_probs
+        sample.versions += reply.versions(version)
+        if self._routes is not None and reply.routes:
+            sample.add_routes(np.frombuffer(b64decode(reply.routes), np.int32), self._routes)
         if self.failure is None:
             self._ended(sample)
+
+    def _forget(self, sample: RunningSample) -> None:
+        del self._tasks[sample.sample_id], self._names[sample.sample_id]
 
     def _require_reason(self, sample: RunningSample, reply: Reply) -> None:
         finish = reply.finish or {"type": "nothing"}

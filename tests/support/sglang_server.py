@@ -29,7 +29,7 @@ def token_at(seed: int, position: int, vocabulary: int) -> int:
 
 @dataclass
 class Generation:
-    """One request on its way. `spans`: (version, number of tokens)."""
+    """One sample on its way. `spans`: (version, number of tokens)."""
 
     seed: int
     position: int
@@ -95,15 +95,22 @@ class SGLangServer:
         return JSONResponse({"success": answer is None, "message": answer}, status_code=400 if answer else 200)
 
     async def _generate(self, body: dict[str, Any]) -> AsyncIterator[bytes]:
-        wanted = body["sampling_params"]
-        generation = Generation(wanted["sampling_seed"], len(body["input_ids"]), wanted["max_new_tokens"])
+        generations = [
+            Generation(wanted["sampling_seed"], len(tokens), wanted["max_new_tokens"])
+            for tokens, wanted in zip(body["input_ids"], body["sampling_params"], strict=True)
+        ]
         with self._changed:
-            self.running.append(generation)
-        while generation.finish is None:
-            await asyncio.to_thread(self._advance, generation)
-            if self.cut:
-                raise ConnectionAbortedError("the test cuts the connection")
-            yield b"data: " + json.dumps(self._message(generation)).encode() + b"\n\n"
+            self.running += generations
+        left = dict(enumerate(generations))
+        while left:
+            for index, generation in [*left.items()]:
+                await asyncio.to_thread(self._advance, generation)
+                if self.cut:
+                    raise ConnectionAbortedError("the test cuts the connection")
+                message = self._message(generation) | {"index": index}
+                yield b"data: " + json.dumps(message).encode() + b"\n\n"
+                if generation.finish is not None:
+                    del left[index]
         yield b"data: [DONE]\n\n"
 
     def _advance(self, generation: Generation) -> None:

@@ -157,10 +157,13 @@ async def test_a_server_of_somebody_else_gets_the_weights_first(engine: SGLangRo
     assert all(torch.equal(server.weights[name], tensor) for name, tensor in weights(0))
 
 
-async def test_every_sample_has_a_seed_of_its_own(engine: SGLangRollout, server: SGLangServer) -> None:
+async def test_samples_that_start_at_once_share_a_request_and_each_has_a_seed_of_its_own(
+    engine: SGLangRollout, server: SGLangServer
+) -> None:
     engine.submit(requests(SLOTS))
     await drain(engine, SLOTS)
-    seeds = [body["sampling_params"]["sampling_seed"] for path, body in server.calls if path == "/generate"]
+    ((_, body),) = [call for call in server.calls if call[0] == "/generate"]
+    seeds = [parameters["sampling_seed"] for parameters in body["sampling_params"]]
     assert sorted(seeds) == sorted(sampling_seed(SEED, n) for n in range(SLOTS)) and len(set(seeds)) == SLOTS
     assert all(0 <= seed < 1 << 63 for seed in seeds)
 
@@ -224,9 +227,9 @@ async def test_running_samples_live_through_an_update_and_each_token_knows_its_v
         assert modes == (["in_place", "retract"] if drop_cache else ["in_place"])
         assert "/abort_request" not in server.paths()
     else:
-        again = [body for path, body in server.calls if path == "/generate"]
-        assert [len(body["input_ids"]) for body in again] == [len(PROMPT) + 4] * SLOTS
-        assert [body["sampling_params"]["max_new_tokens"] for body in again] == [6] * SLOTS
+        (again,) = [body for path, body in server.calls if path == "/generate"]
+        assert [len(tokens) for tokens in again["input_ids"]] == [len(PROMPT) + 4] * SLOTS
+        assert [parameters["max_new_tokens"] for parameters in again["sampling_params"]] == [6] * SLOTS
 
 
 async def test_a_transfer_that_fails_tears_the_weights_and_a_whole_one_heals_them(
@@ -424,6 +427,13 @@ def test_a_reply_is_the_same_whether_messages_repeat_what_came_before_or_not(rep
     for start, end in ((0, 1), (1, 4), (4, 4), (4, 5)):
         reply.add(message(tokens[0 if repeats else start : end], end))
     assert (reply.tokens, reply.log_probs) == (tokens, [-float(token) for token in tokens])
+
+
+def test_of_a_message_that_waited_while_the_server_went_on_only_its_count_is_read() -> None:
+    reply = Reply(PLAIN, "engine 0")
+    for end in (1, 3):
+        reply.add(message([4, 5, 6], end))
+        assert (reply.tokens, reply.log_probs) == ([4, 5, 6][:end], [-4.0, -5.0, -6.0][:end])
 
 
 def test_an_abort_that_repeats_the_last_token_adds_none() -> None:
