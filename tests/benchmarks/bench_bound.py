@@ -1,10 +1,11 @@
-"""What `throughput/fraction_of_bound` leaves out: where the busiest pool of a run computed nothing.
+"""What `throughput/fraction_of_bound` leaves out: where the pools of a run computed nothing.
 
     OMP_NUM_THREADS=1 python -m tests.benchmarks.bench_bound [--run FOLDER] [settings ...]
 
-Runs `fully_async` on two devices, or reads a finished run (`results/<experiment>/<cell>/seed=<n>`), and prints, of the
-busiest pool, after warm-up: the share of time and the milliseconds of an iteration of each kind of work, whose sum is
-`fraction_of_bound`, and of the gaps between two pieces of work by what ended and what began; a mean over its devices.
+Runs `fully_async` on two devices, or reads a finished run (`results/<experiment>/<cell>/seed=<n>`), and prints, of each
+pool of devices, the busiest first, after warm-up: the share of time and the milliseconds of an iteration of each kind
+of work, whose sum is the busiest one's `fraction_of_bound`, and of the gaps between two pieces of work by what ended
+and what began; a mean over its devices.
 """
 
 import argparse
@@ -47,20 +48,20 @@ def of_device(timeline: Timeline, device: str) -> list[Span]:
     return [span for span in timeline.spans if (span.role, span.engine) in on_it and span.kind in WORK_KINDS]
 
 
-def busiest_pool(timeline: Timeline) -> tuple[str, set[str]]:
-    """Its name and its devices: the one that the bound is of."""
-    pools: dict[str, set[str]] = {}
-    for place in timeline.placement.values():
-        pools.setdefault(place.pool, set()).update(place.devices)
-
-    def busy(pool: tuple[str, set[str]]) -> float:
-        return sum(shares(timeline, pool[1])[0].values()) / len(pool[1])
-
-    return max(pools.items(), key=busy)
-
-
 def report(timeline: Timeline) -> None:
-    pool, devices = busiest_pool(timeline)
+    pools: dict[str, set[str]] = {}
+    for (role, _), place in timeline.placement.items():
+        if role not in ("reward", "advantages"):  # they need no device
+            pools.setdefault(place.pool, set()).update(place.devices)
+
+    def busy(pool: str) -> float:
+        return sum(shares(timeline, pools[pool])[0].values()) / len(pools[pool])
+
+    for pool in sorted(pools, key=busy, reverse=True):
+        report_pool(timeline, pool, pools[pool])
+
+
+def report_pool(timeline: Timeline, pool: str, devices: set[str]) -> None:
     begin, end = timeline.steady_window()
     iterations = sum(begin < at <= end for at in timeline.iteration_ends.values())
     work, gaps, count = shares(timeline, devices)
@@ -74,7 +75,7 @@ def report(timeline: Timeline) -> None:
 
     for kind, seconds in work.most_common():
         line(kind, seconds)
-    line("work: fraction_of_bound", sum(work.values()))
+    line("work", sum(work.values()))
     for gap, seconds in gaps.most_common():
         line(gap, seconds, f"{count[gap] / len(devices) / iterations:.2f}" if count[gap] else "")
 
