@@ -99,7 +99,7 @@ class Reply:
             )
 
     def _new(self, told: list[Any], count: int) -> list[Any]:
-        """Those of them that are new, where there are so many tokens by now."""
+        """The end of it that is new, where there are so many tokens by now."""
         here = len(self.tokens)
         return told[here:count] if len(told) >= count else told[here - count :]
 
