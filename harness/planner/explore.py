@@ -176,7 +176,8 @@ def usual_first(
 ) -> list[Prospect[Candidate]]:
     """The same, of which those that users would try are run first: training on half of the devices, on all where they
     are shared, or as near to that as there is and `opens`, layers shared by 1, 2, 4 and not cut, and nothing apart for
-    scoring."""
+    scoring; and the likeliest with engines of each size that none of these has, since what is likely knows little of
+    how long trainers wait for the last of them."""
     first = set()
     for tensor in USUAL_TENSOR:
         usual = [
@@ -186,6 +187,11 @@ def usual_first(
         ]
         usual.sort(key=lambda p: (_from_half(p.candidate), p.likely))
         first |= {next((one.candidate for one in usual if opens(one.candidate)), None)}
+    has = {one.engine_parallel for one in first if one is not None}
+    for size in {prospect.candidate.engine_parallel for prospect in prospects} - has:
+        its = (prospect for prospect in prospects if prospect.candidate.engine_parallel == size)
+        likeliest = sorted(its, key=lambda prospect: prospect.likely)
+        first |= {next((one.candidate for one in likeliest if opens(one.candidate)), None)}
     return [replace(prospect, first=prospect.candidate in first) for prospect in prospects]
 
 
