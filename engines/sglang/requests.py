@@ -147,7 +147,8 @@ class SampleRequests:
         self._client, self._prepare, self._ended, self._changed = client, prepare, ended, changed
         self._require_alive, self._still, self._clock = require_alive, still, clock
         self._tasks: dict[int, asyncio.Task[None]] = {}  # of requests, by sample
-        self._beginning: dict[str, list[tuple[RunningSample, dict[str, Any]]]] = {}  # by what their bodies share
+        self._beginning: dict[str, tuple[list[tuple[RunningSample, dict[str, Any]]], asyncio.Task[None]]] = {}
+        """Samples of requests that begin with the next turn of the event loop, by what their bodies share."""
         self.ending = False
         """All of them."""
         self._names: dict[int, str] = {}  # of requests, as the server knows them, by sample
@@ -167,12 +168,9 @@ class SampleRequests:
         self._names[sample.sample_id] = name = uuid4().hex  # the server takes a name for all that begin with it
         alike = repr([(key, value) for key, value in sorted(body.items()) if key not in _OF_EACH])
         if alike not in self._beginning:
-            self._beginning[alike] = []
-            task = asyncio.create_task(self._go(alike))  # begins with the next turn
-        else:
-            task = self._tasks[self._beginning[alike][0][0].sample_id]
-        self._beginning[alike].append((sample, body | {"rid": name}))
-        self._tasks[sample.sample_id] = task
+            self._beginning[alike] = [], asyncio.create_task(self._go(alike))
+        started, self._tasks[sample.sample_id] = self._beginning[alike]
+        started.append((sample, body | {"rid": name}))
 
     async def end(self, samples: Iterable[RunningSample]) -> None:
         """Have the server abort these, as far as it has them; each keeps the tokens that arrived."""
@@ -217,12 +215,14 @@ class SampleRequests:
     async def _go(self, alike: str) -> None:
         """Consumes the server's messages about samples that start at once; ends with the last of them, or with the
         server."""
-        started = self._beginning.pop(alike)
-        replies = [(sample, Reply(sample.sampling, self._client.owner)) for sample, _ in started]
+        started, _ = self._beginning.pop(alike)
+        left = {
+            number: (sample, Reply(sample.sampling, self._client.owner)) for number, (sample, _) in enumerate(started)
+        }
         try:
             version = await self._prepare()
             async for message in self._client.generate(together([body for _, body in started])):
-                sample, reply = replies[message["index"]]
+                sample, reply = left[message["index"]]
                 told = len(reply.tokens)
                 reply.add(message)
                 if not (told or sample.versions):
@@ -230,16 +230,15 @@ class SampleRequests:
                 self.sampled += len(reply.tokens) - told
                 self._heard_at = asyncio.get_running_loop().time()
                 if reply.finish is not None:
+                    del left[message["index"]]
                     self._end(sample, reply, version)
-            for sample, reply in replies:
-                if reply.finish is None:
-                    self._require_reason(sample, reply)
+            for sample, reply in left.values():
+                self._require_reason(sample, reply)
         except Exception as error:  # raised in `finished`: this task is not awaited
             self._fail(error)
         finally:
-            for sample, reply in replies:
-                if reply.finish is None:
-                    self._forget(sample)
+            for sample, _ in left.values():
+                self._forget(sample)
 
     def _end(self, sample: RunningSample, reply: Reply, version: int) -> None:
         """Give the sample what the server has made of it."""

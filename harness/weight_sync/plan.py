@@ -267,7 +267,7 @@ def _gathered_at_once(parameters: Sequence[DTensor]) -> list[torch.Tensor]:
     return full
 
 
-def _gathered(parameter: torch.Tensor, holders: Sequence[int] = ()) -> torch.Tensor:
+def _gathered(parameter: torch.Tensor, holders: Sequence[int]) -> torch.Tensor:
     """The full parameter, without its graph. For a DTensor this is a collective, and where only some ranks, `holders`,
     have it: then every rank calls it."""
     from torch.distributed.tensor import DTensor

@@ -16,6 +16,7 @@ import tempfile
 from collections import Counter
 from pathlib import Path
 
+from harness.config.placement import DEVICE_ROLES
 from harness.metrics.run_files import load_timeline
 from harness.metrics.timeline import WORK_KINDS, Span, Timeline
 
@@ -51,7 +52,7 @@ def of_device(timeline: Timeline, device: str) -> list[Span]:
 def report(timeline: Timeline) -> None:
     pools: dict[str, set[str]] = {}
     for (role, _), place in timeline.placement.items():
-        if role not in ("reward", "advantages"):  # they need no device
+        if role in DEVICE_ROLES:
             pools.setdefault(place.pool, set()).update(place.devices)
 
     def busy(pool: str) -> float:

@@ -189,6 +189,15 @@ async def test_a_server_that_does_not_know_log_probs_under_top_p_is_found_out(se
     await engine.close()
 
 
+async def test_a_sample_whose_last_message_is_refused_is_under_way_no_more(server: SGLangServer) -> None:
+    engine = make_engine(top_p=0.9)
+    engine.submit([Request(0, PROMPT, sampling=Sampling(max_tokens=1, top_p=0.9))])
+    with pytest.raises(RuntimeError, match="algorithm.top_p=1"):
+        await engine.finished()
+    assert engine._running and not any(sample in engine._requests for sample in engine._running)
+    await engine.close()
+
+
 # --- weights -------------------------------------------------------------------------------------------------------
 
 
