@@ -1,4 +1,4 @@
-"""The policy that a run starts from: made once per model, task and recipe, then kept under results/."""
+"""The policy that a run starts from: made once per model and recipe, then kept under results/."""
 
 from __future__ import annotations
 
@@ -24,12 +24,19 @@ _COMPARED = 256  # problems that distinguish tasks of one name
 
 
 def initial_model(
-    model: ModelConfig, task: Task, results: Path, progress: Callable[[int, int], None] | None = None
+    model: ModelConfig,
+    task: Task,
+    results: Path,
+    progress: Callable[[int, int], None] | None = None,
+    *,
+    in_files: bool = False,
 ) -> ModelConfig:
-    """`model` with a folder to start from, where it has a checkpoint, or asks for a warm start; itself otherwise.
+    """`model` with a folder to start from, where it has a checkpoint, asks for a warm start, or is to lie in files
+    because engines read them; itself otherwise.
 
-    A repository of the hub is downloaded, once. The warm start is deterministic, is made on first use and cached under
-    `results`/cache; two runs that ask at once make it once. Raises ConfigError as `local_folder`.
+    A repository of the hub is downloaded, once. What is made, which is deterministic, is made on first use and cached
+    under `results`/cache, once for all engines and runs, also for those that ask at the same time. Raises ConfigError
+    as `local_folder`.
     """
     if model.checkpoint is not None:
         here = replace(model, checkpoint=str(local_folder(model.checkpoint)))
@@ -38,13 +45,15 @@ def initial_model(
 
             check_weights(here)
         return here
-    if not model.warm_start:
+    if not (model.warm_start or in_files):
         return model
-    made_from = [RECIPE, asdict(model), task.name, _problems(task)]
+    what, made_from = "drawn", [RECIPE, asdict(model)]
+    if model.warm_start:
+        what, made_from = task.name, [*made_from, task.name, _problems(task)]
     key = hashlib.sha256(json.dumps(made_from, sort_keys=True).encode()).hexdigest()[:12]
-    folder = results.resolve() / "cache" / f"{model.name}-{task.name}-{key}"
+    folder = results.resolve() / "cache" / f"{model.name}-{what}-{key}"
     folder.parent.mkdir(parents=True, exist_ok=True)
-    busy = f"another process has been making a warm start for {_MADE_WITHIN_S:g} s; see whether it lives, and try again"
+    busy = f"another process has been making weights for {_MADE_WITHIN_S:g} s; see whether it lives, and try again"
     with Lock(folder.parent / ".lock", within_s=_MADE_WITHIN_S, busy=busy):
         if not folder.exists():
             _make(model, task, folder, progress)
@@ -65,7 +74,8 @@ def _make(model: ModelConfig, task: Task, folder: Path, progress: Callable[[int,
 
     logging.disable_progress_bar()
     policy = build_model(model, seed=0)
-    warm_start(policy, task, progress=progress)
+    if model.warm_start:
+        warm_start(policy, task, progress=progress)
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
     try:
         policy.save_pretrained(unfinished)

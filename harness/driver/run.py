@@ -17,6 +17,7 @@ from rich.console import Console
 
 from harness.checks.earlier_run import run_to_begin_with, run_to_replay
 from harness.checks.job import JobPlan, settled_evaluation
+from harness.checks.plugins import engine_reads_files
 from harness.comparison.measures import summary_of
 from harness.comparison.runs import run_of
 from harness.config import ConfigError, JobConfig, ModelConfig
@@ -266,11 +267,13 @@ def _initial_model(config: JobConfig, task: Task | None, results: Path, console:
         return config.model
     if summary := getattr(task, "summary", None):  # what was read, and what was left out
         console.print(summary, highlight=False, soft_wrap=True)
-    doing = "making the warm start (once per model and task, half a minute on two free cores)"
+    doing = "drawing weights (once per model, where engines read files)"
     if config.model.checkpoint is not None:
         doing = f"looking for {config.model.checkpoint}"
+    elif config.model.warm_start:
+        doing = "making the warm start (once per model and task, half a minute on two free cores)"
     with console.status(doing):
-        return initial_model(config.model, task, results)
+        return initial_model(config.model, task, results, in_files=engine_reads_files(config.engine.name))
 
 
 def _start(

@@ -128,8 +128,8 @@ class WorkerActor:
             raise ConfigError(
                 f"{self._server.worker} on {here} has no {error.filename}, or may not write it: the folder of the code "
                 "has to be such as all nodes of the cluster share, and so has that of results (CADENCE_RESULTS names "
-                "one), where roles on them read or write: warm starts, checkpoints, final weights (save_weights=false "
-                "keeps none)"
+                "one), where roles on them read or write: first weights, checkpoints, final weights "
+                "(save_weights=false keeps none)"
             ) from error
 
     def _opened(self, output: Output) -> int:

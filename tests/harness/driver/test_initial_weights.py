@@ -2,15 +2,26 @@
 
 import threading
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 
+from engines.loading import write_model
+from engines.torch.model import build_model
+from harness.checks.plugins import engine_reads_files
 from harness.config import ModelConfig
+from harness.config.compose import compose_job
+from harness.config.model_folder import DRAWN, DRAWN_WITH_EXPERTS
 from harness.config.registries import find
+from harness.driver import engine_factories
+from harness.driver.engine_factories import RealEngines
 from harness.driver.initial_weights import initial_model
 from harness.metrics.atomic_files import Lock
 from harness.rl import warm_start as warm_start_module
+from harness.runtime.runtime import RealClock
 
 TINY = ModelConfig(
     name="tiny",
@@ -56,8 +67,6 @@ def test_it_is_made_once_and_the_same_in_every_results_folder(tmp_path: Path, fe
 
 
 def test_a_model_that_wants_none_or_has_weights_is_left_alone(tmp_path: Path, few_steps: list[int]) -> None:
-    from dataclasses import replace
-
     weights, results = tmp_path / "weights", tmp_path / "results"
     weights.mkdir()
     for name in ("config.json", "model.safetensors"):
@@ -68,8 +77,6 @@ def test_a_model_that_wants_none_or_has_weights_is_left_alone(tmp_path: Path, fe
 
 
 def test_other_tasks_and_shapes_have_their_own(tmp_path: Path) -> None:
-    from dataclasses import replace
-
     made = {
         initial_model(TINY, REVERSE, tmp_path).checkpoint,
         initial_model(TINY, find("task", "copy")(), tmp_path).checkpoint,
@@ -107,3 +114,39 @@ def test_two_that_ask_at_once_make_it_once(tmp_path: Path, few_steps: list[int])
     for asker in askers:
         asker.join()
     assert found[0] == found[1] and few_steps == [1]
+
+
+@pytest.mark.parametrize("lora_rank", [0, 2])
+@pytest.mark.parametrize("engine", ["vllm", "sglang"])
+def test_drawn_weights_are_one_file_of_a_host_however_many_engines_read_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, engine: str, lora_rank: int
+) -> None:
+    """Nor does a worker hold a copy of them, but of adapters."""
+    config = compose_job([f"engine={engine}", "model.warm_start=false", f"training.lora_rank={lora_rank}"])
+    model = initial_model(config.model, REVERSE, tmp_path, in_files=engine_reads_files(engine))
+
+    def start(given: Any, *, name: str, **_: object) -> None:
+        (tmp_path / name).mkdir()
+        write_model(given, tmp_path / name)
+        assert all(parameter.is_meta for parameter in given.parameters())
+
+    monkeypatch.setattr(engine_factories, "engine_class", lambda name: start)
+    factory = RealEngines(config, model, 0, False, 1, "", {})
+    for number in range(3):
+        factory.rollout("rollout", number, RealClock.starting_now())
+    files = list(tmp_path.rglob("*.safetensors"))
+    assert len(files) == 4 and len({file.resolve() for file in files}) == 1
+
+
+@pytest.mark.parametrize("architecture", [*DRAWN, *DRAWN_WITH_EXPERTS])
+def test_weights_that_are_drawn_into_files_are_those_that_are_drawn_in_memory(
+    tmp_path: Path, architecture: str
+) -> None:
+    drawn = ModelConfig("it", 16, 2, 2, 1, 8, 32, 32, False, 64, architecture=architecture, dtype="bfloat16")
+    if not architecture.startswith("qwen3"):
+        drawn = replace(drawn, qk_norm=False, attention_bias="qkv" if architecture == "qwen2" else "none")
+    if architecture in DRAWN_WITH_EXPERTS:
+        drawn = replace(drawn, experts=4, active_experts=2)
+    there = build_model(initial_model(drawn, REVERSE, tmp_path, in_files=True))
+    for one, other in zip(there.parameters(), build_model(drawn).parameters(), strict=True):
+        assert one.dtype == other.dtype and torch.equal(one, other)
