@@ -292,9 +292,18 @@ def classes() -> dict[str, tuple[ast.ClassDef, ...]]:
     return {node.name: tuple(other for other in found if other.name == node.name) for node in found}
 
 
+@cache
+def first_of_unions() -> dict[str, str]:
+    """Of classes that a union `A | B` names behind its first, that one."""
+    assigned = [node.value for file in FILES for node in tree(file).body if isinstance(node, ast.Assign)]
+    unions = [ast.unparse(value).split(" | ") for value in assigned if isinstance(value, ast.BinOp)]
+    return {other: first for first, *others in unions for other in others}
+
+
 def bases(node: ast.ClassDef) -> set[ast.ClassDef]:
-    """Classes it extends, at any depth, and protocols of which it has all methods."""
+    """Classes it extends, at any depth, protocols of which it has all methods, and the first of a union with it."""
     names = {re.sub(r"\[.*", "", ast.unparse(base)).rpartition(".")[2] for base in node.bases}
+    names |= {first_of_unions()[node.name]} if node.name in first_of_unions() else set()
     found = {base for name in names for base in classes().get(name, ()) if base is not node}
     found |= {further for base in found for further in bases(base)}
     has = {name for base in (node, *found) for name in public_names(base)}

@@ -29,6 +29,7 @@ class Scale:
         return number(value * self.factor, self.digits)
 
     def step(self, value: float) -> str:
+        """A difference in words."""
         return signed(value * self.factor, self.digits)
 
     def bounds(self, interval: Interval | None) -> str:

@@ -164,9 +164,9 @@ ORDERS = {
 }
 
 LOGGERS = {
-    "mlflow": "harness.driver.mlflow_logger:MlflowLogger",
-    "tensorboard": "harness.driver.tensorboard_logger:TensorBoardLogger",
-    "wandb": "harness.driver.wandb_logger:WandbLogger",
+    "mlflow": "harness.driver.loggers:MlflowLogger",
+    "tensorboard": "harness.driver.loggers:TensorBoardLogger",
+    "wandb": "harness.driver.loggers:WandbLogger",
 }
 
 REGISTRIES: Mapping[str, Mapping[str, str]] = {

@@ -33,10 +33,10 @@ from harness.driver.checkpointing import Checkpoints, at_once
 from harness.driver.engine_factories import sampling_of
 from harness.driver.evaluation import Evaluation
 from harness.driver.filtering import Refill, WholeRunPool, places_of, refusals_of
-from harness.driver.observer import Observer
 from harness.driver.pools import AlreadyDone, CompletedGroups, RolloutPool, StagePool, TrainerPool
 from harness.driver.prompts import PromptSource, RecordedDrops
 from harness.driver.published_weights import PublishedWeights
+from harness.driver.recorder import Recorder
 from harness.driver.restarts import CarryOut, EngineRestarts, WorkerRestarts, lacks_samples, once
 from harness.rl.advantages import needs_whole_batch
 from harness.rl.filters import GIVEN, given_to_filter
@@ -125,7 +125,7 @@ class Assembly:
         return [*self.coordinator.waits.lines(), *lines, *self.queue.waiting_now()]
 
 
-def assemble(run: RunSpec, backend: RunBackend, observer: Observer, recording: RecordingSettings) -> Assembly:
+def assemble(run: RunSpec, backend: RunBackend, observer: Recorder, recording: RecordingSettings) -> Assembly:
     """Start all roles and build the job around them."""
     config = run.config
     storage = queue_storage(config.cluster)
@@ -242,7 +242,7 @@ def start_roles(run: RunSpec, backend: RunBackend, queue: TransferQueue, recordi
 
 
 def stage_pools(
-    run: RunSpec, roles: Roles, observer: Observer, already: AlreadyDone, host: CarryOut
+    run: RunSpec, roles: Roles, observer: Recorder, already: AlreadyDone, host: CarryOut
 ) -> dict[str, StagePool]:
     """The roles between rollout and training, and filter. What makes a batch where groups are refused works beside the
     schedule."""
@@ -256,7 +256,7 @@ def stage_pools(
 
 
 def connect_weights(
-    run: RunSpec, backend: RunBackend, queue: TransferQueue, roles: Roles, observer: Observer
+    run: RunSpec, backend: RunBackend, queue: TransferQueue, roles: Roles, observer: Recorder
 ) -> tuple[Coordinator, Fleet[RolloutRole]]:
     """The way of weights from the training world to the engines and scorers; engines are started again where they may
     be."""
@@ -290,7 +290,7 @@ def prompt_source(
     run: RunSpec,
     backend: RunBackend,
     queue: TransferQueue,
-    observer: Observer,
+    observer: Recorder,
     keep: Callable[[list[int]], Awaitable[None]],
 ) -> tuple[PromptSource, Refill | None]:
     """The source of prompts, and the one that deals again where groups may be refused. keep: reads groups that are
@@ -346,7 +346,7 @@ def _filter_reads(run: RunSpec, backend: RunBackend) -> Sequence[str] | None:
 
 
 def _host_restarts(
-    run: RunSpec, backend: RunBackend, queue: TransferQueue, roles: Roles, observer: Observer
+    run: RunSpec, backend: RunBackend, queue: TransferQueue, roles: Roles, observer: Recorder
 ) -> CarryOut:
     """The way of calls to the worker that has all roles of the host, which is started again where it dies; not where
     one of them remembers something."""
@@ -390,7 +390,7 @@ def _checkpoints(
 
 
 def _evaluation(
-    run: RunSpec, backend: RunBackend, fleet: Fleet[RolloutRole], roles: Roles, observer: Observer
+    run: RunSpec, backend: RunBackend, fleet: Fleet[RolloutRole], roles: Roles, observer: Recorder
 ) -> Evaluation | None:
     """The evaluation of a run that samples, where it is wanted."""
     config = run.config

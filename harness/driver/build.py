@@ -34,7 +34,7 @@ from harness.workers.episodes import Episodes
 from harness.workers.held_engine import HeldEngine
 from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader, RankQueue, group_of_neighbours
 from harness.workers.recording import RecordingSettings, RecordRole
-from harness.workers.replaying import RecordedReader
+from harness.workers.replaying import RecordedReader, ReplayedEngine
 from harness.workers.reward_scorers import reward_scorer
 from harness.workers.rollout import FeedOrder, Ordered, Ports, RecordedOrder, RolloutRole, RolloutSettings, TakingTurns
 from harness.workers.stages import (
@@ -133,7 +133,8 @@ async def build_in_stages(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[R
 def _engine(role: str, number: int, spec: WorkerSpec) -> RolloutEngine:
     engine = spec.engines.rollout(role, number, spec.clock)
     if spec.replay is not None:
-        return spec.engines.replayed(engine, spec.replay.rollout(number), str(number))
+        runs = spec.replay.rollout(number).runs
+        return ReplayedEngine(engine, runs, sampling=spec.engines.sampling, name=str(number))
     return HeldEngine(engine) if spec.config.eval.period else engine
 
 

@@ -18,13 +18,15 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import NoReturn, Protocol
+from typing import NoReturn
 
 import msgspec
 
 from harness.config import CheckpointConfig
 from harness.driver.checkpoint_files import QUEUE, Cut, FileFacts, Refusal, begun, put_in_place
 from harness.runtime.runtime import Handle, ask_all, retrieved
+from harness.transfer_queue.local import LocalQueue
+from harness.transfer_queue.remote.client import RemoteQueue
 from harness.workers.training import RememberingRole
 
 Work = Callable[[Callable[[], object]], Awaitable[object]]
@@ -44,11 +46,6 @@ class LeftAtCheckpoint(Left):
     def __init__(self, version: int) -> None:
         super().__init__(f"with a checkpoint of version {version}")
         self.version = version
-
-
-class _SavedQueue(Protocol):
-    async def save(self, folder: str) -> None:
-        """Write into a folder of the queue's machine."""
 
 
 async def at_once(step: Callable[[], object]) -> None:
@@ -80,7 +77,7 @@ class Checkpoints:
         folder: Path,
         settings: CheckpointConfig,
         *,
-        queue: _SavedQueue,
+        queue: LocalQueue | RemoteQueue,
         worlds: Mapping[str, Sequence[Handle[RememberingRole]]],
         last: int,
         resumed: int = 0,

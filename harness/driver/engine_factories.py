@@ -7,7 +7,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import TYPE_CHECKING, Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch.distributed import PrefixStore, Store
@@ -46,9 +46,8 @@ from harness.weight_sync.simulated import SimulatedReceiver, SimulatedSender
 from harness.weight_sync.transports import LocalReceiver, LocalSender
 from harness.workers.engine_devices import EngineTurns, FirstDevice, OtherDevice
 from harness.workers.episodes import simulated_environment
-from harness.workers.replaying import RecordedRollout, ReplayedEngine
 from harness.workers.stages import DrawnJudge, Judge, RewardJudge
-from harness.workers.turns import Meeting, Turns, world_turns
+from harness.workers.turns import Turns, world_turns
 from schedules.base import BESIDE
 
 if TYPE_CHECKING:
@@ -66,109 +65,10 @@ def sampling_of(config: JobConfig, task: Task) -> Sampling:
     return Sampling(max_tokens(config, task), algorithm.temperature, algorithm.top_p, task.stop_tokens)
 
 
-class EngineFactory(Protocol):
-    """Makes the engines of a job, each in the process of the role that uses it; picklable."""
-
-    @property
-    def device(self) -> torch.device:
-        """The device where engines take weights."""
-
-    @property
-    def task(self) -> Task:
-        """The task of the job."""
-
-    @property
-    def seed(self) -> int:
-        """The seed of the run."""
-
-    @property
-    def response_limit(self) -> int | None:
-        """Tokens that a response may have, with what an environment writes; None is no limit."""
-
-    @property
-    def ranks_together(self) -> int:
-        """Training workers that share layers, and so each micro-batch."""
-
-    @property
-    def training_ranks(self) -> int:
-        """Training workers, or sets of such, that train on different parts of a batch."""
-
-    @property
-    def critic_ranks(self) -> int:
-        """The same of the critic."""
-
-    @property
-    def transfer_pace(self) -> TransferTimes | None:
-        """The least that weight transfers take, where they are real and the engines are not."""
-
-    @property
-    def generate_s(self) -> float:
-        """Simulated seconds before a batch is generated as one."""
-
-    @property
-    def reward_s_per_sample(self) -> float:
-        """Simulated seconds of the host for the reward of one sample."""
-
-    def judge(self) -> Judge:
-        """The judge of a job with a filter."""
-
-    def workers(self, role: str, devices: int) -> int:
-        """How many workers a role has on so many devices: one each, or one that stands for several."""
-
-    def ranks(self, role: str) -> int:
-        """Data-parallel ranks of a role that one worker stands for."""
-
-    def devices_of(self, role: str, number: int, placement: Placement) -> tuple[int, ...]:
-        """The devices whose worker has this one."""
-
-    def rollout(self, role: str, number: int, clock: Clock) -> RolloutEngine:
-        """The rollout engine of this number, of one of its roles."""
-
-    def replayed(self, engine: RolloutEngine, recorded: RecordedRollout, name: str) -> RolloutEngine:
-        """The engine, doing again what was recorded of it."""
-
-    def log_prob(self, role: str, clock: Clock) -> LogProbEngine:
-        """A scorer with weights of its own."""
-
-    def trainer(self, rank: int, clock: Clock) -> Any:
-        """A TrainEngine. Returns when all ranks have met."""
-
-    def scorer(self, trainer: Any, clock: Clock) -> Scorer:
-        """A scorer with the parameters of the trainer beside it."""
-
-    def reference(self, trainer: Any, clock: Clock) -> Scorer:
-        """A scorer with the initial parameters, spread over the training world as those of the trainer beside it
-        are."""
-
-    def critic(self, rank: int, trainer: Any | None, clock: Clock) -> CriticEngine:
-        """The critic in the training world, beside that trainer, or in a world of its own; then this returns when all
-        its ranks have met."""
-
-    def world_turns(self, role: str, rank: int, device: Turns, queue: TransferQueue, limit_s: float | None) -> Turns:
-        """Turns for what all ranks of a role's world (the actor's, or a critic's own) compute together, of which this
-        one's `device` takes turns. The ranks meet at the queue."""
-
-    def engine_device(
-        self, rank: int, device: Turns, queue: TransferQueue, limit_s: float | None
-    ) -> FirstDevice | OtherDevice | None:
-        """The device of this training rank, which is one of several of an engine; None where an engine has one."""
-
-    def beside_turns(
-        self, device: Turns, world: Turns, first: FirstDevice | OtherDevice | None, *, together: bool
-    ) -> Turns:
-        """Turns of an engine whose device has a training rank, which takes its turns in `world`. first: `engine_device`
-        of the same worker; together: as `EngineTurns`."""
-
-    def local_sender(self, clock: Clock) -> WeightSender:
-        """The sender of a trainer whose weights are taken from where they are."""
-
-    def local_receiver(self, trainer: TrainEngine, clock: Clock) -> WeightReceiver:
-        """The receiver of an engine beside that trainer."""
-
-
 @dataclass(frozen=True)
 class RealEngines:
-    """Engines that compute. model: with the checkpoint of the initial weights; place: where the store of the training
+    """Makes the engines of a job, each in the process of the role that uses it; picklable. Engines that compute. model:
+    with the checkpoint of the initial weights; place: where the store of the training
     world is; shares: of a device's memory, that rollout engines of each role may take; critic_world: devices of the
     critic, if there is one."""
 
@@ -186,41 +86,56 @@ class RealEngines:
 
     @property
     def device(self) -> torch.device:
+        """The device where engines take weights."""
         return torch.device("cuda" if self.gpu else "cpu")
 
     @property
     def task(self) -> Task:
+        """The task of the job."""
         return make_task(self.config)
 
     @property
+    def sampling(self) -> Sampling:
+        """The sampling of a sample that has none of its own."""
+        return sampling_of(self.config, self.task)
+
+    @property
     def response_limit(self) -> int:
+        """Tokens that a response may have, with what an environment writes."""
         return max_tokens(self.config, self.task)
 
     @property
     def ranks_together(self) -> int:
+        """Training workers that share layers, and so each micro-batch."""
         return self.config.training.ranks_together
 
     @property
     def training_ranks(self) -> int:
+        """Training workers, or sets of such, that train on different parts of a batch."""
         return self.training_world // self.ranks_together
 
     @property
     def critic_ranks(self) -> int:
+        """The same of the critic."""
         return self.critic_world // self.ranks_together
 
     def judge(self) -> Judge:
+        """The judge of a job with a filter."""
         algorithm = self.config.algorithm
         keep = filter_of(algorithm)
         assert keep is not None, "a job without a filter has no such role"
         return RewardJudge(keep, given_to_filter(algorithm), algorithm.group_size)
 
     def workers(self, role: str, devices: int) -> int:
+        """How many workers a role has on so many devices: one each, or one that stands for several."""
         return devices // self._devices_each(role)
 
     def ranks(self, role: str) -> int:
+        """Data-parallel ranks of a role that one worker stands for."""
         return 1
 
     def devices_of(self, role: str, number: int, placement: Placement) -> tuple[int, ...]:
+        """The devices whose worker has this one."""
         each = self._devices_each(role)
         return tuple(placement.devices[role][number * each : (number + 1) * each])
 
@@ -228,6 +143,7 @@ class RealEngines:
         return self.config.engine.tensor_parallel if role in ENGINE_ROLES else 1
 
     def rollout(self, role: str, number: int, clock: Clock) -> RolloutEngine:
+        """The rollout engine of this number, of one of its roles."""
         task = self.task
         options, longest = planned_options(self.config, self.shares.get(role)), max_tokens(self.config, task)
         together = self.config.engine.tensor_parallel
@@ -245,11 +161,8 @@ class RealEngines:
         )
         return engine
 
-    def replayed(self, engine: RolloutEngine, recorded: RecordedRollout, name: str) -> RolloutEngine:
-        sampling = sampling_of(self.config, self.task)
-        return ReplayedEngine(engine, recorded.runs, sampling=sampling, name=name)
-
     def log_prob(self, role: str, clock: Clock) -> LogProbEngine:
+        """A scorer with weights of its own."""
         from engines.torch.scoring import TorchLogProb
 
         outline = self._outline() if role == "reference" else self._adapted()
@@ -261,17 +174,22 @@ class RealEngines:
         )
 
     def trainer(self, rank: int, clock: Clock) -> TrainEngine:
+        """Returns when all ranks have met."""
         return self._enter("actor", self._join_store(), rank, self.training_world).policy
 
     def critic(self, rank: int, trainer: TrainEngine | None, clock: Clock) -> CriticEngine:
+        """The critic in the training world, beside that trainer, or in a world of its own; then this returns when all
+        its ranks have met."""
         if trainer is None:
             self._enter("critic", PrefixStore("critic", self._join_store()), rank, self.critic_world)
         return _worlds["critic" if trainer is None else "actor"].critic(critic_settings(self.config.algorithm))
 
     def scorer(self, trainer: TrainEngine, clock: Clock) -> Scorer:
+        """A scorer with the parameters of the trainer beside it."""
         return _worlds["actor"].scorer()
 
     def reference(self, trainer: TrainEngine, clock: Clock) -> Scorer:
+        """A scorer with the initial parameters, spread over the training world as those of the trainer are."""
         return _worlds["actor"].reference()
 
     def _enter(self, role: str, store: Store, rank: int, world: int) -> TrainingWorld:
@@ -296,12 +214,15 @@ class RealEngines:
         return _worlds[role]
 
     def world_turns(self, role: str, rank: int, device: Turns, queue: TransferQueue, limit_s: float | None) -> Turns:
+        """Turns for what all ranks of a role's world (the actor's, or a critic's own) compute together, of which this
+        one's `device` takes turns. The ranks meet at the queue."""
         ranks = self.training_world if role == "actor" else self.critic_world
         return world_turns(_meeting(queue), role, rank=rank, ranks=ranks, device=device, limit_s=limit_s)
 
     def engine_device(
         self, rank: int, device: Turns, queue: TransferQueue, limit_s: float | None
     ) -> FirstDevice | OtherDevice | None:
+        """The device of this training rank, which is one of several of an engine; None where an engine has one."""
         together = self.config.engine.tensor_parallel
         if together == 1:
             return None
@@ -314,6 +235,8 @@ class RealEngines:
     def beside_turns(
         self, device: Turns, world: Turns, first: FirstDevice | OtherDevice | None, *, together: bool
     ) -> Turns:
+        """Turns of an engine whose device has a training rank, which takes its turns in `world`. first: `engine_device`
+        of the same worker; together: as `EngineTurns`."""
         assert not isinstance(first, OtherDevice), "an engine lives with the worker of its first device"
         return EngineTurns(device, world, first, together=together)
 
@@ -322,9 +245,11 @@ class RealEngines:
         return _joined[-1]
 
     def local_sender(self, clock: Clock) -> WeightSender:
+        """The sender of a trainer whose weights are taken from where they are."""
         return LocalSender()
 
     def local_receiver(self, trainer: TrainEngine, clock: Clock) -> WeightReceiver:
+        """The receiver of an engine beside that trainer."""
         return LocalReceiver(trainer)
 
     def _model_of_engine(self, longest: int) -> PreTrainedModel:
@@ -350,16 +275,16 @@ class RealEngines:
         return outline_model(replace(self.model, max_length=longest or self.model.max_length), seed=0)
 
 
-def _meeting(queue: TransferQueue) -> Meeting:
+def _meeting(queue: TransferQueue) -> RemoteQueue:
     assert isinstance(queue, RemoteQueue), "ranks that compute are processes, as is their queue"
     return queue
 
 
 @dataclass(frozen=True)
 class SimulatedEngines:
-    """Engines that let time pass. cost: resolved for the model and its layout; costs: for that of other roles;
-    sender_links: of `transfer_times`; data_parallel: ranks of each role; paced: weights are really sent, so that there
-    have to be some."""
+    """The same of engines that let time pass. cost: resolved for the model and its layout; costs: for that of other
+    roles; sender_links: of `transfer_times`; data_parallel: ranks of each role; paced: weights are really sent, so that
+    there have to be some."""
 
     config: JobConfig
     cost: CostConfig
@@ -379,15 +304,22 @@ class SimulatedEngines:
         return SimulatedTask(self.cost.prompt_tokens, self.cost.lengths.cap, environment=environment)
 
     @property
+    def sampling(self) -> Sampling:
+        return Sampling(self.cost.lengths.cap)
+
+    @property
     def transfer_pace(self) -> TransferTimes | None:
+        """The least that weight transfers take, where they are real and the engines are not."""
         return self.times if self.paced else None
 
     @property
     def generate_s(self) -> float:
+        """Seconds before a batch is generated as one."""
         return self.cost.generate_s
 
     @property
     def reward_s_per_sample(self) -> float:
+        """Seconds of the host for the reward of one sample."""
         return self.cost.reward_s_per_sample
 
     def judge(self) -> Judge:
@@ -419,10 +351,6 @@ class SimulatedEngines:
             load_s=times.load_s,
             name=str(number),
         )
-
-    def replayed(self, engine: RolloutEngine, recorded: RecordedRollout, name: str) -> RolloutEngine:
-        sampling = Sampling(self.cost.lengths.cap)
-        return ReplayedEngine(engine, recorded.runs, sampling=sampling, name=name)
 
     def log_prob(self, role: str, clock: Clock) -> SimulatedLogProb:
         return SimulatedLogProb(self.cost, clock, load_s=self.times.load_s, **self._world(role))
@@ -474,3 +402,5 @@ class SimulatedEngines:
 
 _PACED_WEIGHTS = 32_768
 """Numbers in the weights that a paced run sends: as many bytes as a quarter of the tiny model's."""
+
+EngineFactory = RealEngines | SimulatedEngines

@@ -3,17 +3,23 @@ logger that fails is said, left alone from then on, and ends no run."""
 
 from __future__ import annotations
 
+import os
+import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from harness.config.files import yaml_text
 from harness.config.registries import find
-from harness.driver.observer import RunListener
+from harness.driver.listeners import RunListener
+from harness.metrics.definitions import logged
 from harness.metrics.formatting import redacted
 from harness.metrics.manifest import RunIdentity
-from harness.metrics.run_files import RunDirectory
+from harness.metrics.run_files import RunDirectory, load_faults, load_summary, metrics_so_far, mirrored_files
 from harness.metrics.system import Sample, SystemSampler
+
+_FLUSH_S = 10  # of TensorBoard's files
 
 
 @dataclass(frozen=True)
@@ -88,3 +94,137 @@ class Loggers(Logger):
             self._loggers.pop(name, None)
             why = str(failure).partition("\n")[0] or type(failure).__name__
             self._say(f"loggers={name} failed: {redacted(why)}; the run goes on without it")
+
+
+class MlflowLogger(Logger):
+    """The run in MLflow, as it goes on: the mirror of harness/metrics/mlflow_mirror.py, whose loss is said once, on the
+    console and in the run's folder."""
+
+    def __init__(self, run: LoggedRun) -> None:
+        """Create the run in MLflow, which takes seconds to load."""
+        from harness.metrics.mlflow_mirror import Tracker
+
+        self._folder, self._say = run.folder, run.say
+        before = metrics_so_far(run.folder.path)  # MLflow has a run for each attempt, the last one whole
+        self._tracker = Tracker(
+            run.results, run.identity, run.config, run.manifest, on_lost=self._report_loss, before=before
+        )
+
+    def iteration(self, metrics: Mapping[str, float]) -> None:
+        """Buffer an iteration."""
+        self._tracker.log(metrics)
+
+    def system(self, sample: Sample) -> None:
+        """Buffer a sample of the machine."""
+        self._tracker.log_system(sample)
+
+    def finish(self) -> None:
+        """Store all files, and end the run in MLflow."""
+        self._tracker.log_summary(self._folder.path)
+        self._tracker.log_faults(self._folder.path)
+        self._tracker.finish(artifacts=mirrored_files(self._folder.path))
+
+    def ended(self, failure: type[BaseException] | None) -> None:
+        """End the run in MLflow, where that has not been done."""
+        self._tracker.__exit__(failure)
+
+    def _report_loss(self, why: str) -> None:
+        """Report, on the mirror's thread, that the mirror was lost: that the disk has no room is said here, and raised
+        where the run itself writes."""
+        message = (
+            f"MLflow mirror incomplete: {why}; the run goes on, and `cadence mlflow-sync` catches up from its files"
+        )
+        try:
+            self._folder.mirror_is_incomplete(why)
+        except OSError as error:
+            message += f"; its folder does not say so: {error}"
+        self._say(message)
+
+
+class TensorBoardLogger(Logger):
+    """Writes `tensorboard/` in the run's folder, for `tensorboard --logdir results`: an earlier attempt's files are
+    replaced by what it measured."""
+
+    def __init__(self, run: LoggedRun) -> None:
+        from tensorboardX import SummaryWriter
+
+        self._path, self._samples = run.folder.path, 0
+        folder = self._path / "tensorboard"
+        if folder.exists():
+            shutil.rmtree(folder)
+        self._writer = SummaryWriter(str(folder), flush_secs=_FLUSH_S)
+        self._text("config", yaml_text(run.config))
+        for metrics in metrics_so_far(self._path):
+            self.iteration(metrics)
+
+    def iteration(self, metrics: Mapping[str, float]) -> None:
+        """Write an iteration, whose number is the step."""
+        for name, value in logged(metrics).items():
+            self._writer.add_scalar(name, value, int(metrics["iteration"]))
+
+    def system(self, sample: Sample) -> None:
+        """Write a sample of the machine, whose number is the step."""
+        for name in sample.keys() - {"time"}:
+            self._writer.add_scalar(name, sample[name], self._samples, walltime=sample["time"])
+        self._samples += 1
+
+    def finish(self) -> None:
+        """Write the summary, and what went wrong."""
+        for name, value in load_summary(self._path).items():
+            self._writer.add_scalar(f"summary/{name}", value, 0)
+        for fault in load_faults(self._path):
+            self._text(f"warning/{fault.name}", fault.text)
+
+    def ended(self, failure: type[BaseException] | None) -> None:
+        """Close the files."""
+        self._writer.close()
+
+    def _text(self, name: str, text: str) -> None:
+        self._writer.add_text(name, "\n".join(f"    {line}" for line in text.splitlines()))
+
+
+class WandbLogger(Logger):
+    """Writes `wandb/` in the run's folder, for `wandb sync`: a run for each attempt, the last one whole, and offline,
+    unless WANDB_MODE says otherwise. Metrics have `iteration` as their step, samples of the machine `system_sample`."""
+
+    def __init__(self, run: LoggedRun) -> None:
+        import wandb
+
+        identity = run.identity
+        self._path, self._samples, self._defined = run.folder.path, 0, set[str]()
+        self._run = wandb.init(
+            project=identity.experiment,
+            group=identity.cell,
+            name=f"{identity.cell} seed={identity.seed}",
+            tags=[identity.schedule, identity.model, identity.backend],
+            config=dict(run.config),
+            dir=str(self._path),
+            mode=os.environ.get("WANDB_MODE", "offline"),
+            settings=wandb.Settings(silent=True, console="off"),
+        )
+        for metrics in metrics_so_far(self._path):
+            self.iteration(metrics)
+
+    def iteration(self, metrics: Mapping[str, float]) -> None:
+        """Log an iteration."""
+        self._log(logged(metrics), "iteration", int(metrics["iteration"]))
+
+    def system(self, sample: Sample) -> None:
+        """Log a sample of the machine."""
+        self._log({name: value for name, value in sample.items() if name != "time"}, "system_sample", self._samples)
+        self._samples += 1
+
+    def finish(self) -> None:
+        """Log the summary, and what went wrong."""
+        self._run.summary.update({f"summary/{name}": value for name, value in load_summary(self._path).items()})
+        self._run.summary.update({f"warning/{fault.name}": fault.text for fault in load_faults(self._path)})
+
+    def ended(self, failure: type[BaseException] | None) -> None:
+        """End the run."""
+        self._run.finish(exit_code=0 if failure is None else 1)
+
+    def _log(self, values: Mapping[str, float], step: str, at: int) -> None:
+        for name in sorted(values.keys() - self._defined):
+            self._run.define_metric(name, step_metric=step)
+        self._defined.update(values)
+        self._run.log({**values, step: at})

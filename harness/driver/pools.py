@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Callable, Collection, Coroutine, Sequence
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import numpy as np
 
 from harness.driver.endings import NothingScored
-from harness.driver.observer import Observer
+from harness.driver.recorder import Recorder
 from harness.driver.restarts import CarryOut, once
 from harness.protocols import CarriedSample, Span
 from harness.runtime.runtime import Handle, ask_all, death_in
@@ -39,21 +39,16 @@ class AlreadyDone:
     brought: int = 0
 
 
-class _SpanSource(Protocol):
-    async def take_spans(self) -> list[Span]:
-        """Spans since the last call."""
-
-
-Role = TypeVar("Role", bound=_SpanSource)
+Role = TypeVar("Role", StageRole, RolloutRole)
 Ask = Callable[[Role], Coroutine[Any, Any, list[Span] | None]]
 
 
 class Pool(Generic[Role]):
     """Workers of one role. What they did is heard when a call ends; of a long one also meanwhile, whenever asked."""
 
-    def __init__(self, name: str, workers: Sequence[Handle[Role]], observer: Observer) -> None:
+    def __init__(self, name: str, workers: Sequence[Handle[Role]], observer: Recorder) -> None:
         self.name, self.observer = name, observer
-        self._workers = list(workers)
+        self._workers: list[Handle[Role]] = list(workers)
         self._asked = asyncio.Event()
 
     @property
@@ -90,7 +85,7 @@ class StagePool(Pool[StageRole]):
         self,
         name: str,
         workers: Sequence[Handle[StageRole]],
-        observer: Observer,
+        observer: Recorder,
         already: AlreadyDone | None = None,
         carry_out: CarryOut = once,
     ) -> None:
@@ -147,7 +142,7 @@ class RolloutPool(Pool[RolloutRole]):
     def __init__(
         self,
         fleet: Fleet[RolloutRole],
-        observer: Observer,
+        observer: Recorder,
         name: str = "rollout",
         *,
         among: Collection[str] | None = None,
@@ -413,7 +408,7 @@ class TrainerPool:
     def __init__(
         self,
         ranks: Sequence[Handle[ActorRole]],
-        observer: Observer,
+        observer: Recorder,
         already: AlreadyDone | None = None,
         trained: Callable[[Sequence[TrainReport]], None] = lambda reports: None,
         critics: Sequence[Handle[CriticRole]] = (),

@@ -16,7 +16,7 @@ from rich.table import Column, Table
 from rich.text import Text
 
 from harness.checks.job import JobPlan
-from harness.driver.observer import RunListener
+from harness.driver.listeners import RunListener
 from harness.metrics.schemas import Restart
 
 _RECENT = 10  # iterations that the displayed rates are taken over

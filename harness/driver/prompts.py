@@ -14,8 +14,8 @@ import numpy as np
 
 from harness.config.job import DEALT_AGAIN
 from harness.driver.checkpoint_files import PartitionRange, PromptState, Refusal
-from harness.driver.observer import Observer
 from harness.driver.places import Places, place_of
+from harness.driver.recorder import Recorder
 from harness.protocols import Clock
 from harness.tasks import Dealer, Problem
 from harness.transfer_queue import Column, Ragged, TransferQueue
@@ -146,7 +146,7 @@ class PromptSource:
         dealer: Dealer,
         queue: TransferQueue,
         clock: Clock,
-        observer: Observer,
+        observer: Recorder,
         *,
         numbering: Numbering,
         group_size: int,

@@ -10,8 +10,8 @@ from typing import Any
 from harness.driver.checkpoint_files import Cut
 from harness.driver.checkpointing import Checkpoints
 from harness.driver.evaluation import Evaluation
-from harness.driver.observer import EndedIteration, Observer
 from harness.driver.pools import AlreadyDone, Pool, RolloutPool
+from harness.driver.recorder import EndedIteration, Recorder
 from harness.runtime.runtime import retrieved
 from harness.transfer_queue import TransferQueue
 from harness.transfer_queue.control.reporting import queue_metrics
@@ -31,7 +31,7 @@ class PublishedWeights:
         self,
         coordinator: Coordinator,
         queue: TransferQueue,
-        observer: Observer,
+        observer: Recorder,
         pools: Sequence[Pool[Any]],
         record: Callable[[TrainedIteration], Awaitable[Recorded]],
         evaluation: Evaluation | None = None,

@@ -9,13 +9,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, field
 from functools import partial
-from typing import Any, cast
+from typing import Any, Literal, cast
 
 import msgspec
 
 from harness.driver.checkpoint_files import AdmittedGroup, Checkpoint, RecorderState
 from harness.driver.evaluation import Evaluated
-from harness.driver.observer import EndedIteration, EngineEvent, RunListener
+from harness.driver.listeners import RunListener
 from harness.metrics.definitions import good_rate, iteration_metrics, throughput_metrics, token_metrics
 from harness.metrics.ledger import ENGINE_EVENTS, DropReason, Ledger
 from harness.metrics.parts import DriverParts, SampleParts
@@ -32,6 +32,17 @@ from harness.workers.recording import Recorded, RecordingSettings, TrainedIterat
 from harness.workers.training import TrainReport
 
 _LEDGER_EVERY_S = 5.0
+
+EngineEvent = Literal["lost", "leaves", "left", "joins", "works"]
+
+
+@dataclass(frozen=True)
+class EndedIteration:
+    """trained: what is to be recorded of it; close: is called with what was, and with the metrics of the queue, as
+    `queue_metrics` names them."""
+
+    trained: TrainedIteration
+    close: Callable[[Recorded, Mapping[str, float]], None]
 
 
 @dataclass(frozen=True)
@@ -54,7 +65,7 @@ class _SinceVersion:
 
 
 class Recorder:
-    """`harness.driver.observer.Observer`. One iteration is closed when the version it made has been published.
+    """Hears what happens in a job, as it happens. One iteration is closed when the version it made has been published.
 
     Twenty-six attributes: six are for others to look at while a run goes on, and six are its files.
     """
@@ -109,6 +120,7 @@ class Recorder:
         return self._run.file_sizes() | self._files, self._run.file_digests() | self._digests
 
     def admitted(self, rows: Sequence[int], problem: Problem, at: float) -> None:
+        """The rows of a group were admitted. at: seconds of the run's clock."""
         self.events += 1
         self.ledger.admit(rows)
         group = rows[0] // self.group_size
@@ -117,6 +129,7 @@ class Recorder:
             self._problems.append((group, problem))
 
     def dropped(self, rows: Sequence[int], reason: DropReason, rewards: Sequence[float | None] = ()) -> None:
+        """Rows were dropped. rewards: of each, where they are known."""
         self.events += 1
         self.ledger.dropped(rows, reason)
         known = dict(zip(rows, rewards, strict=False)) if self.recording.decoder.has_tokens else {}
@@ -129,17 +142,20 @@ class Recorder:
             self._since.drops.append([row // self.group_size for row in rows[:: self.group_size]])
 
     def doing(self, role: str, what: str) -> None:
+        """A role does something else from now on."""
         self.events += 1
         self.roles[role] = what
         for listener in self.listeners:
             listener.doing(role, what)
 
     def engine(self, name: str, what: EngineEvent, why: str = "") -> None:
+        """A rollout engine is lost, leaves or joins."""
         at = round(self.clock.now(), 3)
         self.engines.append({"engine": name, "what": what, "at_s": at, "why": why})
         self.doing("rollout", f"{name} {ENGINE_EVENTS[what]}" + (f": {why}" if why else ""))
 
     def restarted(self, restart: Restart) -> None:
+        """Roles died, and are at work again."""
         self.events += 1
         self.restarts.append(restart)
         if self._parts is not None:
@@ -148,12 +164,14 @@ class Recorder:
             listener.restarted(restart)
 
     def spans(self, spans: Iterable[Span]) -> None:
+        """Spans have ended."""
         spans = list(spans)
         self.timeline.add(spans)
         if self._parts is not None:
             self._spans += spans
 
     def evaluated(self, found: Evaluated, responses: Mapping[str, Any]) -> None:
+        """responses: as columns of eval_responses.parquet."""
         self._since.evaluated = found
         if self._parts is not None and responses:
             self._parts.held_out(responses)
@@ -161,6 +179,7 @@ class Recorder:
             listener.evaluated(found)
 
     def trained(self, iteration: int, reports: Sequence[TrainReport], of_values: Sequence[TrainReport] = ()) -> None:
+        """of_values: the critic's reports, where there is one."""
         for report in (*reports, *of_values):
             self.spans(report.spans)
         self._since.trained = (iteration, reports, of_values)

@@ -19,7 +19,7 @@ from harness.cost_model.shape import adapter_parameters
 from harness.driver.assemble import Assembly, assemble
 from harness.driver.backends import RunBackend, RunSpec, clock_of, event_loop, open_backend
 from harness.driver.checkpoint_files import QUEUE, Checkpoint, Cut
-from harness.driver.observer import IterationListener
+from harness.driver.listeners import IterationListener
 from harness.driver.prompts import Finished, finished_rows
 from harness.driver.recorder import Recorder
 from harness.driver.restarts import GivenUp, Restarts

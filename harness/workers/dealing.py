@@ -9,9 +9,9 @@ are those of a world of one, and every rank makes as many passes as all others.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch.distributed as dist
@@ -25,12 +25,9 @@ Cut = Callable[[np.ndarray, int], list[np.ndarray]]
 """Tokens of groups int64 [n], ranks -> for each rank the places of its groups, ascending."""
 
 
-class Scatter(Protocol):
-    """A way from the first rank of a world to all of them. Every rank makes the same calls."""
-
-    async def __call__(self, shares: Sequence[Any] | None) -> Any:
-        """Deal, and return this rank's share. shares: one for each rank, in order, on the first one; None on the
-        others, which wait for it as long as it lives."""
+Scatter = Callable[[Sequence[Any] | None], Awaitable[Any]]
+"""Deals from the first rank of a world to all of them, and returns this rank's share: of one for each rank, in order,
+on the first one; None on the others, which wait for it as long as it lives. Every rank makes the same calls."""
 
 
 class WorldScatter:

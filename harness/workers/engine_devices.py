@@ -8,7 +8,8 @@ from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 
 from harness.runtime.runtime import retrieved
-from harness.workers.turns import Meeting, Turns
+from harness.transfer_queue.remote.client import RemoteQueue
+from harness.workers.turns import Turns
 
 
 class EngineTurns:
@@ -36,7 +37,7 @@ class EngineTurns:
 class _EngineDevice:
     """Device of an engine among several, whose turns depend on those of the others."""
 
-    def __init__(self, device: Turns, meeting: Meeting, engine: int, limit_s: float | None) -> None:
+    def __init__(self, device: Turns, meeting: RemoteQueue, engine: int, limit_s: float | None) -> None:
         self._device, self._meeting, self._engine, self._limit_s = device, meeting, f"engine {engine}", limit_s
         self._waiting: str | None = None
 
@@ -68,7 +69,7 @@ class FirstDevice(_EngineDevice):
     meeting: of all workers; others: how many other devices. Raises TimeoutError, as the others do, after `limit_s`.
     """
 
-    def __init__(self, device: Turns, meeting: Meeting, *, engine: int, others: int, limit_s: float | None) -> None:
+    def __init__(self, device: Turns, meeting: RemoteQueue, *, engine: int, others: int, limit_s: float | None) -> None:
         super().__init__(device, meeting, engine, limit_s)
         self._others = others
         self._begun = self._asked = 0
@@ -101,7 +102,7 @@ class OtherDevice(_EngineDevice):
     def __init__(
         self,
         device: Turns,
-        meeting: Meeting,
+        meeting: RemoteQueue,
         *,
         engine: int,
         place: int,

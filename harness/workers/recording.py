@@ -14,7 +14,7 @@ from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -52,45 +52,11 @@ from harness.workers.training import TrainedRows
 from harness.workers.turns import NO_TURNS, ComputingRole
 
 
-class SampleDecoder(Protocol):
-    """Reads the columns of trained samples. samples: their ids, int64 [k], in the order of the batch's rows."""
-
-    @property
-    def extra_names(self) -> Sequence[str]:
-        """Names of the extra values that scores may have."""
-
-    @property
-    def keeps_cache(self) -> bool:
-        """Whether samples keep their caches over new weights."""
-
-    @property
-    def max_token_staleness(self) -> int | None:
-        """The largest lag of a token that has a loss; None: any."""
-
-    @property
-    def has_tokens(self) -> bool:
-        """Whether responses are tokens, which can be kept."""
-
-    def prompt_tokens(self, values: int) -> int:
-        """Tokens of a prompt whose column has this many values."""
-
-    def records(
-        self, batch: Batch, samples: np.ndarray, trained_at: np.ndarray, iteration: int, group_size: int
-    ) -> list[SampleRecord]:
-        """Records of rows; the trainer held version `iteration` when the batch started. trained_at: seconds, float64
-        [k]."""
-
-    def metrics(self, records: Sequence[SampleRecord], sums: Mapping[str, float]) -> dict[str, float]:
-        """Metrics that these samples, and the sums of their training, give of the policy."""
-
-    def runs(self, batch: Batch) -> Iterator[list[tuple[int, int]]]:
-        """Runs of each sample, one after another: (version, tokens)."""
-
-
 @dataclass(frozen=True)
 class TokenDecoder:
-    """A value per token, a reward per sample. extra_names: of the values in `score_extras`; keeps_cache,
-    max_token_staleness: as `TrainedSamples` has them."""
+    """Reads the columns of trained samples: a value per token, a reward per sample. extra_names: of the values in
+    `score_extras`; keeps_cache, max_token_staleness: as `TrainedSamples` has them; has_tokens: whether responses are
+    tokens, which can be kept."""
 
     extra_names: Sequence[str] = ()
     keeps_cache: bool = False
@@ -98,11 +64,14 @@ class TokenDecoder:
     has_tokens = True
 
     def prompt_tokens(self, values: int) -> int:
+        """Tokens of a prompt whose column has this many values."""
         return values
 
     def records(
         self, batch: Batch, samples: np.ndarray, trained_at: np.ndarray, iteration: int, group_size: int
     ) -> list[SampleRecord]:
+        """Records of rows; the trainer held version `iteration` when the batch started. samples: their ids, int64 [k],
+        in the order of the rows; trained_at: seconds, float64 [k]."""
         prompts = batch.ragged("prompt").lengths
         trained = _samples(batch, samples, trained_at, prompts, None, self)
         extras: Sequence[np.ndarray] = ()
@@ -119,17 +88,19 @@ class TokenDecoder:
         )
 
     def metrics(self, records: Sequence[SampleRecord], sums: Mapping[str, float]) -> dict[str, float]:
+        """Metrics that these samples, and the sums of their training, give of the policy."""
         lengths = length_metrics(records) | truncation_metrics(records)
         rewards = reward_metrics(records) | baseline_metrics(sums)
         return lengths | rewards | policy_metrics(dict(sums)) | custom_metrics(records)
 
     def runs(self, batch: Batch) -> Iterator[list[tuple[int, int]]]:
+        """Runs of each sample, one after another: (version, tokens)."""
         return runs_of(batch.ragged("versions"))
 
 
 @dataclass(frozen=True)
 class RunLengthDecoder:
-    """A value per run of tokens that one version sampled; nothing was said, so nothing is rewarded."""
+    """The same of a value per run of tokens that one version sampled; nothing was said, so nothing is rewarded."""
 
     prompt: int
     """Tokens of every prompt."""
@@ -153,6 +124,9 @@ class RunLengthDecoder:
 
     def runs(self, batch: Batch) -> Iterator[list[tuple[int, int]]]:
         return runs_of(batch.ragged("versions"), batch.ragged("response"))
+
+
+SampleDecoder = TokenDecoder | RunLengthDecoder
 
 
 def _samples(

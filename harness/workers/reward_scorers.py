@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from functools import partial
 from multiprocessing.connection import Connection
 from multiprocessing.process import BaseProcess
-from typing import Any, Protocol
+from typing import Any
 
 from harness.config import JobConfig
 from harness.config.readers import scoring_processes
@@ -35,16 +35,6 @@ class Scored:
     failure: str | None = None
 
 
-class RewardScorer(Protocol):
-    """Scores samples."""
-
-    async def scores(self, samples: Sequence[Sample]) -> list[Scored]:
-        """Scores in the order of the samples, one for each."""
-
-    def close(self) -> None:
-        """Ends what was started."""
-
-
 def score_of_failures(failure_reward: float | None) -> Score:
     """The score of all samples that could not be scored."""
     return Score(math.nan if failure_reward is None else failure_reward, False)
@@ -58,10 +48,12 @@ class HostScorer:
         self._task, self._failed, self._timeout_s = task, score_of_failures(failure_reward), timeout_s
 
     async def scores(self, samples: Sequence[Sample]) -> list[Scored]:
+        """Scores in the order of the samples, one for each."""
         begun = [self._begin(sample) for sample in samples]
         return [one if isinstance(one, Scored) else await one for one in begun]
 
-    def close(self) -> None: ...
+    def close(self) -> None:
+        """Do nothing: nothing was started."""
 
     def _begin(self, sample: Sample) -> Scored | Awaitable[Scored]:
         try:
@@ -116,7 +108,7 @@ START_TIMEOUT_S = 120.0
 """Longest start of a process: it imports what the reward imports."""
 
 
-def reward_scorer(config: JobConfig, task: Task) -> RewardScorer:
+def reward_scorer(config: JobConfig, task: Task) -> HostScorer | RewardPool:
     """Processes, as many as the settings say; none where they leave it open and the reward needs none, or nothing was
     said that could be scored."""
     chosen = config.task

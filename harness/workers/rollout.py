@@ -6,7 +6,6 @@ import asyncio
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 
@@ -25,17 +24,11 @@ from harness.workers.turns import NO_TURNS, Turns
 from schedules.protocol import PauseMode
 
 
-class FeedOrder(Protocol):
-    """The order in which a feed takes groups."""
-
-    async def take(self, feed: Feed, partitions: Sequence[str | None]) -> None:
-        """All of these partitions (None: of any), until the queue has no more."""
-
-
 class Ordered:
     """Takes one partition after the other, as much of it at once as is the engine's share."""
 
     async def take(self, feed: Feed, partitions: Sequence[str | None]) -> None:
+        """Take all of these partitions (None: of any), until the queue has no more."""
         for partition in partitions:
             await feed.take_all(partition, feed.share)
 
@@ -68,6 +61,10 @@ class RecordedOrder:
     async def _take(self, feed: Feed, groups: Iterator[int]) -> None:
         for group in groups:
             await feed.take_group(group)
+
+
+FeedOrder = Ordered | RecordedOrder
+"""The order in which a feed takes groups."""
 
 
 class Feed:

@@ -40,6 +40,7 @@ class OpenRows:
         self._written = asyncio.Event()  # set when something was
 
     def take(self, batch: Batch) -> None:
+        """Have the rows of a batch."""
         samples = samples_in(batch).tolist()
         self._given_back.difference_update(samples)
         self._row_of |= {

@@ -8,7 +8,7 @@ import math
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 import torch
@@ -27,7 +27,7 @@ from harness.weight_sync.endpoints import ReceivingWorker
 from harness.workers.dataflow import as_sampled, iteration_of, partition_name, rollout_columns, text_column, texts_of
 from harness.workers.dealing import DealtQueue
 from harness.workers.readers import RankQueue
-from harness.workers.reward_scorers import FailureLog, RewardScorer, Scored, score_of_failures
+from harness.workers.reward_scorers import FailureLog, HostScorer, RewardPool, Scored, score_of_failures
 from harness.workers.turns import NO_TURNS, ComputingRole, Turns, abandon
 
 
@@ -154,7 +154,7 @@ class RewardStage(StageRole):
     def __init__(
         self,
         task: Task,
-        scorer: RewardScorer,
+        scorer: HostScorer | RewardPool,
         *,
         reward: str = "",
         failure_reward: float | None = None,
@@ -413,11 +413,8 @@ def prompts_and_responses(batch: Batch) -> tuple[Ragged, Ragged]:
     return batch.ragged("prompt"), batch.ragged("response")
 
 
-class Judge(Protocol):
-    """Decides which groups are trained."""
-
-    def __call__(self, batch: Batch) -> np.ndarray:
-        """Decide which groups to keep, of whole groups: bool [groups]."""
+Judge = Callable[[Batch], np.ndarray]
+"""Decides which groups are trained, of whole groups: bool [groups]."""
 
 
 class RewardJudge:

@@ -8,12 +8,12 @@ from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, 
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
 from harness.config import ModelConfig, TrainingConfig
-from harness.protocols import TRUNCATED, Clock, Scorer, Span, WrittenState
+from harness.protocols import TRUNCATED, Clock, CriticEngine, Scorer, Span, TrainEngine, WrittenState
 from harness.rl.diagnostics import add_diagnostics
 from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Batch, Ragged
@@ -78,13 +78,6 @@ class Updates:
 ONE_STEP = Updates()
 
 
-class Steps(Protocol):
-    """The part of an engine that a step needs, see `harness.protocols.TrainEngine`."""
-
-    async def step(self) -> dict[str, float]:
-        """Take an optimizer step."""
-
-
 @dataclass(frozen=True)
 class Training:
     """role, name: whose spans these are, of kind `update_<role>`; owner: whose turns they take, in its loop `train`.
@@ -93,7 +86,7 @@ class Training:
     of each micro-batch once, after it was computed first."""
 
     owner: ComputingRole
-    engine: Steps
+    engine: TrainEngine | CriticEngine
     clock: Clock
     reader: MicroBatchReader
     role: str

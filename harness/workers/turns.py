@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from typing import Any, Protocol
 
 from harness.runtime.runtime import Waits, open_ended, retrieved
+from harness.transfer_queue.remote.client import RemoteQueue
 
 
 class Turns(Protocol):
@@ -120,6 +121,7 @@ class HeldTurn:
         return self._turn is not None
 
     async def take(self) -> None:
+        """Take the turn, unless it has it."""
         async with self._taking:
             if self._turn is None:
                 turn = self._turns.turn(self._who)
@@ -165,23 +167,9 @@ class PlacedTurns:
 # -- several ranks
 
 
-class Meeting(Protocol):
-    """The part of the queue where the ranks of a world meet (`transfer_queue.service.meetings.Meetings`)."""
-
-    async def agree(self, world: str, what: str, rank: int, ranks: int) -> int:
-        """Ask for something, once on each rank: its number, once all have asked."""
-
-    async def lacking(self, world: str, what: str, ranks: int) -> list[int]:
-        """The ranks that have not asked for it."""
-
-    async def note(self, world: str, what: str, count: int) -> None:
-        """Note how far a count is."""
-
-    async def reached(self, world: str, what: str, least: int) -> int:
-        """The count, once it is so far."""
-
-
-def world_turns(meeting: Meeting, world: str, *, rank: int, ranks: int, device: Turns, limit_s: float | None) -> Turns:
+def world_turns(
+    meeting: RemoteQueue, world: str, *, rank: int, ranks: int, device: Turns, limit_s: float | None
+) -> Turns:
     """Turns for the collectives of a world; those of one rank only need their device."""
     return device if ranks == 1 else WorldTurns(meeting, world, rank=rank, ranks=ranks, device=device, limit_s=limit_s)
 
@@ -212,12 +200,11 @@ class WorldTurns:
     happened. Only then is the `device` taken, which other roles of this rank may hold for a while. A loop that was
     cancelled while it waited for a turn cannot ask for another one: the other ranks may be in that turn already.
 
-    meeting: where the ranks of this `world` agree. Raises TimeoutError after `limit_s` without a turn. Thirteen
-    attributes: six parameters, and what is known of each loop.
-    """
+    meeting: where the ranks of this `world` agree (harness/transfer_queue/service/meetings.py). Raises TimeoutError
+    after `limit_s` without a turn. Thirteen attributes: six parameters, and what is known of each loop."""
 
     def __init__(
-        self, meeting: Meeting, world: str, *, rank: int, ranks: int, device: Turns, limit_s: float | None
+        self, meeting: RemoteQueue, world: str, *, rank: int, ranks: int, device: Turns, limit_s: float | None
     ) -> None:
         self._meeting, self._world, self._rank, self._ranks = meeting, world, rank, ranks
         self._device, self._limit_s = device, limit_s

@@ -16,7 +16,7 @@ from harness.driver.backends import RunSpec, clock_of, event_loop
 from harness.driver.checkpoint_files import CHECKPOINTS
 from harness.driver.earlier import EarlierAttempt
 from harness.driver.evaluation import Evaluated, Evaluation
-from harness.driver.observer import IterationListener
+from harness.driver.listeners import IterationListener
 from harness.driver.replay import Replay
 from harness.driver.run import FolderListener
 from harness.driver.session import Session

@@ -12,7 +12,7 @@ from harness.comparison import runs
 from harness.comparison.promises import FinishedRun
 from harness.config import JobConfig
 from harness.config.compose import plain
-from harness.driver.observer import IterationListener
+from harness.driver.listeners import IterationListener
 from harness.driver.session import Session, simulate
 from harness.metrics.samples import SCHEMA
 from schedules import Schedule

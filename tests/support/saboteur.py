@@ -21,7 +21,7 @@ import harness.driver.run
 from harness.cli import bench
 from harness.cli.main import RESULTS
 from harness.driver import PRELOAD
-from harness.driver.observer import RunListener
+from harness.driver.listeners import RunListener
 from harness.driver.session import Session
 from harness.runtime.local_runtime import launch_server
 

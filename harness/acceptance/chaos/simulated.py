@@ -47,7 +47,7 @@ from harness.driver.backends import RunSpec, clock_of, open_backend
 from harness.driver.checkpoint_files import CHECKPOINTS
 from harness.driver.earlier import EarlierAttempt
 from harness.driver.endings import left_in, losses_in
-from harness.driver.observer import IterationListener
+from harness.driver.listeners import IterationListener
 from harness.driver.restarts import Restarts
 from harness.driver.session import Session
 from harness.metrics.atomic_files import write_text

@@ -15,7 +15,7 @@ from harness.config.compose import make_schedule
 from harness.config.placement import ENGINE_ROLES, Placement, resolve_split
 from harness.cost_model.job_cost import simulated_cost
 from harness.driver.event_model.job import FastSteps, Job
-from harness.driver.observer import IterationListener
+from harness.driver.listeners import IterationListener
 from harness.driver.session import simulate
 from harness.metrics.timeline import clip
 from harness.runtime.virtual_runtime import VirtualLoop, infrequent_gc

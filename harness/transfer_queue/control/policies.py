@@ -214,6 +214,7 @@ class Keyed:
         self._waits[units] = 0
 
     def take(self, least: int, most: int, limit: int) -> Units | None:
+        """Take units as `Policy.take` says."""
         if self._count < least:
             return None
         heap, flags, taken = self._heap(limit), self._flags, list[int]()

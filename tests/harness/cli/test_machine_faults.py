@@ -16,7 +16,7 @@ from rich.console import Console
 
 from harness.cli import main as cli
 from harness.config.compose import compose_job
-from harness.driver.observer import IterationListener
+from harness.driver.listeners import IterationListener
 from harness.driver.session import Session, simulate
 from harness.metrics.run_files import RunDirectory, load_samples
 from harness.runtime.interrupts import Terminated, leaving_when_asked

@@ -26,7 +26,7 @@ from harness.comparison.selection import (
 )
 from harness.config import ConfigError
 from harness.config.compose import compose_job, plain
-from harness.driver.observer import IterationListener
+from harness.driver.listeners import IterationListener
 from harness.driver.session import simulate
 from harness.metrics.manifest import RunIdentity, build_manifest
 from harness.metrics.run_files import RunDirectory

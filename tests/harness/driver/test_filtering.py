@@ -16,7 +16,7 @@ from harness.config.compose import compose_job
 from harness.config.job import DEALT_AGAIN
 from harness.driver import places
 from harness.driver.checkpoint_files import Decision, Refusal
-from harness.driver.observer import IterationListener
+from harness.driver.listeners import IterationListener
 from harness.driver.places import Candidates, Places, Verdict
 from harness.driver.session import simulate
 from harness.runtime.runtime import parts_of

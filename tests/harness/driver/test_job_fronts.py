@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from harness.driver.endings import NothingScored
-from harness.driver.observer import EndedIteration
 from harness.driver.pools import RolloutPool, StagePool, TrainerPool
 from harness.driver.published_weights import PublishedWeights
+from harness.driver.recorder import EndedIteration
 from harness.protocols import Span
 from harness.transfer_queue import QueueSpec
 from harness.transfer_queue.local import LocalQueue

@@ -14,9 +14,7 @@ import pytest
 from harness.checks.plugins import check_loggers
 from harness.config import ConfigError
 from harness.config.compose import compose_job
-from harness.driver.loggers import LoggedRun, Logger, Loggers
-from harness.driver.tensorboard_logger import TensorBoardLogger
-from harness.driver.wandb_logger import WandbLogger
+from harness.driver.loggers import LoggedRun, Logger, Loggers, TensorBoardLogger, WandbLogger
 from harness.metrics.definitions import logged
 from harness.metrics.manifest import identity_of
 from harness.metrics.mlflow_mirror import iteration_metrics

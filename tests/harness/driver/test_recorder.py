@@ -19,7 +19,7 @@ from rich.console import Console
 from harness.config.placement import Placement
 from harness.cost_model.shape import sample_flops
 from harness.driver.evaluation import Evaluated
-from harness.driver.observer import IterationListener, RunListener
+from harness.driver.listeners import IterationListener, RunListener
 from harness.driver.progress import ProgressDisplay
 from harness.driver.recorder import Recorder
 from harness.driver.session import worker_places

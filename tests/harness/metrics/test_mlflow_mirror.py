@@ -18,8 +18,7 @@ import pytest
 from rich.console import Console
 
 from harness.config import ConfigError
-from harness.driver.loggers import LoggedRun
-from harness.driver.mlflow_logger import MlflowLogger
+from harness.driver.loggers import LoggedRun, MlflowLogger
 from harness.metrics.colours import OWN
 from harness.metrics.done import INCOMPLETE
 from harness.metrics.manifest import RunIdentity
