@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import json
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Literal, get_args
+from typing import Any, Literal, get_args
 
 from pydantic import TypeAdapter, ValidationError
 
@@ -123,27 +123,22 @@ GATE = "results.json"
 
 
 def read_gate(path: Path) -> DeviceProfile:
-    """The profile that the GPU gate recorded. Raises ConfigError for another file, and where its part `profile` has not
-    run."""
-    try:
-        found = json.loads(path.read_bytes())["profile"]
-    except (OSError, ValueError, KeyError, TypeError) as error:
-        raise ConfigError(f"run={path} holds no results of the gate: {error}") from error
-    if found is None:
-        raise ConfigError(f"run={path}: the gate has timed nothing yet; run its part: parts=profile")
-    try:
-        return TypeAdapter(DeviceProfile).validate_python(found, strict=False)
-    except ValidationError as error:
-        raise ConfigError(f"run={path}: {first_line(error)}") from error
+    """The profile that the GPU gate recorded. Raises ConfigError as `read_profile`, and where its part `profile` has
+    not run."""
+    return _profile(path, lambda results: results["profile"], "`cadence gate-gpu parts=profile` writes one into it")
 
 
 def read_profile(path: Path) -> DeviceProfile:
     """Raises ConfigError for a file that is not there, or holds no profile."""
-    writes = "`cadence profile model=tiny` writes one"
+    return _profile(path, lambda whole: whole, "`cadence profile model=tiny` writes one")
+
+
+def _profile(path: Path, part: Callable[[Any], object], fix: str) -> DeviceProfile:
+    """The profile that is this part of a JSON file."""
     try:
-        return TypeAdapter(DeviceProfile).validate_python(json.loads(path.read_bytes()), strict=False)
+        return TypeAdapter(DeviceProfile).validate_python(part(json.loads(path.read_bytes())), strict=False)
     except FileNotFoundError:
-        raise ConfigError(f"{path} is not there; {writes}") from None
-    except (OSError, ValueError, RecursionError) as error:
+        raise ConfigError(f"{path} is not there; {fix}") from None
+    except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
         why = first_line(error) if isinstance(error, ValidationError) else error
-        raise ConfigError(f"{path} is no profile: {why}; {writes}") from error
+        raise ConfigError(f"{path} holds no profile: {why}; {fix}") from error

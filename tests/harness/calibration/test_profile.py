@@ -1,5 +1,6 @@
 """Profiles: what is timed, how a device's costs follow from it, and one that is recorded here."""
 
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
@@ -18,6 +19,7 @@ from harness.calibration.profile.rows import (
     TimingRow,
     TransferRow,
     deep,
+    read_gate,
     read_profile,
     write_profile,
 )
@@ -260,8 +262,21 @@ def test_everything_is_timed_and_the_profile_reads_back_the_same(profile: Device
     write_profile(path, profile)
 
     assert read_profile(path) == profile
-    with pytest.raises(ConfigError, match="none.json is not there"):
-        read_profile(tmp_path / "none.json")
+    path.write_text(f'{{"profile": {path.read_text()}}}')
+    assert read_gate(path) == profile
+
+
+@pytest.mark.parametrize("read", [read_profile, read_gate])
+def test_a_file_without_a_profile_is_refused_in_the_same_words_by_whoever_reads_one(
+    read: Callable[[Path], DeviceProfile], tmp_path: Path
+) -> None:
+    path = tmp_path / "it.json"
+    with pytest.raises(ConfigError, match=r"it\.json is not there; `cadence .* writes one"):
+        read(path)
+    for text in ("", "[]", "{}", '{"profile": null}', "[" * 100_000):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match=r"it\.json holds no profile: .*; `cadence .* writes one"):
+            read(path)
 
 
 def test_a_recorded_profile_becomes_costs_that_a_job_reads(
