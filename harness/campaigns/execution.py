@@ -20,7 +20,7 @@ from harness.campaigns.cells import ResolvedCell, SkippedCell
 from harness.campaigns.process import RunProcess
 from harness.config.compose import cell_prefix
 from harness.config.machine import Machine
-from harness.driver.progress import print_banner, steps_bar
+from harness.driver.progress import beside, print_banner, steps_bar
 from harness.metrics.done import is_done, read_done
 from harness.metrics.formatting import duration, say
 from harness.metrics.run_files import load_manifest, load_metrics
@@ -121,12 +121,13 @@ class _Execution:
     """A line for every run that ends; on a terminal a bar."""
 
     def __init__(self, runs: Runs, console: Console, start: StartRun) -> None:
-        self._runs, self._console, self._start_run, self._estimate = runs, console, start, runs.estimate()
+        self._runs, self._console, self._start_run = runs, beside(console), start
+        self._estimate = runs.estimate()
         self.todo = deque(runs.to_do())
         self.running: list[_Running] = []
         self.failed: list[FailedRun] = []
         self.done = [(cell.label, seed) for cell, seed in runs.all if (cell, seed) not in self.todo]
-        self.progress = steps_bar("runs", console)
+        self.progress = steps_bar("runs", self._console)
         self._bar = self.progress.add_task("", total=len(runs.all), completed=len(self.done))
 
     def step(self) -> None:

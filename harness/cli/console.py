@@ -30,11 +30,13 @@ OUTPUT_CLOSED = 128 + signal.SIGPIPE
 class PlainTextConsole(Console):
     """Leaves out control characters of every text, and so every escape sequence but its own: colours, the cursor. On a
     terminal no line is longer than it is wide and no word is broken, unless a word alone is longer, or it is a command.
-    spelling: how sentences, which are strings, are spelt; tables and texts of the user's are not, and stay."""
+    spelling: how sentences, which are strings, are spelt; tables and texts of the user's are not, and stay. beside: is
+    told how far a command is, where this one is no terminal, so that a pipe gets its results alone."""
 
-    def __init__(self, *, spelling: Callable[[str], str] = str, **options: Any) -> None:
+    def __init__(self, *, spelling: Callable[[str], str] = str, beside: Console | None = None, **options: Any) -> None:
         super().__init__(**options)
         self._spelling = spelling
+        self.beside = self if beside is None or self.is_terminal else beside
         if not self.is_terminal:
             self.width = PIPE
 
@@ -61,7 +63,7 @@ class ValuesConsole(PlainTextConsole):
     """Keeps what is printed, for a program: `tables`, and sentences as `lines`, which go to standard error as well."""
 
     def __init__(self, errors: Console, **options: Any) -> None:
-        super().__init__(file=StringIO(), **options)
+        super().__init__(file=StringIO(), beside=errors, **options)
         self._errors = errors
         self.tables: list[dict[str, object]] = []
         self.lines: list[str] = []

@@ -7,7 +7,9 @@ import errno
 import json
 import os
 import signal
+import sys
 from collections.abc import Callable, Sequence
+from contextlib import redirect_stdout
 from importlib import import_module
 from pathlib import Path
 
@@ -35,7 +37,8 @@ Command = Callable[[Sequence[str], Path, Console], int]
 def main(arguments: Sequence[str]) -> int:
     """Run a command; returns its exit code."""
     spelling = Spelling(arguments)
-    console, errors = PlainTextConsole(spelling=spelling), PlainTextConsole(spelling=spelling, stderr=True)
+    errors = PlainTextConsole(spelling=spelling, stderr=True)
+    console = PlainTextConsole(spelling=spelling, beside=errors)
     name = arguments[0] if arguments else ""
     if name.startswith("-"):
         return answered(lambda: front(arguments), errors)
@@ -50,7 +53,8 @@ def main(arguments: Sequence[str]) -> int:
         if VALUES not in settings:
             return command(name)(settings, RESULTS, console)
         values = ValuesConsole(errors, spelling=spelling)
-        status = command(name)([setting for setting in settings if setting != VALUES], RESULTS, values)
+        with redirect_stdout(sys.stderr):  # of whatever prints by itself, such as a library
+            status = command(name)([setting for setting in settings if setting != VALUES], RESULTS, values)
         said = {"command": name, "status": status, "tables": values.tables, "lines": values.lines}
         write(json.dumps(said, ensure_ascii=False, indent=1) + "\n")
         return status

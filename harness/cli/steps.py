@@ -10,14 +10,14 @@ from types import TracebackType
 from rich.console import Console
 from rich.text import Text
 
-from harness.driver.progress import steps_bar
+from harness.driver.progress import beside, steps_bar
 from harness.metrics.formatting import duration
 
 
 @contextmanager
 def working(what: str, console: Console) -> Iterator[Callable[[str], None]]:
     """Show on a terminal what is done; yields what shows another text instead. In none of them is markup."""
-    with console.status(Text(what)) as status:
+    with beside(console).status(Text(what)) as status:
         yield lambda said: status.update(Text(said))
 
 
@@ -26,8 +26,8 @@ class StepsBar:
     left. clock: seconds."""
 
     def __init__(self, what: str, console: Console, clock: Callable[[], float] = time.monotonic) -> None:
-        self._console, self._clock, self._began = console, clock, clock()
-        self._bar = steps_bar(what, console)
+        self._console, self._clock, self._began = beside(console), clock, clock()
+        self._bar = steps_bar(what, self._console)
         self._task = self._bar.add_task("time left is said when a first step is done", total=None)
 
     def done(self, steps: int, of: int, last: str) -> None:

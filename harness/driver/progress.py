@@ -36,6 +36,12 @@ def print_banner(plan: JobPlan, console: Console) -> None:
         console.print(f"Why: {plan.why}", style="yellow", highlight=False, soft_wrap=True, markup=False)
 
 
+def beside(console: Console) -> Console:
+    """The console that is told how far a command is, of the one that its results go to: `harness.cli.console`."""
+    found: Console = getattr(console, "beside", console)
+    return found
+
+
 def steps_bar(what: str, console: Console) -> Progress:
     """A bar of steps on a terminal, beside it what a task says, broken between words where it is narrow."""
     said = TextColumn("{task.description}", table_column=Column(overflow="fold"), markup=False)
@@ -47,6 +53,7 @@ def steps_bar(what: str, console: Console) -> Progress:
 def waiting_for(console: Console, what: str, every_s: float = 30.0) -> Iterator[Callable[[str], None]]:
     """A status on a terminal; where there is none (a pipe, CI), a line every `every_s` seconds, so that no long wait is
     silent. What is yielded is told what is waited for from now on."""
+    console = beside(console)
     if console.is_terminal:
         with console.status(what) as status:
             yield status.update
@@ -74,6 +81,7 @@ class ProgressDisplay(RunListener):
     """A live panel on a terminal; where there is none (a pipe, CI), a plain line every `every_s` seconds."""
 
     def __init__(self, console: Console, title: str, iterations: int, every_s: float = 10.0) -> None:
+        console = beside(console)
         self._console, self._title, self._every_s = console, title, every_s
         self._bar = Progress(
             TextColumn("iteration"), BarColumn(), MofNCompleteColumn(), TimeElapsedColumn(), TimeRemainingColumn()

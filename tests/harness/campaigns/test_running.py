@@ -19,6 +19,7 @@ from harness.campaigns import execution, process
 from harness.campaigns.cells import CellRequest, ResolvedCell, resolve_cell
 from harness.campaigns.execution import RunOutcomes, Runs, StartRun, run_cells
 from harness.campaigns.process import RunProcess
+from harness.cli.console import PlainTextConsole
 from harness.config.machine import Machine
 from harness.runtime.fork_server import ForkServer
 from tests.support.played_runs import play
@@ -67,7 +68,10 @@ class Played:
         start: StartRun = self.start
         self.log.write_text("")
         runs = Runs(self.cells, tuple(range(seeds)), self.results, force)
-        return run_cells(runs, Console(file=self.said, width=200), start)
+        results = PlainTextConsole(file=io.StringIO(), beside=Console(file=self.said, width=200))
+        outcomes = run_cells(runs, results, start)
+        assert not results.file.getvalue(), "of results there are none yet"  # type: ignore[attr-defined]
+        return outcomes
 
     @property
     def begun(self) -> list[str]:

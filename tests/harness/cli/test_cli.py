@@ -1,5 +1,6 @@
 """The commands, as a user sees them: one line for what cannot work, exit code 2, and nothing left behind."""
 
+import json
 import os
 import re
 import shutil
@@ -20,12 +21,14 @@ from harness.cli import main as cli
 from harness.cli.commands import COMMANDS, Option
 from harness.cli.commands import GROUPS as COMMAND_GROUPS
 from harness.cli.completion import completion
-from harness.cli.console import OUTPUT_CLOSED
+from harness.cli.console import OUTPUT_CLOSED, ValuesConsole
 from harness.cli.front import SHELLS, settings_of
+from harness.cli.steps import StepsBar
 from harness.config import ConfigError
 from harness.config.compose import GROUPS, choices
 from harness.config.registries import CORRECTIONS
 from harness.driver.checkpointing import LeftAtCheckpoint
+from harness.driver.progress import ProgressDisplay
 from harness.metrics.definitions import DEFINITIONS
 from harness.studies.papers.experiment import names
 from tests.support.project import ROOT
@@ -234,6 +237,29 @@ def test_a_dry_run_says_every_setting_and_leaves_nothing(results: Path, capsys: 
     assert told.count("would be run") == 2 and not results.exists()
     settings = yaml.safe_load(told[told.index("\nexperiment:") :])
     assert (settings["schedule"]["name"], settings["iterations"], settings["backend"]) == ("half_step", 7, "virtual")
+
+
+@pytest.mark.parametrize("name", [name for name in COMMANDS if name not in ("ui", "serve")])
+def test_a_pipe_gets_the_results_of_a_command_alone_and_under_json_one_document(
+    name: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def work(settings: list[str], results: Path, console: Console) -> int:
+        with StepsBar("working", console) as steps, ProgressDisplay(console, "a job", 2) as display:
+            steps.done(1, 2, "a step")
+            display.quiet("nothing happens")
+        console.print("a result")
+        if isinstance(console, ValuesConsole):
+            print("a library's line")
+        return 3
+
+    monkeypatch.setattr(cli, "command", lambda _: work)
+    assert cli.main([name]) == 3
+    said = capsys.readouterr()
+    assert said.out == "a result\n" and all(line in said.err for line in ("a job", "a step", "nothing happens"))
+    assert cli.main([name, "--json"]) == 3
+    said = capsys.readouterr()
+    assert json.loads(said.out) == {"command": name, "status": 3, "tables": [], "lines": ["a result"]}
+    assert all(line in said.err for line in ("a job", "a step", "nothing happens", "library"))
 
 
 @pytest.mark.parametrize("command", ["bench", "compare"])
