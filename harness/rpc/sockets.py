@@ -22,10 +22,11 @@ import weakref
 from collections import deque
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from ipaddress import ip_address
 from pathlib import Path
 from typing import Protocol
+
+import msgspec
 
 from harness.rpc.process_id import ProcessId, process_id
 
@@ -259,6 +260,17 @@ def connected_blocking(address: Address, timeout_s: float) -> ClientSocket:
     return sock
 
 
+_TIMEVAL = struct.Struct("@ll")
+
+
+def limit_waits(sock: socket.socket, timeout_s: float) -> None:
+    """Let it block, in the kernel alone, for so many seconds at most: then a call raises BlockingIOError."""
+    sock.settimeout(None)
+    limit = _TIMEVAL.pack(int(timeout_s), int(timeout_s % 1 * 1e6))
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVTIMEO, limit)
+    sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDTIMEO, limit)
+
+
 HEADER = struct.Struct("<IHI")
 """Bytes of the message, descriptors that come with it, number of the call."""
 MESSAGE_LIMIT = 512 << 20
@@ -274,8 +286,7 @@ class WireError(ConnectionError):
     """Raised for bytes that are no frame: the stream is of no use any more."""
 
 
-@dataclass(frozen=True, slots=True)
-class Framed:
+class Framed(msgspec.Struct, frozen=True):
     """A frame that was received."""
 
     call: int
@@ -341,21 +352,21 @@ class Splitter:
 
     def _cut(self, data: bytes, frames: list[Framed]) -> int:
         """Append the frames that are whole; where the rest begins."""
-        start, self._wanted = 0, HEADER.size
-        while len(data) - start >= HEADER.size:
+        start, size, self._wanted = 0, len(data), HEADER.size
+        while (body := start + HEADER.size) <= size:
             length, passed, call = HEADER.unpack_from(data, start)
             if length > self.limit:
                 raise WireError(f"a message of {length} bytes was announced; the limit is {self.limit}")
             if passed > self.descriptors:
                 raise WireError(f"a message with {passed} descriptors was announced; the limit is {self.descriptors}")
-            body = start + HEADER.size
             end = body + length
-            if len(data) < end:
+            if size < end:
                 self._wanted = HEADER.size + length
                 break
             if len(self._descriptors) < passed:
                 raise WireError(f"a message came with {len(self._descriptors)} descriptors instead of {passed}")
-            frames.append(Framed(call, data[body:end], [self._descriptors.popleft() for _ in range(passed)]))
+            descriptors = [self._descriptors.popleft() for _ in range(passed)] if passed else []
+            frames.append(Framed(call, data[body:end], descriptors))
             start = end
         if len(self._descriptors) > self.descriptors:
             raise WireError(f"{len(self._descriptors)} descriptors came with no message")

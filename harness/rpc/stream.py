@@ -188,7 +188,7 @@ class FramedStream:
             self._outbox.send(self._channel.seal(data), descriptors)
         except OSError as error:
             return self._unsendable(error)
-        if self._outbox:
+        if self._outbox.nbytes:
             self._owes()
 
     def _unsendable(self, error: OSError) -> None:

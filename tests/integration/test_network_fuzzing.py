@@ -24,6 +24,7 @@ from harness.transfer_queue import GetRequest
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.requests import read_verb
 from harness.transfer_queue.remote.sync_client import SyncQueue
+from harness.transfer_queue.rows.frames import Frame
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.weight_sync.membership import Fleet
 from tests.support.queue_sides import ServerThread
@@ -38,8 +39,8 @@ KNOWN = [
     for message in (
         m.CreatePartition("x", ROWS, 2, None),
         m.OpenSegment("x", 1 << 32),
-        m.Put("x", ROWS, (4, {"reward": 16}, bytes(16)), {}, 0.0),
-        m.Put("x", ROWS, (4, {"tokens": 72}, bytes(72)), {"tokens": ROWS}, None),
+        m.Put("x", ROWS, Frame(4, {"reward": 16}, bytes(16)), {}, 0.0),
+        m.Put("x", ROWS, Frame(4, {"tokens": 72}, bytes(72)), {"tokens": ROWS}, None),
         m.Get(GetRequest("score", 2, minimum=1, timeout_s=0.0)),
         m.Get(GetRequest("train", 2, partition="x", first=("score", ((1, 1),)), only=(1, 2))),
         m.Received(3),

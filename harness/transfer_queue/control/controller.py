@@ -318,7 +318,8 @@ class Controller:
     def expire(self, now: float) -> list[str]:
         """Put back what leases hold that ran out at or before `now`."""
         self._now = now
-        return self._lose(self._leases.overdue(now))
+        late = self._leases.overdue(now)
+        return self._lose(late) if late else []
 
     def _lose(self, leases: list[Lease]) -> list[str]:
         for lease in leases:

@@ -5,29 +5,25 @@ from __future__ import annotations
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
 from heapq import heapify, heappop, heappush
 from math import isinf
 from typing import Any
 
+import msgspec
 import numpy as np
+from msgspec.structs import astuple, replace
 
 from harness.transfer_queue.control.policies import Units
 from harness.transfer_queue.control.spec import GetRequest, QueueSpec
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Share:
+class Share(msgspec.Struct, frozen=True, eq=False, gc=False):
     """One rank's part of a micro-batch; numbered in the order they were formed. `count`: rows a rank asked for."""
 
     number: int
     partition: str
     units: Units
     count: int
-
-    def state(self) -> tuple[Any, ...]:
-        """Values that make it again."""
-        return self.number, self.partition, self.units, self.count
 
 
 class Shares:
@@ -72,7 +68,7 @@ class Shares:
 
     def state(self) -> dict[str, Any]:
         """Plain data and arrays, which are its own: to be encoded at once."""
-        waiting = {task: [[share.state() for share in w] for w in ranks] for task, ranks in self._waiting.items()}
+        waiting = {task: [[astuple(share) for share in w] for w in ranks] for task, ranks in self._waiting.items()}
         return {"waiting": waiting, "formed": self._formed}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -100,8 +96,7 @@ class LeaseExpired(RuntimeError):
     """The rows of this lease went back to the queue (it ran out, or its consumer was released): drop the work."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class Lease:
+class Lease(msgspec.Struct, frozen=True, eq=False, gc=False):
     """A share in a consumer's hands; `due`: when it runs out, None = never."""
 
     number: int
@@ -193,7 +188,7 @@ class Leases:
     def state(self) -> dict[str, Any]:
         """Plain data and arrays, which are its own: to be encoded at once."""
         return {
-            "open": [(x.number, x.task, x.rank, x.consumer, x.share.state(), x.due) for x in self._open.values()],
+            "open": [(x.number, x.task, x.rank, x.consumer, astuple(x.share), x.due) for x in self._open.values()],
             "lost": self._lost_order,
             "forgotten": self._forgotten,
             "next": self._next,

@@ -148,7 +148,8 @@ class Bound(NamedTuple):
 
     def holds(self, rows: Rows) -> bool:
         """Whether all of these are within."""
-        return bool((rows >= self.above).all() and (self.below is None or (rows < self.below).all()))
+        above = not self.above or (rows >= self.above).all()
+        return bool(above and (self.below is None or (rows < self.below).all()))
 
 
 First = tuple[str, tuple[tuple[int, int], ...]]

@@ -12,6 +12,8 @@ from functools import wraps
 from inspect import signature
 from typing import Any, Concatenate, ParamSpec, TypeVar
 
+import msgspec
+
 from harness.rpc.sockets import Address, close_all
 from harness.transfer_queue.control.spec import GetRequest, QueueSpec
 from harness.transfer_queue.queue import TransferQueue
@@ -37,8 +39,7 @@ class Endpoint:
     call_timeout_s: float = 60.0
 
 
-@dataclass(frozen=True, slots=True)
-class AskServer:
+class AskServer(msgspec.Struct, frozen=True):
     """Send it and wait for the answer: a `Response`. waits: for as long as the server lives."""
 
     message: m.Message
@@ -46,15 +47,13 @@ class AskServer:
     waits: bool = False
 
 
-@dataclass(frozen=True, slots=True)
-class Notify:
+class Notify(msgspec.Struct, frozen=True):
     """Send it; its answer, if any, is ignored."""
 
     message: m.Message
 
 
-@dataclass(frozen=True, slots=True)
-class StorageWork:
+class StorageWork(msgspec.Struct, frozen=True):
     """A step for the client's storage, whose result goes back to the call."""
 
     work: Callable[[Storage], Any]
@@ -99,11 +98,7 @@ def put(
             yield StorageWork(lambda storage: _forget_segment(storage, partition))
             raise m.raised(answer)
     message = m.Put(
-        partition,
-        ids.tobytes(),
-        m.from_frame(frame),
-        {name: lengths.tobytes() for name, lengths in weights.items()},
-        timeout_s,
+        partition, ids.tobytes(), frame, {name: lengths.tobytes() for name, lengths in weights.items()}, timeout_s
     )
     answer, _ = yield AskServer(message, waits=spec.capacity_bytes is not None)
     if isinstance(answer, m.Failed):

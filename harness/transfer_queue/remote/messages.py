@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from functools import reduce
 from operator import or_
-from typing import Annotated, Any
+from typing import Any
 
 import msgspec
 import numpy as np
@@ -18,11 +18,6 @@ from harness.transfer_queue.control.leases import LeaseExpired
 from harness.transfer_queue.control.spec import GetRequest
 from harness.transfer_queue.rows.columns import Rows
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame, Part
-
-Natural = Annotated[int, msgspec.Meta(ge=0)]
-WireFrame = tuple[Natural, dict[str, Natural], tuple[int, Natural] | bytes]
-"""(rows, sizes, place) of a `Frame`."""
-WirePart = tuple[tuple[str, ...], tuple[tuple[int, int, int], ...]]
 
 KINDS: dict[str, type[Exception]] = {
     error.__name__: error for error in (ValueError, TimeoutError, LeaseExpired, QueueClosed, PermissionError, OSError)
@@ -62,7 +57,7 @@ class Put(QueueRequest):
 
     partition: str
     rows: bytes
-    frame: WireFrame
+    frame: Frame
     weights: dict[str, bytes]
     timeout_s: float | None
 
@@ -147,8 +142,8 @@ class Assigned(Message):
     lease: int
     partition: str
     rows: bytes
-    frames: tuple[WireFrame, ...]
-    parts: tuple[WirePart, ...]
+    frames: tuple[Frame, ...]
+    parts: tuple[Part, ...]
     received: bool
 
 
@@ -182,39 +177,22 @@ def to_rows(data: bytes) -> Rows:
     return np.frombuffer(data, np.int64)
 
 
-def to_frame(frame: WireFrame) -> Frame:
-    """A frame as the control plane has it."""
-    return Frame(*frame)
-
-
-def from_frame(frame: Frame) -> WireFrame:
-    """A frame as it travels."""
-    place = frame.place
-    assert isinstance(place, bytes | tuple), "a frame with its columns stays in its process"
-    return frame.rows, dict(frame.sizes), place
-
-
 def assigned(assignment: BatchAssignment, frames: tuple[Frame, ...], received: bool) -> Assigned:
     """frames: the assignment's, placed where its reader finds them."""
-    return Assigned(
-        assignment.lease,
-        assignment.partition,
-        assignment.rows.tobytes(),
-        tuple([from_frame(frame) for frame in frames]),
-        tuple([(part.columns, part.runs) for part in assignment.parts]),
-        received,
-    )
+    rows = assignment.rows.tobytes()
+    return Assigned(assignment.lease, assignment.partition, rows, frames, assignment.parts, received)
 
 
 def to_assignment(message: Assigned, descriptors: list[int]) -> BatchAssignment:
     """An assignment, with a descriptor instead of its index in a frame's place. rows: int64 [k], the reader's own."""
     frames = [
-        Frame(rows, sizes, (descriptors[place[0]], place[1]) if descriptors and isinstance(place, tuple) else place)
-        for rows, sizes, place in message.frames
+        Frame(frame.rows, frame.sizes, (descriptors[frame.place[0]], frame.place[1]))
+        if descriptors and isinstance(frame.place, tuple)
+        else frame
+        for frame in message.frames
     ]
     rows = to_rows(message.rows).copy()
-    parts = tuple([Part(*part) for part in message.parts])
-    return BatchAssignment(message.lease, message.partition, rows, tuple(frames), parts)
+    return BatchAssignment(message.lease, message.partition, rows, tuple(frames), message.parts)
 
 
 def failed(error: BaseException) -> Failed:

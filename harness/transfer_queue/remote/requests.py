@@ -353,7 +353,7 @@ def read_verb(request: m.Verb) -> tuple[Callable[..., Any], tuple[Any, ...]]:
 
 def read_put(request: m.Put, spec: QueueSpec) -> tuple[Rows, Frame, dict[str, Rows]]:
     """ValueError where rows, weights and frame do not fit together, or the schema."""
-    rows, frame = m.to_rows(request.rows), m.to_frame(request.frame)
+    rows, frame = m.to_rows(request.rows), request.frame
     if frame.rows != rows.size:
         raise ValueError(f"a frame of {frame.rows} rows came for {rows.size} row ids")
     frame.check(spec.columns)

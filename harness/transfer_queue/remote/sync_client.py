@@ -19,6 +19,7 @@ from harness.rpc.sockets import (
     abandon_in_children,
     close_all,
     connected_blocking,
+    limit_waits,
     portions,
     receive,
     send_some,
@@ -66,6 +67,7 @@ class SyncConnection:
         if not isinstance(answer, m.Welcome):
             raise ConnectionError(f"what listens on {self._endpoint.address} is no transfer queue")
         self.storage = self._endpoint.backend.storage(QueueSession(answer.queue, answer.writer))
+        limit_waits(self._sock, self._endpoint.call_timeout_s)
 
     def run(self, call: calls.Call) -> Any:
         """The call's result; raises what it raises. RuntimeError if another thread is in the middle of one."""
@@ -98,13 +100,10 @@ class SyncConnection:
         call, frame = self._framed(step.message, step.descriptors)  # what it refuses has not touched the connection
         asked = False
         try:
-            self._set_timeout(self._endpoint.call_timeout_s)
             self._send(frame, step.descriptors)
             asked = True
-            if step.waits:
-                self._set_timeout(None)
-            return self._reply(call)
-        except TimeoutError:
+            return self._reply(call, step.waits)
+        except BlockingIOError:
             self.end(calls.waited(self._endpoint, calls.describe(step.message)))
             raise TimeoutError(self.ended) from None
         except OSError as error:
@@ -115,11 +114,6 @@ class SyncConnection:
                 self._send(self._framed(m.Withdraw(call))[1])
             self.end("a call was interrupted")
             raise
-
-    def _set_timeout(self, timeout_s: float | None) -> None:
-        """Give so many seconds to what follows; a system call only where it changes."""
-        if self._sock.gettimeout() != timeout_s:
-            self._sock.settimeout(timeout_s)
 
     def _framed(self, request: m.Message, descriptors: Sequence[int] = ()) -> tuple[int, bytes]:
         """The number of the call, and its frame. ValueError for a message that the queue would refuse."""
@@ -132,7 +126,7 @@ class SyncConnection:
             if sent < len(portion):
                 self._sock.sendall(portion[sent:])
 
-    def _reply(self, call: int) -> calls.Response:
+    def _reply(self, call: int, waits: bool = False) -> calls.Response:
         while True:
             while self._frames:
                 frame = self._frames[0]
@@ -145,7 +139,12 @@ class SyncConnection:
                     raise ConnectionError(answer.text)
                 if frame.call == 0:
                     calls.handle_notice(self.storage, answer)
-            data, descriptors = receive(self._sock)
+            try:
+                data, descriptors = receive(self._sock)
+            except BlockingIOError:
+                if waits:
+                    continue
+                raise
             if not data:
                 raise ConnectionError("its process has ended")
             self._frames += self._splitter.feed(self._channel.unseal(data), descriptors)

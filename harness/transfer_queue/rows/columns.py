@@ -8,6 +8,7 @@ from dataclasses import dataclass, field
 from itertools import pairwise
 from typing import TYPE_CHECKING
 
+import msgspec
 import numpy as np
 from numpy.typing import DTypeLike, NDArray
 
@@ -21,8 +22,7 @@ Dense = np.ndarray
 """[rows, *shape]: one value (or one array of a fixed shape) a row."""
 
 
-@dataclass(frozen=True, slots=True)
-class Ragged:
+class Ragged(msgspec.Struct, frozen=True, gc=False):
     """Rows of different lengths, packed back to back without padding.
 
     values: any dtype [sum(lengths)]; lengths: int64 [rows]. Raises ValueError where the two do not fit together.
@@ -33,7 +33,8 @@ class Ragged:
 
     def __post_init__(self) -> None:
         lengths = as_integers(self.lengths, "lengths")
-        object.__setattr__(self, "lengths", lengths)
+        if lengths is not self.lengths:
+            msgspec.structs.force_setattr(self, "lengths", lengths)
         least, total = _least_and_sum(lengths)
         if self.values.ndim != 1 or least < 0 or total != self.values.size:
             raise ValueError(
@@ -134,7 +135,7 @@ class ColumnSpec:
 
     def check(self, name: str, rows: int, column: Column) -> None:
         """Raise ValueError that names the column unless it has this dtype, this shape and this many rows."""
-        if isinstance(column, Ragged) is not self.ragged or not isinstance(column, Ragged | np.ndarray):
+        if not isinstance(column, Ragged if self.ragged else np.ndarray):
             wanted = "a Ragged" if self.ragged else "an ndarray"
             raise ValueError(f"column {name!r} takes {wanted}, not a {type(column).__name__}")
         values = column.values if isinstance(column, Ragged) else column
@@ -149,7 +150,7 @@ class ColumnSpec:
         """Raise ValueError unless a packed buffer (see `Frame`) of `size` bytes can hold so many rows."""
         item = np.dtype(self.dtype).itemsize
         if self.ragged:
-            values = size - 8 * (rows + 1)
+            values = size - 8 * rows
             fits = values >= 0 and values % item == 0
         else:
             fits = size == rows * item * math.prod(self.shape)

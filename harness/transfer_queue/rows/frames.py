@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from typing import Annotated, Any
 
+import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged, Rows, concatenated
 
 Buffer = NDArray[np.uint8]
-Place = tuple[int, int] | bytes | Mapping[str, Column]
+Natural = Annotated[int, msgspec.Meta(ge=0)]
+Place = tuple[int, Natural] | bytes | dict[str, Any]
 """The place where a storage keeps a frame: (unit, key), whose meaning is the storage's; or its buffers themselves, back
-to back; or, within one process, its columns."""
+to back; or, within one process, its columns by name."""
 
-_OFFSET = np.dtype(np.int64)
+_LENGTH = np.dtype(np.int64)
 
 
-@dataclass(frozen=True, slots=True)
-class Frame:
+class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """The payload of one put: for each column one packed buffer of so many bytes, in this order.
 
-    A dense column's buffer is its values, row by row. A ragged one's is int64 offsets [rows + 1], counted in items,
-    then the values back to back.
+    A dense column's buffer is its values, row by row. A ragged one's is int64 lengths [rows], then the
+    values back to back. It travels as it is, as its parts do.
     """
 
-    rows: int
-    sizes: Mapping[str, int]
-    place: Place = field(repr=False)
+    rows: Natural
+    sizes: dict[str, Natural]
+    place: Place
 
     @property
     def nbytes(self) -> int:
@@ -42,12 +43,13 @@ class Frame:
             if name not in specs:
                 raise ValueError(f"column {name!r} is unknown; the schema has {sorted(specs)}")
             specs[name].check_size(name, self.rows, size)
+        if not isinstance(self.place, bytes | tuple):
+            raise ValueError("a frame with its columns stays in its process")
         if isinstance(self.place, bytes) and len(self.place) != self.nbytes:
             raise ValueError(f"a frame of {self.nbytes} bytes came with {len(self.place)}")
 
 
-@dataclass(frozen=True, slots=True)
-class Part:
+class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """Columns of a micro-batch that lie alike: its rows are the rows start to stop of frame f, run after run."""
 
     columns: tuple[str, ...]
@@ -55,21 +57,20 @@ class Part:
     """(f, start, stop)"""
 
 
-@dataclass(frozen=True, slots=True)
-class BatchAssignment:
+class BatchAssignment(msgspec.Struct, frozen=True, gc=False):
     """A micro-batch before it is read: rows int64 [k] in the reader's hands, and where their cells lie."""
 
     lease: int
     partition: str
     rows: Rows
-    frames: tuple[Frame, ...] = field(repr=False)
-    parts: tuple[Part, ...] = field(repr=False)
+    frames: tuple[Frame, ...]
+    parts: tuple[Part, ...]
 
 
 def pack(column: Column) -> list[np.ndarray]:
     """The arrays that make up a column's buffer, one after the other; views, where the column is contiguous."""
     if isinstance(column, Ragged):
-        return [column.offsets, np.ascontiguousarray(column.values)]
+        return [np.ascontiguousarray(column.lengths), np.ascontiguousarray(column.values)]
     return [np.ascontiguousarray(column)]
 
 
@@ -83,11 +84,8 @@ def unpack(buffer: Buffer, spec: ColumnSpec, rows: int) -> Column:
     """The column that a buffer holds, as views of it. ValueError where the buffer does not hold what it says."""
     if not spec.ragged:
         return buffer.view(spec.dtype).reshape(rows, *spec.shape)
-    head = (rows + 1) * _OFFSET.itemsize
-    offsets, values = buffer[:head].view(_OFFSET), buffer[head:].view(spec.dtype)
-    if offsets[0] != 0 or offsets[-1] != values.size:
-        raise ValueError(f"a ragged buffer of {values.size} items has offsets from {offsets[0]} to {offsets[-1]}")
-    return Ragged(values, offsets[1:] - offsets[:-1])
+    head = rows * _LENGTH.itemsize
+    return Ragged(buffer[head:].view(spec.dtype), buffer[:head].view(_LENGTH))
 
 
 def assemble(

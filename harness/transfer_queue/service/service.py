@@ -373,8 +373,8 @@ class QueueService:
     def _set_alarm(self) -> None:
         """Set the alarm for the next lease that runs out while a call waits; otherwise the next call is early
         enough."""
-        waits = self._pending or self._creating or self._writing
-        self._alarm.set(self._controller.next_due() if waits else None)
+        due = self._controller.next_due()
+        self._alarm.set(due if due is not None and (self._pending or self._creating or self._writing) else None)
 
     def _ring(self) -> None:
         self._expire()

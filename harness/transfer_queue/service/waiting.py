@@ -8,6 +8,8 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
+import msgspec
+
 from harness.transfer_queue.control.spec import Bound, First, GetRequest, Status
 from harness.transfer_queue.rows.frames import BatchAssignment
 
@@ -15,8 +17,7 @@ Line = tuple[int, int, int, str | None, First | None, tuple[int, ...] | None, Bo
 """All of a request that its answer depends on, with its consumer's bound."""
 
 
-@dataclass(frozen=True, slots=True, eq=False)
-class PendingGet:
+class PendingGet(msgspec.Struct, frozen=True, eq=False):
     """A get that waits, numbered as it came."""
 
     number: int

@@ -125,7 +125,7 @@ def _damaged(path: Path, start: int) -> DamagedSnapshot:
 
 
 SNAPSHOT = "transfer queue snapshot"
-VERSION = 1
+VERSION = 2
 _ARRAY = 1  # type number of the extension: three characters of dtype, then the items
 
 

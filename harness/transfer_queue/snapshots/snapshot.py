@@ -71,7 +71,7 @@ async def fetch(store: PayloadStore, partition: str, frame: Frame) -> Payload:
 
 
 def restored(
-    partition: str, rows: int, sizes: Mapping[str, int], payload: bytes, spec: QueueSpec, storage: Storage | None
+    partition: str, rows: int, sizes: dict[str, int], payload: bytes, spec: QueueSpec, storage: Storage | None
 ) -> Frame:
     """A frame of this payload: written to the storage, or without one carried by itself. ValueError if it cannot be of
     this spec."""

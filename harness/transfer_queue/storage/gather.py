@@ -6,9 +6,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field, replace
-from itertools import accumulate, pairwise
+from dataclasses import dataclass, field
+from itertools import accumulate
+from operator import itemgetter
 
+import msgspec
 import numpy as np
 
 from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged, concatenated, taken
@@ -17,7 +19,7 @@ from harness.transfer_queue.storage.inline import inline
 
 ALIGNMENT = 64
 """Alignment of columns in shared memory, in bytes."""
-_OFFSET = 8
+_LENGTH = 8
 _MOST = 1000  # buffers of a system call; the kernel takes 1024
 _WASTE = 64 << 10
 """Bytes that may travel for nothing: fewer cost less than a copy."""
@@ -36,7 +38,7 @@ class Source:
 
     frame: Frame
     starts: Mapping[str, int]
-    reads: list[tuple[int, Buffer]] = field(default_factory=list)
+    reads: list[tuple[int, memoryview]] = field(default_factory=list)
 
     @classmethod
     def of(cls, frame: Frame) -> Source:
@@ -48,11 +50,11 @@ class Source:
 
     def read(self) -> None:
         """Carry the reads out. ValueError where the segment ends too early."""
-        self.reads.sort(key=lambda one: one[0])
+        self.reads.sort(key=itemgetter(0))
         if isinstance(self.frame.place, bytes):
-            data = np.frombuffer(self.frame.place, np.uint8)
+            data = memoryview(self.frame.place)
             for at, into in self.reads:
-                into[:] = data[at : at + into.size]
+                into[:] = data[at : at + len(into)]
         else:
             self._scatter()
         self.reads.clear()
@@ -68,8 +70,8 @@ class Source:
                 together.append(_PADDING[: at - end])
             elif not together:
                 first = at
-            together.append(into.data)
-            end = at + into.size
+            together.append(into)
+            end = at + len(into)
         self._fill(together, first, end)
 
     def _fill(self, pieces: list[memoryview], first: int, end: int) -> None:
@@ -80,11 +82,11 @@ class Source:
 
 
 def gathered(frames: tuple[Frame, ...], parts: Iterable[Part], specs: Mapping[str, ColumnSpec]) -> dict[str, Column]:
-    """The columns of these parts. Offsets are read with the values where all of a frame is wanted, else before them;
+    """The columns of these parts. Lengths are read with the values where all of a frame is wanted, else before them;
     many short runs are picked from whole frames."""
     sources = {f: Source.of(frames[f]) for f in dict.fromkeys(f for part in parts for f, _, _ in part.runs)}
     found: dict[str, Column] = {}
-    ragged: dict[str, tuple[np.ndarray, np.ndarray, list[int]]] = {}
+    ragged: dict[str, tuple[np.ndarray, np.ndarray]] = {}
     for part in parts:
         starts = {f: sources[f].starts for f, _, _ in part.runs}
         if worth_picking(frames, starts, part):
@@ -98,57 +100,53 @@ def gathered(frames: tuple[Frame, ...], parts: Iterable[Part], specs: Mapping[st
                 found[name] = _dense(name, runs, specs[name])
     for source in sources.values():
         source.read()
-    return found | {name: Ragged(values, _lengths(offsets, ends)) for name, (values, offsets, ends) in ragged.items()}
+    return found | {name: Ragged(values, lengths) for name, (values, lengths) in ragged.items()}
 
 
-def _dense(name: str, runs: list[tuple[Source, int, int]], spec: ColumnSpec) -> np.ndarray:
+Run = tuple[Source, int, int]
+"""Rows start to stop of a frame."""
+
+
+def _dense(name: str, runs: list[Run], spec: ColumnSpec) -> np.ndarray:
     """Memory where the rows will be, and what to read into it."""
     item = np.dtype(spec.dtype).itemsize * math.prod(spec.shape)
-    column = np.empty((sum([stop - start for _, start, stop in runs]), *spec.shape), spec.dtype)
-    data, at = column.reshape(-1).view(np.uint8), 0
+    rows = sum([stop - start for _, start, stop in runs])
+    memory = np.empty(rows * item, np.uint8)
+    data, at = memory.data, 0
     for source, start, stop in runs:
         size = (stop - start) * item
         source.reads.append((source.starts[name] + start * item, data[at : at + size]))
         at += size
-    return column
+    return memory.view(spec.dtype).reshape(rows, *spec.shape)
 
 
-def _ragged(
-    name: str, runs: list[tuple[Source, int, int]], spec: ColumnSpec
-) -> tuple[np.ndarray, np.ndarray, list[int]]:
-    """Memory where values and offsets will be, the latter run after run, and where in them each run ends."""
+def _ragged(name: str, runs: list[Run], spec: ColumnSpec) -> tuple[np.ndarray, np.ndarray]:
+    """Memory where values and lengths will be, and what to read into it. ValueError for lengths that do not fit."""
     item = np.dtype(spec.dtype).itemsize
-    offsets = np.empty(sum([stop - start + 1 for _, start, stop in runs]), np.int64)
-    heads, extents, ends, at = offsets.view(np.uint8), [], [], 0
+    lengths = np.empty(sum([stop - start for _, start, stop in runs]), np.int64)
+    data, at, places = lengths.view(np.uint8).data, 0, []
     for source, start, stop in runs:
-        head = heads[at * _OFFSET : (at + stop - start + 1) * _OFFSET]
-        rows, column = source.frame.rows, source.starts[name]
-        items = (source.frame.sizes[name] - (rows + 1) * _OFFSET) // item
-        source.reads.append((column + start * _OFFSET, head))
-        extent = (0, items)
-        if (start, stop) != (0, rows):
+        head, begin = source.frame.rows * _LENGTH, source.starts[name]
+        first, size = 0, source.frame.sizes[name] - head
+        end = at + stop - start
+        if (start, stop) == (0, source.frame.rows):
+            source.reads.append((begin, data[at * _LENGTH : end * _LENGTH]))
+        else:  # only the lengths before them say where these rows are
+            before = np.empty(stop, np.int64)
+            source.reads.append((begin, before.view(np.uint8).data))
             source.read()
-            extent = (int(offsets[at]), int(offsets[at + stop - start]))
-            if not 0 <= extent[0] <= extent[1] <= items:
-                raise ValueError(f"column {name!r}: rows {start} to {stop} are items {extent} of {items}")
-        extents.append(extent)
-        at += stop - start + 1
-        ends.append(at)
-    values = np.empty(sum([last - first for first, last in extents]), spec.dtype)
-    data, at = values.view(np.uint8), 0
-    for (source, _, _), (first, last) in zip(runs, extents, strict=True):
-        size = (last - first) * item
-        begin = source.starts[name] + (source.frame.rows + 1) * _OFFSET + first * item
+            lengths[at:end] = before[start:]
+            held, first, size = size, int(before[:start].sum()) * item, int(before[start:].sum()) * item
+            if not 0 <= first <= first + size <= held:
+                raise ValueError(f"column {name!r}: rows {start} to {stop} are {size} bytes from {first} of {held}")
+        places.append((source, begin + head + first, size))
+        at = end
+    values = np.empty(sum([size for _, _, size in places]), np.uint8)
+    data, at = values.data, 0
+    for source, begin, size in places:
         source.reads.append((begin, data[at : at + size]))
         at += size
-    return values, offsets, ends
-
-
-def _lengths(offsets: np.ndarray, ends: list[int]) -> np.ndarray:
-    """Lengths of all rows: from one offset to the next, but not from one run to the next."""
-    if len(ends) <= 1:
-        return offsets[1:] - offsets[:-1]
-    return np.concatenate([offsets[a + 1 : b] - offsets[a : b - 1] for a, b in pairwise([0, *ends])])
+    return values.view(spec.dtype), lengths
 
 
 def trimmed(assignment: BatchAssignment, specs: Mapping[str, ColumnSpec]) -> BatchAssignment:
@@ -167,7 +165,7 @@ def trimmed(assignment: BatchAssignment, specs: Mapping[str, ColumnSpec]) -> Bat
     columns = gathered(assignment.frames, assignment.parts, specs)
     rows = assignment.rows.size
     frame = inline({name: pack(column) for name, column in columns.items()}, rows)
-    return replace(assignment, frames=(frame,), parts=(Part(tuple(columns), ((0, 0, rows),)),))
+    return msgspec.structs.replace(assignment, frames=(frame,), parts=(Part(tuple(columns), ((0, 0, rows),)),))
 
 
 _PER_RUN = 16 << 10

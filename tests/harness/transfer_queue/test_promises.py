@@ -18,6 +18,7 @@ from harness.transfer_queue.loader import StreamingDataLoader
 from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.process import QueueProcess
+from harness.transfer_queue.rows.frames import Frame
 from harness.transfer_queue.storage.shm import ShmBackend
 from tests.support.local_queue import virtual
 from tests.support.project import ROOT
@@ -133,8 +134,8 @@ async def test_a_pickle_sent_as_a_message_is_not_opened(tmp_path: Path, known: b
         assert (await queue.describe())["live_rows"] == 0
         if known:
             await queue.create_partition("a", range(1))
-            spoiled = {"tokens": 16 + 8 * len(bomb)}
-            put = m.Put("a", bytes(8), (1, spoiled, bytes(8) + len(bomb).to_bytes(8, "little") + bomb * 8), {}, None)
+            spoiled = Frame(1, {"tokens": 8 + 8 * len(bomb)}, len(bomb).to_bytes(8, "little") + bomb * 8)
+            put = m.Put("a", bytes(8), spoiled, {}, None)
             assert await stranger.asks(put) == m.Done()
             batch = await queue.get("other", 1)
             assert batch is not None and batch.ragged("tokens").values.tobytes() == bomb * 8

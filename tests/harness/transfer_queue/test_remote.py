@@ -18,6 +18,7 @@ import pytest
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.remote.sync_client import SyncQueue
+from harness.transfer_queue.rows.frames import Frame
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.transfer_queue.storage.protocol import QueueBackend
 from harness.transfer_queue.storage.shm import ShmBackend
@@ -95,7 +96,7 @@ async def test_calls_of_one_client_keep_their_order_and_wait_beside_each_other()
         assert sorted([row for batch in await asyncio.gather(*gets) for row in ids(batch)]) == [0, 1, 2, 3]
     async with serving() as (server, _), Stranger.at(server) as stranger:
         rows = np.arange(2).tobytes()
-        frame = (2, {"reward": 8}, bytes(8))
+        frame = Frame(2, {"reward": 8}, bytes(8))
         for call, request in enumerate((m.CreatePartition("a", rows, 1, None), m.Put("a", rows, frame, {}, None)), 2):
             await stranger.say(call, m.encode(request))
         assert [await stranger.hear() for _ in range(2)] == [(2, m.Done()), (3, m.Done())]

@@ -123,8 +123,8 @@ def test_stores_give_buffers_and_every_reader_arrays_of_its_own() -> None:
         check(read, [0, 1, 2, 3])
         read["d"][:] = -1  # type: ignore[index]
     packed = buffer(RAGGED)
-    packed.view(np.int64)[4] += 1
-    with pytest.raises(ValueError, match="offsets from 0 to 10"):
+    packed.view(np.int64)[3] += 1
+    with pytest.raises(ValueError, match="lengths sum to 10"):
         unpack(packed, SPECS["r"], 4)
     code = "import sys, harness.transfer_queue; print([m for m in ('torch', 'ray') if m in sys.modules])"
     described = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
