@@ -10,8 +10,8 @@ from schedules.protocol import Job
 
 @dataclass(frozen=True)
 class ColocateSync(Schedule):
-    """Generate a batch, free the devices, then reference and old log-probs, then the update; engines then take the
-    weights from the trainer on the same device.
+    """Generate a batch, free the devices, then rewards, reference and old log-probs, then the update; engines then take
+    the weights from the trainer on the same device. Engines wake and ask for groups while these are admitted.
 
     Lag is 0 at every token: batch i is admitted, sampled and trained while version i is the only one there is.
     """
@@ -25,13 +25,7 @@ class ColocateSync(Schedule):
     async def run(self, job: Job) -> None:
         capacity = self.capacity(job)
         for i in range(job.iterations):
-            await job.prompts.admit(below=capacity.limit(i))
-            await job.rollout.generate(i)
-            # Rewards and advantages need no device, so they wait for no turn.
-            await gather(*(stage.process(i) for stage in job.host_stages), self._in_turn(job, i))
+            await gather(job.prompts.admit(below=capacity.limit(i)), job.rollout.generate(i))
+            await gather(*(stage.process(i) for stage in job.stages))
             await job.trainer.train(i)
             await job.weights.publish(i + 1)
-
-    async def _in_turn(self, job: Job, i: int) -> None:
-        for stage in job.device_stages:
-            await stage.process(i)

@@ -25,12 +25,11 @@ class OneStepOff(Schedule):
 
     async def run(self, job: Job) -> None:
         capacity = self.capacity(job)
-        await job.prompts.admit(below=capacity.limit(0))
-        await self._generate(job, 0)
+        await gather(job.prompts.admit(below=capacity.limit(0)), self._generate(job, 0))
         for i in range(job.iterations):
-            await gather(self._generate(job, i + 1), self._train(job, i))
+            admitted = job.prompts.admit(below=capacity.limit(i))
+            await gather(admitted, self._generate(job, i + 1), self._train(job, i))
             await job.weights.publish(i + 1)
-            await job.prompts.admit(below=capacity.limit(i + 1))
 
     async def _generate(self, job: Job, i: int) -> None:
         if i < job.iterations:

@@ -27,11 +27,11 @@ class SeparatedSync(Schedule):
     async def run(self, job: Job) -> None:
         capacity = self.capacity(job)
         for i in range(job.iterations):
-            await job.prompts.admit(below=capacity.limit(i))
+            batch = job.prompts.admit(below=capacity.limit(i)), job.rollout.generate(i)
             if self.streaming:
-                await gather(job.rollout.generate(i), self._score(job, i), job.trainer.train(i))
+                await gather(*batch, self._score(job, i), job.trainer.train(i))
             else:
-                await job.rollout.generate(i)
+                await gather(*batch)
                 await self._score(job, i)
                 await job.trainer.train(i)
             await job.weights.publish(i + 1)
