@@ -17,6 +17,7 @@ from rich.text import Text
 from harness.cli.arguments import last_values, own_arguments, share_of
 from harness.config import ConfigError
 from harness.config.fields import checked_name, whole_number
+from harness.config.files import FAR, found_below
 from harness.metrics.formatting import redacted, say, visible
 from harness.metrics.tables import Table
 
@@ -29,11 +30,13 @@ def report(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Write one page of what the runs of an experiment say of each other, and the same in Markdown; of a folder without
     runs its pictures, again, from the tables beside them."""
     from harness.comparison.experiment import comparison_in, folder_of
+    from harness.metrics.done import is_done
+    from harness.metrics.run_files import finished_runs
     from harness.report.page.document import print_written, write_report
 
     own = last_values(own_arguments(arguments, "experiment", "margin")[0])
     folder, margin = folder_of(own.get("experiment"), results), share_of("margin", own)
-    drawn = [] if any(folder.rglob("DONE")) else _drawn_again(folder)
+    drawn = [] if is_done(folder) or finished_runs(folder) else _drawn_again(folder)
     print_written(drawn or write_report(comparison_in(folder, margin), folder), console)
     return 0
 
@@ -111,10 +114,12 @@ def _run_folder(named: str | None, results: Path) -> Path:
     if folder is None:
         raise ConfigError(f"run={named} is no folder, and no experiment in {results}")
     runs = sorted(
-        [folder] if (folder / "config.yaml").is_file() else (one.parent for one in folder.rglob("seed=*/config.yaml"))
+        [folder]
+        if (folder / "config.yaml").is_file()
+        else (one.parent for one in found_below(folder, "seed=*/config.yaml"))
     )
     if not runs:
-        raise ConfigError(f"{folder} holds no run; make one with `cadence bench`")
+        raise ConfigError(f"{folder} holds no run, {FAR}; make one with `cadence bench`")
     if named is None:
         return max(runs, key=lambda one: (one / "config.yaml").stat().st_mtime)
     if len(runs) > 1:

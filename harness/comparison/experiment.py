@@ -16,7 +16,7 @@ from harness.comparison.fairness import first_difference, run_key
 from harness.comparison.runs import Cell, Run, read_run, runs_in
 from harness.comparison.statistics import MARGIN
 from harness.config import ConfigError
-from harness.config.files import MIB, read_json
+from harness.config.files import FAR, MIB, read_json
 from harness.config.plugins import is_path
 from harness.metrics.atomic_files import write_text
 from harness.metrics.done import is_done
@@ -232,7 +232,7 @@ def cells_in(folder: Path) -> list[Cell]:
     if campaign is not None:
         return finished_cells(folder, campaign)[0]
     if not (runs := runs_in(folder)):
-        raise ConfigError(f"{folder} has no finished run: a run that is done has a file DONE")
+        raise ConfigError(f"{folder} has no finished run, {FAR}: a run that is done has a file DONE")
     return labelled(runs)
 
 

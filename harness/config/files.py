@@ -3,6 +3,7 @@ asks for is looked up."""
 
 from __future__ import annotations
 
+import glob
 import hashlib
 import json
 import re
@@ -41,6 +42,18 @@ def read_bytes(path: Path, most: int) -> bytes:
     if len(data) > most:
         raise ValueError(f"it has more than {most:,} bytes, which none of its kind has")
     return data
+
+
+_LEVELS = 3
+FAR = "three folders down or less"
+"""How far `found_below` looks, in messages of what it did not find."""
+
+
+def found_below(folder: Path, name: str) -> list[Path]:
+    """Paths of this name, which may have wildcards, in a folder and at most three levels of folders in it: runs of
+    several results lie no deeper. Whoever names another one, such as /, waits for no whole disk."""
+    levels = (glob.glob("*/" * level + name, root_dir=folder) for level in range(_LEVELS + 1))
+    return sorted(folder / path for paths in levels for path in paths)
 
 
 def sha256_of(path: Path) -> str:

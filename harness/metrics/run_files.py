@@ -16,7 +16,7 @@ import msgspec
 import pyarrow as pa
 
 from harness.config import JobConfig
-from harness.config.files import read_json, read_text, read_yaml, sha256_of, yaml_text
+from harness.config.files import found_below, read_json, read_text, read_yaml, sha256_of, yaml_text
 from harness.config.inputs import digests, inputs_of, refuse_changed
 from harness.config.job import in_words_of_now
 from harness.metrics.arrivals import ARRIVALS
@@ -325,7 +325,7 @@ def config_as_written(path: Path) -> dict[str, Any]:
 
 def finished_runs(folder: Path) -> list[Path]:
     """The folders of all finished runs below `folder`: an experiment's, a cell's, or several experiments'. By path."""
-    return [done.parent for done in sorted(folder.rglob(f"seed=*/{DONE}"))]
+    return [done.parent for done in found_below(folder, f"seed=*/{DONE}")]
 
 
 def load_manifest(path: Path) -> dict[str, Any]:

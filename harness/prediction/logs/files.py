@@ -13,7 +13,7 @@ from typing import Any
 
 from harness.config import ConfigError
 from harness.config.fields import whole_number
-from harness.config.files import MIB, read_bytes, read_yaml
+from harness.config.files import FAR, MIB, found_below, read_bytes, read_yaml
 from harness.prediction.logs.events import read_events
 
 _MOST = 256 * MIB
@@ -144,7 +144,7 @@ def _read(path: Path, log: Log) -> None:
 
 
 def _folder(path: Path, log: Log) -> None:
-    events = sorted(path.rglob("events.out.tfevents.*"))
+    events = found_below(path, "events.out.tfevents.*")
     if (path / "metrics.jsonl").is_file():  # Cadence's, and prime-rl's
         _read(path / "metrics.jsonl", log)
         if (path / "config.yaml").is_file():
@@ -165,7 +165,8 @@ def _folder(path: Path, log: Log) -> None:
             log.settings[name] = read_bytes(one, MIB).decode("utf-8", "replace")
     else:
         raise ConfigError(
-            f"log={path} has no metrics.jsonl, no events.out.tfevents.* and no metrics/ of MLflow; name the log itself"
+            f"log={path} has no metrics.jsonl, no events.out.tfevents.*, {FAR}, and no metrics/ of MLflow; name the "
+            "log itself"
         )
 
 

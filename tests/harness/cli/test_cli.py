@@ -26,6 +26,7 @@ from harness.cli.front import SHELLS, settings_of
 from harness.cli.steps import StepsBar
 from harness.config import ConfigError
 from harness.config.compose import GROUPS, choices
+from harness.config.files import found_below
 from harness.config.registries import CORRECTIONS
 from harness.driver.checkpointing import LeftAtCheckpoint
 from harness.driver.progress import ProgressDisplay
@@ -260,6 +261,20 @@ def test_a_pipe_gets_the_results_of_a_command_alone_and_under_json_one_document(
     said = capsys.readouterr()
     assert json.loads(said.out) == {"command": name, "status": 3, "tables": [], "lines": ["a result"]}
     assert all(line in said.err for line in ("a job", "a step", "nothing happens", "library"))
+
+
+@pytest.mark.parametrize("words", [("report", "--experiment"), ("show", "--run"), ("plan", "--log")])
+def test_no_command_looks_for_results_deeper_than_they_lie(
+    words: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Or it would walk the whole disk, asked for those in /."""
+    deep = tmp_path / "a/b/c/d/seed=0"
+    deep.mkdir(parents=True)
+    for name in ("DONE", "config.yaml", "events.out.tfevents.1"):
+        (deep / name).touch()
+    assert cli.main([*words, str(tmp_path)]) == 2
+    assert "three folders down or less" in capsys.readouterr().err
+    assert found_below(tmp_path / "a", "seed=*/DONE") == [deep / "DONE"]
 
 
 @pytest.mark.parametrize("command", ["bench", "compare"])
