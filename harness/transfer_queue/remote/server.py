@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import secrets
 import socket
 from typing import Any, get_args
@@ -71,11 +72,12 @@ class QueueServer:
 
     def _start_service(self, resume: str | None) -> QueueService:
         """Start the service in the event loop that runs. Payload that it brings is from then on the store's."""
+        now = asyncio.get_running_loop().time
         if resume is None:
-            return QueueService(self.spec, self.store)
+            return QueueService(self.spec, self.store, now)
         storage = self.backend.storage(QueueSession(self.name, _NO_CLIENT))
         try:
-            service = load(self.spec, self.store, resume, storage=storage)
+            service = load(self.spec, self.store, resume, now, storage)
             if isinstance(storage, ShmStorage) and self.segments is not None:
                 with service.moment() as (_, frames):
                     for partition in {partition for partition, _ in frames}:
