@@ -23,7 +23,7 @@ def worlds_to_test(config: pytest.Config) -> list[WorldUnderTest]:
 
 
 def marks_of(world: WorldUnderTest, layout: Layout) -> list[str]:
-    return [*([world.marker] if world.marker else []), *(["slow"] if layout.world > 2 else [])]
+    return [*([world.marker] if world.marker else []), *(["slow"] if layout.long else [])]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
@@ -61,6 +61,6 @@ def runs(tmp_path_factory: pytest.TempPathFactory) -> Runs:
 
 
 @pytest.fixture
-def plain(runs: Runs) -> Run:
-    """The reference: samples one by one, on one rank."""
-    return runs(PLAIN, Layout())
+def plain(case: tuple[WorldUnderTest, Layout, str], runs: Runs) -> Run:
+    """The reference: samples one by one, on one rank, for as many steps."""
+    return runs(PLAIN, PLAIN.layouts[case[1].long])

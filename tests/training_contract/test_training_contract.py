@@ -64,7 +64,7 @@ def test_gradients_of_each_tensor_are_those_of_samples_taken_alone(seen: Seen, p
 @pytest.mark.parametrize("steps", WEIGHTS)
 def test_weights_move_as_those_of_samples_taken_alone(seen: Seen, plain: Run, steps: int) -> None:
     if steps > seen.run.layout.steps(seen.model):
-        pytest.skip("so many steps are made of the first model")
+        pytest.skip("so many steps are made of few models")
     first, expected = plain.state(seen.model, "1"), plain.state(seen.model, str(steps))
     found = seen.state(str(steps))
     off, moved = (
@@ -78,10 +78,11 @@ def test_stages_leave_the_bits_of_an_untied_model_as_they_are(seen: Seen, runs: 
     if not seen.under_test.exact or layout.pipeline == 1 or seen.model == "tied":
         pytest.skip("sums are made in another order")
     whole = Seen(seen.under_test, runs(seen.under_test, replace(layout, pipeline=1)), seen.model)
-    for step in ("1", str(layout.steps(seen.model))):
+    steps = min(run.layout.steps(seen.model) for run in (seen.run, whole.run))
+    for step in ("1", str(steps)):
         assert same_bits(seen.state(step), whole.state(step))
-    norms = [told["grad_norm"] for told in whole.ranks[0].steps]
-    assert [told["grad_norm"] for told in seen.ranks[0].steps] == norms
+    norms = [[told["grad_norm"] for told in run.ranks[0].steps[:steps]] for run in (seen, whole)]
+    assert norms[0] == norms[1]
     assert np.array_equal(seen.ranks[0].scored, whole.ranks[0].scored)
 
 
@@ -105,7 +106,7 @@ def test_all_ranks_take_the_same_steps_and_neighbours_tell_the_same_sums(seen: S
         assert all(told.sums == seen.ranks[start].sums for told in seen.ranks[start : start + together])
     firsts = [seen.ranks[start].sums for start in range(0, len(seen.ranks), together)]
     assert min(first["tokens"] for first in firsts) > 0
-    whole = runs(seen.under_test, Layout()).ranks[0][seen.model].sums
+    whole = runs(seen.under_test, seen.under_test.layouts[0]).ranks[0][seen.model].sums
     counts = {name: tokens for name, tokens in whole.items() if name.startswith(ROUTED)}
     assert {name: sum(first[name] for first in firsts) for name in counts} == counts
 
@@ -133,7 +134,8 @@ def test_a_reference_stays_as_it_was(seen: Seen, plain: Run) -> None:
 def test_gradients_that_are_not_finite_are_skipped_by_all_ranks(seen: Seen) -> None:
     assert {told.not_finite["skipped"] for told in seen.ranks} == {1.0}
     assert {told["skipped"] for told in seen.ranks[0].steps} == {0.0}
-    assert same_bits(seen.state("skipped"), seen.state("again"))
+    for kind in ("weight", "exp_avg_sq"):
+        assert same_bits(seen.state("skipped", kind), seen.state("again", kind))
 
 
 def test_nothing_is_saved_between_two_micro_batches(seen: Seen) -> None:

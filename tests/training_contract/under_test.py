@@ -29,7 +29,9 @@ MODELS: Mapping[str, ModelConfig] = {
     "experts": replace(
         FOUR_LAYERS, architecture="qwen3_moe", experts=8, active_experts=2, ff=32, tied_embeddings=False
     ),
+    "biased": replace(FOUR_LAYERS, architecture="llama", qk_norm=False, attention_bias="all"),
 }
+USUAL = ("tied", "untied", "experts")
 ALGORITHM = replace(FREE, correction="none", kl_coef=0.0)
 """Its first moment is the gradient of the step before, and nothing is clipped."""
 LATER = 5, 50  # steps after which weights are looked at
@@ -39,18 +41,24 @@ TOKENS = 25  # of a part of a micro-batch
 
 @dataclass(frozen=True)
 class Layout:
-    """How a training world is laid out. models: that it takes, of `MODELS`."""
+    """How a training world is laid out. models: that it takes, of `MODELS`; slow: its tests are, as those of more than
+    two ranks."""
 
     data: int = 1
     pipeline: int = 1
     tensor: int = 1
     expert: int = 1
-    models: Sequence[str] = tuple(MODELS)
+    models: Sequence[str] = USUAL
+    slow: bool = False
 
     def steps(self, model: str) -> int:
-        """Steps that it makes of a model: fewer of all but the first where ranks share layers, and so wait for each
-        other most."""
-        return LATER[-1] if self.tensor == 1 or model == self.models[0] else LATER[0]
+        """Steps that it makes of a model: many only of two, in slow tests."""
+        return LATER[-1] if self.long and model in ("tied", "experts") else LATER[0]
+
+    @property
+    def long(self) -> bool:
+        """Whether its tests are slow."""
+        return self.slow or self.world > 2
 
     @property
     def world(self) -> int:
@@ -59,7 +67,8 @@ class Layout:
 
     def __str__(self) -> str:
         sizes = {"dp": self.data, "pp": self.pipeline, "tp": self.tensor, "ep": self.expert}
-        return "-".join(f"{name}{size}" for name, size in sizes.items() if size > 1) or "one"
+        name = "-".join(f"{name}{size}" for name, size in sizes.items() if size > 1) or "one"
+        return f"{name}-slow" if self.slow else name
 
 
 def nothing() -> None:
@@ -86,12 +95,12 @@ TORCH = WorldUnderTest(
     name="torch",
     path="torch",
     layouts=(
-        Layout(),
+        Layout(models=tuple(MODELS)),
         Layout(data=2),
         Layout(pipeline=2),
         Layout(pipeline=4),
         Layout(data=2, pipeline=2),
-        Layout(tensor=2),
+        Layout(tensor=2, models=tuple(MODELS)),
         Layout(pipeline=2, tensor=2),
         Layout(data=2, expert=2, models=MOE),
         Layout(data=2, pipeline=2, expert=2, models=MOE),
@@ -100,7 +109,10 @@ TORCH = WorldUnderTest(
     exact=True,
 )
 PLAIN = WorldUnderTest(
-    name="plain", path="tests.training_contract.plain_world:PlainWorld", layouts=(Layout(),), values=False
+    name="plain",
+    path="tests.training_contract.plain_world:PlainWorld",
+    layouts=(Layout(models=tuple(MODELS)), Layout(models=tuple(MODELS), slow=True)),
+    values=False,
 )
 MEGATRON = WorldUnderTest(
     name="megatron",
