@@ -27,7 +27,6 @@ from tests.support.invariants import (
     spans_by_device,
 )
 from tests.support.random_jobs import jobs, play, without_limit
-from tests.support.simulated_setting import COST
 
 checked = settings(max_examples=examples(25), suppress_health_check=list(HealthCheck))
 
@@ -161,26 +160,3 @@ def test_roles_that_stream_on_one_pool_take_turns_and_an_engine_that_dies_leaves
         run = FinishedRun(job, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
         check_every_sample_once(run)
         check_devices(run)
-
-
-def test_streaming_on_one_pool_is_not_faster_than_one_role_after_the_other() -> None:
-    """Of constant lengths, with nothing to switch: what streams waits for the same device."""
-    made = {}
-    for schedule in ("colocate_sync", STREAM):
-        job = base(schedule)
-        cost = replace(
-            COST,
-            lengths=LengthsConfig(kind="constant", mean=100.0, cap=400),
-            **dict.fromkeys(("offload_s", "reload_s", "sync_s", "weight_bytes"), 0.0),
-        )
-        split: dict[str, int | str] = {"actor": 2, "rollout": "actor", "actor_fwd": "actor", "reference": "actor"}
-        made[schedule] = replace(
-            job,
-            iterations=8,
-            cost=cost,
-            schedule=replace(job.schedule, split=split),
-            engine=replace(job.engine, slots=64),
-        )
-    runs = {schedule: play(job).finished for schedule, job in made.items()}
-    last = {schedule: run.timeline.elapsed_window()[1] for schedule, run in runs.items()}
-    assert last[STREAM] >= 0.99 * last["colocate_sync"]

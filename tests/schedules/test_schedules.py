@@ -5,7 +5,6 @@ from typing import get_args
 
 import pytest
 
-from harness.config.registries import SCHEDULES, find
 from schedules import Schedule
 from schedules.adaptive_staleness import AdaptiveStaleness
 from schedules.capacity import Capacity
@@ -79,27 +78,6 @@ async def test_separated_roles_begin_a_batch_together_where_they_stream_and_else
         begun = [log.at(f"{what} {i}") for what in ("generate", *HOST, *DEVICE, "train")]
         ended = [log.at(f"{what} {i} done") for what in ("generate", *HOST, *DEVICE, "train")]
         assert max(begun) < min(ended) and max(ended) < log.at(f"publish {i + 1}")
-
-
-@pytest.mark.parametrize("streaming", [True, False])
-async def test_a_separated_batch_is_admitted_when_its_version_was_published(streaming: bool) -> None:
-    log = await FakeJob().play(SeparatedSync(streaming=streaming))
-    assert log.of("admit") == [f"admit {8 * (i + 1)}" for i in range(4)]
-    for i in range(1, 4):
-        assert log.at(f"publish {i} done") < log.at(f"admit {8 * (i + 1)}") < log.at(f"generate {i}")
-
-
-@pytest.mark.parametrize("streaming", [True, False])
-async def test_rollout_that_fails_ends_a_separated_run(streaming: bool) -> None:
-    job = FakeJob()
-
-    async def fail(iteration: int) -> None:
-        raise OSError("an engine died")
-
-    job.rollout.generate = fail  # type: ignore[method-assign, assignment]
-    with pytest.raises((OSError, ExceptionGroup)):
-        await SeparatedSync(streaming=streaming).run(job)
-    assert "train 0 done" not in job.log.lines
 
 
 # -- one_step_off and k_step_off
@@ -340,18 +318,6 @@ async def test_every_stage_streams_through_the_whole_job_until_the_prompts_are_c
     assert job.log.at("admit 56 done") < job.log.at("close") < job.log.at("stream done")
 
 
-async def test_the_first_failure_ends_a_streaming_run_with_all_its_loops() -> None:
-    job = FakeJob(fail_at=2)
-    with pytest.raises(ExceptionGroup) as caught:
-        await FullyAsync().run(job)
-    error: BaseException = caught.value
-    while isinstance(error, BaseExceptionGroup):
-        (error,) = error.exceptions
-    assert str(error) == "the loss of iteration 2 is not finite"
-    assert job.log.of("publish") == ["publish 1", "publish 2"]
-    assert "stream done" not in job.log.lines, "engines that waited were cancelled"
-
-
 def due(eta: float, iteration: int) -> list[tuple[int, int]]:
     """By hand, batch 8: what version u started is among the (u + worst lag + 1 - iteration) * 8 next groups."""
     worst = Capacity(8, eta).worst_lag
@@ -393,27 +359,3 @@ async def test_dropped_groups_are_made_up_for_in_every_later_limit() -> None:
 def test_a_staleness_that_is_no_bound_is_refused(staleness: float) -> None:
     with pytest.raises(ValueError, match=f"^schedule.max_staleness={staleness} is out of bounds; use 0 to 1000000$"):
         FullyAsync(max_staleness=staleness)
-
-
-# -- all of them
-
-
-def test_every_schedule_says_how_weights_travel_and_how_stale_it_is() -> None:
-    said = {name: (s.transport, s.eta, s.order) for name, s in ((name, find("schedule", name)()) for name in SCHEDULES)}
-    assert said == {
-        "colocate_sync": ("local", 0.0, "fifo"),
-        "partial_rollout_sync": ("local", 4.0, "completion"),
-        "sorted_batches": ("local", 3.0, "completion"),
-        "tail_rounds": ("local", 1.0, "completion"),
-        "separated_sync": ("collective", 0.0, "fifo"),
-        "one_step_off": ("collective", 1.0, "fifo"),
-        "k_step_off": ("collective", 3.0, "fifo"),
-        "delayed_update": ("host_staged", 1.0, "fifo"),
-        "half_step": ("host_staged", 0.5, "fifo"),
-        "rolling_update": ("host_staged", 2.0, "fifo"),
-        "adaptive_staleness": ("collective", 4.0, "fifo"),
-        "windowed": ("collective", 2.0, "completion"),
-        "lending": ("collective", 2.0, "fifo"),
-        "fully_async": ("collective", 2.0, "fifo"),
-    }
-    assert FullyAsync(order="completion").order == "completion"

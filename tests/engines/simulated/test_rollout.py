@@ -19,42 +19,6 @@ from tests.support.examples import examples
 from tests.support.simulated_setting import COST, Given, drain, make_engine, now, requests, runs
 
 
-def test_a_step_lasts_longer_the_more_it_reads() -> None:
-    async def main() -> dict[int, Completion]:
-        engine = make_engine(2, 4, 2, slots=2, decode_step_s_per_sample=0.5, prefill_s_per_token=0.1)
-        engine.submit(requests(0, 1, 2))
-        return await drain(engine)
-
-    done = run_virtual(main())
-    assert (done[0].started_at, done[0].finished_at) == (0.0, 6.0)  # two prompts, then two steps with two samples
-    assert (done[2].started_at, done[2].finished_at) == (6.0, 11.0)  # a prompt, two steps with two samples
-    assert (done[1].started_at, done[1].finished_at) == (0.0, 11.0)
-
-    async def main() -> dict[int, Completion]:
-        engine = make_engine(2, 4, cost=replace(COST, decode_s_per_cached_token=0.5))
-        engine.submit(requests(0, 1, prompt_tokens=10))
-        return await drain(engine)
-
-    done = run_virtual(main())
-    assert done[0].finished_at == (1 + 0.5 * 20) + (1 + 0.5 * 22)
-    assert done[1].finished_at == done[0].finished_at + (1 + 0.5 * 12) + (1 + 0.5 * 13)
-
-    async def main() -> float:
-        engine = make_engine(1, 1, cost=replace(COST, prefill_s_per_token=0.5, prefill_s_per_pair=0.25))
-        engine.submit([*requests(0, prompt_tokens=10), *requests(1, prompt_tokens=4)])
-        return (await drain(engine))[0].finished_at
-
-    assert run_virtual(main()) == (5 + 25) + (2 + 4) + 1
-
-    async def main() -> list[str]:
-        engine = make_engine(1000, 999)
-        engine.submit(requests(0, 1))
-        done = await drain(engine)
-        return [done[0].finish_reason, done[1].finish_reason]
-
-    assert run_virtual(main()) == ["length", "stop"]
-
-
 def test_the_last_of_a_group_or_a_group_of_free_slots_hands_over() -> None:
     async def main() -> list[tuple[float, list[int]]]:
         engine = make_engine(1, 2, 3, 9, 4, 5, 20, 20, slots=8, group_size=4)
@@ -116,41 +80,6 @@ def test_an_engine_that_gave_its_device_back_takes_it_again_before_it_generates(
     asleep_at, awake_at, done = run_virtual(main())
     assert (asleep_at, awake_at) == (4.0 + 2.0, 6.0 + 5.0 + 2.0)  # and the weights there and back
     assert (done.started_at, done.finished_at) == (13.0, 15.0)
-
-
-def test_weights_that_break_off_leave_an_engine_that_refuses_to_generate() -> None:
-    def broken() -> Iterator[tuple[str, Any]]:
-        yield "weight", None
-        raise ConnectionError("the trainer is gone")
-
-    async def main() -> Completion:
-        engine = make_engine(2)
-        with pytest.raises(ConnectionError):
-            await engine.load_weights(1, broken())
-        engine.submit(requests(0))
-        with pytest.raises(RuntimeError, match="version 1 was loaded in part only"):
-            await engine.finished()
-        await engine.pause("keep")
-        with pytest.raises(RuntimeError, match="version 1 was loaded in part only"):
-            await engine.resume()
-        await engine.load_weights(2, iter(()))
-        await engine.resume()
-        return (await drain(engine))[0]
-
-    assert runs(run_virtual(main())) == [(2, 2)]
-
-
-def test_a_busy_engine_takes_no_weights_and_gives_no_device_back() -> None:
-    async def main() -> None:
-        engine = make_engine(5)
-        engine.submit(requests(0))
-        with pytest.raises(RuntimeError, match="load_weights needs a paused or idle engine, but 1 samples run"):
-            await engine.load_weights(1, iter(()))
-        with pytest.raises(RuntimeError, match="sleep needs a paused or idle engine"):
-            await engine.sleep()
-        assert runs((await drain(engine))[0]) == [(0, 5)]
-
-    run_virtual(main())
 
 
 def test_a_closed_engine_leaves_no_timer_and_says_so() -> None:
@@ -244,9 +173,3 @@ def test_the_step_that_is_under_way_is_found_however_long_it_has_been(
     assert cost.steps_begun(begun + part * (ended - begun), samples, cached) == count
     assert cost.steps_begun(ended, samples, cached) == count
     assert cost.steps_begun(ended + 1e-9 * step_s, samples, cached) == count, "the same moment, rounded"
-
-
-# -- room
-
-
-# -- what room does to the time of a batch

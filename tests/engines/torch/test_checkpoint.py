@@ -121,7 +121,7 @@ def of_a_rank(rank: int, ranks: int, tensor_parallel: int, port: int, folder: Pa
     return all(told)
 
 
-@pytest.mark.parametrize(("ranks", "tensor_parallel"), [(1, 1), (2, 1), (4, 2)])
+@pytest.mark.parametrize(("ranks", "tensor_parallel"), [(1, 1), (2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_moments_that_rest_on_the_host_change_no_bit(ranks: int, tensor_parallel: int, tmp_path: Path) -> None:
     store = TCPStore("127.0.0.1", 0, ranks, True, wait_for_workers=False)
     arguments = [(rank, ranks, tensor_parallel, store.port, tmp_path) for rank in range(ranks)]

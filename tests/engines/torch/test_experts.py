@@ -43,6 +43,8 @@ from tests.support.fsdp_samples import (
 )
 from tests.support.processes import run_in_processes
 
+pytestmark = pytest.mark.slow
+
 WORLD = 4
 MODEL = replace(SMALL, architecture="qwen3_moe", experts=8, active_experts=2, tied_embeddings=False)
 LAYOUTS = {

@@ -220,7 +220,7 @@ def test_two_ranks_score_each_its_own_samples_bit_for_bit_as_one_alone(name: str
 
 
 @pytest.mark.parametrize("name", MODELS)
-@pytest.mark.parametrize("ranks", [two_ranks, four_ranks], ids=["two ranks", "two that share layers in each of two"])
+@pytest.mark.parametrize("ranks", [two_ranks, pytest.param(four_ranks, marks=pytest.mark.slow)])
 def test_scoring_on_several_ranks_changes_no_bit_of_a_step(
     ranks: Callable[[], list[dict[str, Seen]]], name: str
 ) -> None:
@@ -228,6 +228,7 @@ def test_scoring_on_several_ranks_changes_no_bit_of_a_step(
         assert seen.norms == seen.undisturbed
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_ranks_that_share_layers_score_alike_and_as_one_alone_but_for_rounding(name: str) -> None:
     bound = 2e-6 if name == "float32" else 3e-2

@@ -9,7 +9,6 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
-from torch.distributed import TCPStore
 
 from harness.config import AlgorithmConfig
 from harness.transfer_queue import Batch, Ragged
@@ -18,7 +17,6 @@ from harness.workers.dataflow import text_column
 from harness.workers.readers import Deadlines
 from harness.workers.training import Updates
 from tests.support.fsdp_samples import CPU, FREE, SAMPLES, Tensors, World, batch_of, computed, weights
-from tests.support.processes import run_in_processes
 from tests.support.role_setting import TickingClock
 
 PARTS, EPOCHS = 4, 2
@@ -30,7 +28,6 @@ Cut = Sequence[Sequence[int]]
 ONE_BY_ONE: Cut = [[sample] for sample in range(SAMPLES)]
 UNEVEN: Cut = [list(range(first + a, first + b)) for first in range(0, SAMPLES, PART) for a, b in ((0, 3), (3, 4))]
 WHOLE: Cut = [list(range(first, first + PART)) for first in range(0, SAMPLES, PART)]
-BY_RANK: Sequence[Cut] = [[part[rank::2] for part in WHOLE] for rank in range(2)]
 
 
 class Given:
@@ -69,21 +66,15 @@ def rows_of(samples: Sequence[int]) -> Batch:
     )
 
 
-def trained(world: World, algorithm: AlgorithmConfig, cut: Cut, ranks: int = 1, parts: int = PARTS) -> Tensors:
+def trained(world: World, algorithm: AlgorithmConfig, cut: Cut, parts: int = PARTS) -> Tensors:
     """Weights after one batch."""
     engine = world.engine(algorithm)
     frozen = algorithm.correction == "decoupled"
-    updates = Updates(SAMPLES // parts // ranks, EPOCHS, whole_batch=frozen, scorer=engine.scorer() if frozen else None)
+    updates = Updates(SAMPLES // parts, EPOCHS, whole_batch=frozen, scorer=engine.scorer() if frozen else None)
     role = ActorRole(engine, TickingClock(), rank=0, reader=Given(cut), device=CPU, updates=updates)
     report = asyncio.run(role.train(0))
     assert len(report.steps) == parts * EPOCHS
     return weights(engine)
-
-
-def rank_of_two(rank: int, port: int) -> list[Tensors]:
-    store = TCPStore("127.0.0.1", port, 2, False, wait_for_workers=False)
-    with World(store, rank, 2) as world:
-        return [trained(world, algorithm, BY_RANK[rank], ranks=2) for algorithm in (CLIP, DECOUPLED)]
 
 
 def moved(ours: Tensors, theirs: Tensors) -> float:
@@ -116,12 +107,3 @@ def test_weights_do_not_depend_on_how_mini_batches_are_cut_and_do_on_how_many_th
         for cut in (ONE_BY_ONE, UNEVEN):
             assert moved(trained(world, algorithm, cut), whole) < 1e-3
         assert moved(trained(world, algorithm, WHOLE, parts=2), whole) > 0.5
-
-
-def test_weights_do_not_depend_on_how_many_ranks_share_a_mini_batch() -> None:
-    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
-    ranks = run_in_processes(rank_of_two, [(rank, store.port) for rank in range(2)], timeout_s=200)
-    with World() as world:
-        for algorithm, *of_two in zip((CLIP, DECOUPLED), *ranks, strict=True):
-            whole = trained(world, algorithm, WHOLE)
-            assert all(moved(theirs, whole) < 1e-3 for theirs in of_two)

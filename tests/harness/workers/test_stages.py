@@ -158,41 +158,6 @@ async def test_rewards_do_not_wait_for_a_whole_group_but_advantages_do() -> None
     await running
 
 
-async def test_a_stage_scores_whole_groups_first_in_first_out_whatever_finishes_first() -> None:
-    queue = CountingQueue()
-    await queue.admit(0)
-    stage = ReferenceStage(scorer(), **stage_options(queue, MICRO_BATCH))
-    running = asyncio.create_task(stage.process(0))
-    await queue.respond(range(MICRO_BATCH, ROWS))
-    await settle()
-    assert (await queue.describe())["partitions"]["train_0"]["written"]["ref_log_probs"] == 0
-    await queue.respond(range(MICRO_BATCH))
-    assert len(await running) == GROUPS * GROUP // MICRO_BATCH
-
-
-async def test_old_log_probs_carry_the_version_that_computed_them() -> None:
-    queue = CountingQueue()
-    stage = OldLogProbStage(scorer(), CPU, **stage_options(queue, MICRO_BATCH))
-    await stage.join(FixedWeights(), 0)
-    await queue.admit(0)
-    running = asyncio.create_task(stage.process(0))
-    await queue.respond(range(MICRO_BATCH))
-    await settle()
-    (span,) = await stage.load(1)
-    await queue.respond(range(MICRO_BATCH, ROWS))
-    await running
-    assert (span.role, span.kind, span.version, span.iteration) == ("actor_fwd", "load_weights", 1, 0)
-    await RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1)).process(0)
-    await AdvantageStage(group_size=GROUP, advantages=GRPO, **stage_options(queue, ROWS, GROUP)).process(0)
-    await ReferenceStage(scorer(), **stage_options(queue, MICRO_BATCH)).process(0)
-    batch = await queue.read("actor")
-    assert batch.dense("old_version").tolist() == [0] * MICRO_BATCH + [1] * (ROWS - MICRO_BATCH)
-    new = TorchLogProb(build_model(SMALL, seed=1), temperature=1.0, device=CPU)
-    late = np.arange(MICRO_BATCH, ROWS)
-    expected = await new.log_probs(batch.ragged("prompt").take(late), batch.ragged("response").take(late))
-    np.testing.assert_allclose(batch.ragged("old_log_probs").take(late).values, expected.values, rtol=1e-4, atol=1e-5)
-
-
 async def test_training_begins_with_the_first_micro_batch_and_steps_after_the_last() -> None:
     queue, trainer = CountingQueue(roles=("rollout", "actor")), NotingTrainer()
     await queue.admit(0)
@@ -456,24 +421,6 @@ async def test_a_stream_takes_whatever_is_ready_and_ends_when_the_queue_is_close
     assert [span.iteration for span in spans] == [1] * 3 + [0] * 3
     written = (await queue.describe())["partitions"]
     assert [written[partition_name(i)]["written"]["ref_log_probs"] for i in (0, 1)] == [ROWS, ROWS]
-
-
-async def test_micro_batches_of_a_stream_are_those_of_batch_by_batch() -> None:
-    async def stages(stream: bool) -> list[list[int]]:
-        queue = CountingQueue()
-        stage = NotingStage(queue)
-        for iteration in (0, 1):
-            await queue.admit(iteration)
-            await queue.respond(rows_of(iteration), iteration)
-        await queue.close()
-        if stream:
-            await stage.stream()
-        else:
-            await stage.process(0)
-            await stage.process(1)
-        return stage.seen
-
-    assert await stages(stream=True) == await stages(stream=False)
 
 
 async def test_spans_are_handed_out_while_a_stream_goes_on_and_each_once() -> None:

@@ -6,20 +6,11 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 
-import numpy as np
 import pytest
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from engines.torch.model import build_model
-from engines.torch.scoring import TorchLogProb
-from harness.rpc.sockets import forget, new_path
-from harness.runtime.stores import join_store, open_store
 from harness.runtime.virtual_runtime import run_virtual
-from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
-from harness.transfer_queue.remote.client import RemoteQueue
-from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.service.meetings import Meetings
 from harness.workers.engine_devices import EngineTurns, FirstDevice, OtherDevice
 from harness.workers.turns import (
@@ -33,9 +24,7 @@ from harness.workers.turns import (
     WorldTurns,
     world_turns,
 )
-from tests.support.fsdp_samples import CPU, FREE, SMALL, World, batch_of, train, weights
 from tests.support.local_queue import virtual
-from tests.support.processes import run_in_processes
 
 
 class MeetingHere:
@@ -459,87 +448,6 @@ async def test_when_the_queue_has_gone_every_wait_ends_with_its_error() -> None:
     for task in waiting:
         with pytest.raises(ConnectionError, match="the queue is gone"):
             await task
-
-
-# --- two real processes -----------------------------------------------------------------------------------------------
-
-MICRO_BATCHES = [range(first, first + 2) for first in range(0, 24, 2)]
-STEPS = 2
-
-
-@dataclass
-class Trained:
-    order: list[str]
-    weights: dict[str, torch.Tensor]
-    reference: list[np.ndarray]
-    old: list[np.ndarray]
-
-
-def one_rank(rank: int, place: str, queue: RemoteQueue) -> Trained:
-    """Trains, scores and keeps a reference side by side, each whenever it pleases."""
-    rng, order, reference_scores, old_scores = np.random.default_rng(rank), list[str](), [], []
-    mine = MICRO_BATCHES[rank::2]
-
-    async def run(world: World) -> dict[str, torch.Tensor]:
-        engine, reference = world.engine(FREE), world.reference(seed=4)
-        scorer = engine.scorer()
-        turns = world_turns(queue, "actor", rank=rank, ranks=2, device=DeviceTurns(limit_s=60), limit_s=60)
-
-        async def later() -> None:
-            await asyncio.sleep(rng.choice([0.0, 0.0, 0.001, 0.01]))
-
-        async def training() -> None:
-            for _ in range(STEPS):
-                for samples in mine:
-                    await later()
-                    async with turns.turn(f"actor[{rank}].train"):
-                        order.append("train")
-                        await engine.accumulate(batch_of(samples))
-                async with turns.turn(f"actor[{rank}].train"):
-                    order.append("step")
-                    await engine.step()
-
-        async def scoring(role: str, by: object, found: list[np.ndarray]) -> None:
-            for samples in mine * STEPS:
-                await later()
-                async with turns.turn(f"{role}[{rank}].work"):
-                    order.append(role)
-                    batch = batch_of(samples)
-                    found.append((await by.log_probs(batch.prompts, batch.responses)).values)
-
-        async with asyncio.TaskGroup() as tasks:
-            tasks.create_task(training())
-            tasks.create_task(scoring("reference", reference, reference_scores))
-            tasks.create_task(scoring("actor_fwd", scorer, old_scores))
-        undisturbed = world.engine(FREE)
-        for _ in range(STEPS):
-            train(undisturbed, mine)
-        ours, theirs = weights(engine), weights(undisturbed)
-        assert all(torch.equal(ours[name], theirs[name]) for name in theirs)
-        return ours
-
-    with World(join_store(place, 2, 60.0), rank, 2) as world:
-        return Trained(order, asyncio.run(run(world)), reference_scores, old_scores)
-
-
-def test_two_processes_train_and_score_side_by_side_in_the_same_order() -> None:
-    _store, place = open_store(new_path(), 2, 60.0)
-    spec = QueueSpec(columns={"reward": ColumnSpec("float32")}, tasks={"train": TaskSpec(("reward",))})
-    with QueueProcess.start(spec) as process:
-        ranks = [(rank, place, process.queue.for_role("writer")) for rank in range(2)]
-        first, second = run_in_processes(one_rank, ranks, timeout_s=200)
-    forget(place)
-    turns = len(MICRO_BATCHES) // 2 * STEPS
-    assert first.order == second.order
-    assert [first.order.count(role) for role in ("train", "step", "reference", "actor_fwd")] == [
-        *(turns, STEPS, turns, turns)
-    ]
-    alone = TorchLogProb(build_model(SMALL, seed=4), temperature=1.0, device=CPU)
-    for rank, seen in enumerate((first, second)):
-        for samples, scores in zip(MICRO_BATCHES[rank::2] * STEPS, seen.reference, strict=True):
-            batch = batch_of(samples)
-            expected = asyncio.run(alone.log_probs(batch.prompts, batch.responses))
-            np.testing.assert_array_equal(scores, expected.values)
 
 
 class Role(ComputingRole):
