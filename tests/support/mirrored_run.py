@@ -33,10 +33,9 @@ def finished_run(
     mirror: bool = True,
     lose_at: int | None = None,
     on_lost: Callable[[str], None] | None = None,
-    before: Callable[[int], None] = lambda iteration: None,
 ) -> Path:
-    """Write a run's folder, and mirror it meanwhile; the mirror fails before iteration `lose_at`. `before` is called
-    with every iteration. Returns the folder."""
+    """Write a run's folder, and mirror it meanwhile; the mirror fails before iteration `lose_at`. Returns the
+    folder."""
     from harness.metrics.mlflow_mirror import Tracker
 
     manifest = manifest_of(identity)
@@ -52,7 +51,6 @@ def finished_run(
         for iteration in range(ITERATIONS):
             metrics = {"iteration": iteration, "samples": 8 * iteration, "seconds": 2.0 * iteration}
             metrics["reward/mean"], metrics["train/skipped_steps"] = iteration / 4, 2.0
-            before(iteration)
             folder.append_metrics(metrics)
             if tracker is not None:
                 if iteration == lose_at:

@@ -255,18 +255,6 @@ def test_a_weight_that_is_no_number_is_outside_of_every_bound(high: float | None
     torch.testing.assert_close(within(weight, 0.5, high), torch.tensor(kept))
 
 
-def test_sequences_and_tokens_that_are_far_off_are_left_out() -> None:
-    behaviour = torch.full((3, 4), -1.0)
-    log_probs = behaviour - torch.tensor([[0.5], [0.5], [-0.5]])
-    advantages = torch.tensor([[-1.0], [1.0], [-1.0]]).expand(3, 4)
-    inputs = (log_probs, behaviour, advantages, torch.ones(3, 4, dtype=torch.bool))
-    assert by_name("opsm")(*inputs).ne(0).all(1).tolist() == [False, True, True]
-    ratios = torch.tensor([[0.1, -0.1, 0.15, 0.6, -0.9]])
-    behaviour = torch.full((1, 5), -2.0)
-    inputs = (behaviour + ratios, behaviour, torch.ones(1, 5), torch.ones(1, 5, dtype=torch.bool))
-    assert by_name("m2po")(*inputs).ne(0).tolist() == [[True, True, True, False, False]]
-
-
 LENGTHS = torch.tensor([2, 3])
 MASK = torch.tensor([True, True, True, False, True])
 RATIOS = torch.tensor([2.0, 0.5, 4.0, 100.0, 1.0])
