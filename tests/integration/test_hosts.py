@@ -118,17 +118,6 @@ def test_a_schedule_of_each_way_of_weights_keeps_its_promises_with_a_device_on_e
     assert heard == ["in clear"]
 
 
-@pytest.mark.skipif(not Path("/dev/net/tun").exists(), reason="this machine has no /dev/net/tun for the slow link")
-def test_an_asynchronous_schedule_keeps_its_promises_while_the_drivers_host_is_slow_and_its_network_loses_packets(
-    cluster: RayHosts, tmp_path: Path
-) -> None:
-    hosts = cluster.hosts
-    with hosts[1].limited(megabits=20), hosts.slow(1, delay_s=0.02, jitter_s=0.005, loss=0.01) as link:
-        Driver(cluster, tmp_path, "schedule=fully_async", "iterations=6", *ENGINES_APART).check_finished()
-
-    assert link.dropped > 0
-
-
 _LISTENING = """
 import psutil, sys
 

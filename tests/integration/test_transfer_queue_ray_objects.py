@@ -16,6 +16,8 @@ from harness.transfer_queue.ray_host import QueueActor
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.storage.protocol import QueueSession
 from harness.transfer_queue.storage.ray_objects import RayBackend
+from tests.support.queue_machine import TASKS, UNTIMED, run_machine
+from tests.support.queue_sides import SocketSide
 from tests.support.ray_leftovers import IGNORED
 
 pytestmark = [pytest.mark.slow, *IGNORED]
@@ -148,3 +150,19 @@ async def test_a_unit_that_hangs_is_named_with_what_was_asked_of_it() -> None:
 class Hanging:
     async def store(self, *arguments: Any) -> None:
         await asyncio.Event().wait()
+
+
+class RaySide(SocketSide):
+    """With storage units of its own."""
+
+    def __init__(self) -> None:
+        self._units = RayBackend.start(2, inline_bytes=256)
+        super().__init__(UNTIMED, self._units, "tcp:127.0.0.1:0")
+
+    def close(self) -> None:
+        super().close()
+        self._units.stop()
+
+
+def test_the_queue_in_rays_object_store_behaves_as_its_model() -> None:
+    run_machine(RaySide, cases=4, steps=40, least=dict.fromkeys(TASKS, 1))

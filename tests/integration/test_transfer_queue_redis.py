@@ -14,6 +14,8 @@ from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.rows.frames import assemble
 from harness.transfer_queue.storage.protocol import QueueSession
 from tests.support.forked_drivers import Drivers
+from tests.support.queue_machine import TASKS, UNTIMED, run_machine
+from tests.support.queue_sides import SocketSide
 from tests.support.real_runs import SMALL
 from tests.support.redis_servers import Server, keys, redis_server
 from tests.support.storages import SPECS, assert_read, assignment, columns
@@ -237,3 +239,10 @@ async def test_a_get_that_fails_gives_its_rows_back(backend: RedisBackend, serve
             await queue.get("train", 4, timeout_s=60)
         described = await queue.describe()
         assert described["open_leases"] == 0 and described["partitions"]["train_0"]["tasks"]["train"]["ready"] == 4
+
+
+def test_the_queue_in_redis_behaves_as_its_model_and_leaves_nothing_there(servers: tuple[Server, Server]) -> None:
+    backend = RedisBackend(tuple(server.url for server in servers), inline_bytes=256)
+    least = dict.fromkeys(TASKS, 2) | {"deaths": 1}
+    run_machine(lambda: SocketSide(UNTIMED, backend), cases=12, steps=40, least=least)
+    assert keys(servers) == []

@@ -153,10 +153,6 @@ class Hosts:
     def bring_back(self, number: int) -> None:
         self._bridge.run(f"ip link set port{number} up")
 
-    def slow(self, number: int, *, delay_s: float, jitter_s: float, loss: float) -> "SlowLink":
-        """Between this host and the bridge, as long as it is entered."""
-        return SlowLink(self._bridge, number, [str(figure) for figure in (delay_s, jitter_s, loss)])
-
     @contextmanager
     def overheard(self, *words: str) -> Iterator[list[str]]:
         """Those of them that hosts say to each other in clear meanwhile; known once it is left."""
@@ -201,30 +197,6 @@ def _started(host: Host, module: str, *arguments: str) -> subprocess.Popen[str]:
     )
     assert process.stdout is not None and process.stdout.readline() == "ready\n"
     return process
-
-
-class SlowLink:
-    """A context manager; see `tests.support.slow_link`. Connections that there are go on over it, and after it."""
-
-    def __init__(self, bridge: Host, number: int, figures: list[str]) -> None:
-        self._bridge, self._port, self._figures = bridge, f"port{number}", figures
-        self.dropped = 0
-        """Frames, once it is left."""
-
-    def __enter__(self) -> Self:
-        self._link = _started(self._bridge, "tests.support.slow_link", "near", "far", *self._figures)
-        self._bridge.run(
-            "ip link add aside type bridge && ip link set aside up && ip link set near master aside up"
-            f" && ip link set far master bridge up && ip link set {self._port} master aside"
-        )
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
-    ) -> None:
-        self._bridge.run(f"ip link set {self._port} master bridge && ip link delete aside")
-        said, _ = self._link.communicate(timeout=_MADE_WITHIN_S)  # and with it its devices are gone
-        self.dropped = int(said)
 
 
 class RayHosts:

@@ -1,4 +1,4 @@
-"""Cadence and the peer in turn, on the same workload: prints ratios, the aims, and what this machine can do at most.
+"""Cadence and the peer in turn, on the same workload: prints ratios and the aims.
 
     OMP_NUM_THREADS=1 python -m tests.benchmarks.transfer_queue --peer .venv-peer/bin/python [--quick] [--rounds 3]
 
@@ -15,7 +15,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
-from tests.benchmarks.transfer_queue import control_cost, limits
+from tests.benchmarks.transfer_queue import control_cost
 from tests.benchmarks.transfer_queue.cases import CASES, Figures
 from tests.benchmarks.transfer_queue.machine import BUSY, wait_for_quiet
 from tests.benchmarks.transfer_queue.report import PEER, SHM, print_table
@@ -71,16 +71,13 @@ def main() -> None:
     given.rounds = given.rounds or (1 if given.quick else 3)
     if given.backends is None:
         given.backends = [] if given.quick else ["ray"]
-    machine, control = limits.measure(), control_cost.measure()
+    control = control_cost.measure()
     rounds, busy = run_rounds(given)
     print_table(rounds, control)
-    print("\nWhat this machine can do, with nothing in between:")
-    for name, value in machine.items():
-        print(f"  {name:<75} {value:>12,.1f}")
     if max(busy) > BUSY:
         print(f"WARNING: other work kept up to {max(busy):.1f} of {os.cpu_count()} cores busy: all of this is rough")
     given.output.parent.mkdir(parents=True, exist_ok=True)
-    described = {"rounds": rounds, "busy_cores": busy, "limits": machine, "control_us": control}
+    described = {"rounds": rounds, "busy_cores": busy, "control_us": control}
     given.output.write_text(json.dumps(described | {"quick": given.quick}, indent=1))
     print(f"figures: {given.output}")
 
