@@ -132,6 +132,23 @@ def test_without_a_process_group_a_float32_trainer_does_the_same(world: World) -
         FSDPEngine(build_model(BFLOAT16), ALGORITHM, mesh=None, device=CPU)
 
 
+def test_after_a_load_that_broke_off_nothing_is_scored_until_a_complete_one() -> None:
+    scorer = TorchLogProb(build_model(SMALL), temperature=1.0, device=CPU)
+    new = {name: parameter.detach() for name, parameter in build_model(SMALL, seed=1).named_parameters()}
+
+    def broken() -> Iterator[tuple[str, torch.Tensor]]:
+        yield next(iter(new.items()))
+        raise ConnectionError("the sender is gone")
+
+    with pytest.raises(ConnectionError):
+        computed(scorer.load_weights(4, broken()))
+    with pytest.raises(RuntimeError, match="log-prob engine: version 4 was put in place in part only"):
+        scores(scorer)
+    computed(scorer.load_weights(5, new.items()))
+    assert scorer.version == 5
+    np.testing.assert_array_equal(scores(scorer), alone(new, SMALL))
+
+
 # -- several ranks
 
 
