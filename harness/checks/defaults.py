@@ -23,7 +23,7 @@ from harness.checks.layout import check_layout, device_roles, training_ranks
 from harness.checks.machine import real_setting
 from harness.checks.plugins import looks_at_whole_batches
 from harness.config import ConfigError, JobConfig, RooflineConfig
-from harness.config.changes import as_arguments, changed
+from harness.config.compose import as_arguments, changed
 from harness.config.machine import Machine
 from harness.config.model_folder import DRAWN, DRAWN_WITH_EXPERTS
 from harness.config.placement import Placement, resolve_split

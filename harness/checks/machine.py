@@ -7,7 +7,7 @@ from typing import Any
 
 from harness.checks.layout import capacity_rows, check_layout, device_roles
 from harness.config import ConfigError, JobConfig
-from harness.config.changes import as_arguments, changed
+from harness.config.compose import as_arguments, changed
 from harness.config.machine import Machine, host_bytes
 from harness.config.placement import Communicator, Placement, resolve_split
 from harness.config.transports import transport_of

@@ -8,6 +8,7 @@ import json
 import math
 import pickle
 import re
+import shlex
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from itertools import accumulate
@@ -225,6 +226,27 @@ def make_schedule(config: JobConfig) -> Schedule:
     check_name("schedule.order", made.order)
     check_name("schedule.transport", str(transport), f"schedule={name}: transport")
     return made
+
+
+def changed(config: JobConfig, settings: Mapping[str, Any]) -> JobConfig:
+    """The job with these settings, by their path: a group's own, as in `training.layout`, or a role of
+    `schedule.split`. They are taken as they are."""
+    for path, value in settings.items():
+        group, _, name = path.partition(".")
+        part = getattr(config, group)
+        first, _, role = name.partition(".")
+        new = {first: {**getattr(part, first), role: value}} if role else {name: value}
+        config = dataclasses.replace(config, **{group: dataclasses.replace(part, **new)})
+    return config
+
+
+def as_arguments(settings: Mapping[str, Any]) -> str:
+    """Settings as given on a command line: `cluster.devices=8 training.layout=packed`."""
+    return " ".join(f"{path}={shlex.quote(_text(value))}" for path, value in settings.items())
+
+
+def _text(value: Any) -> str:
+    return value if isinstance(value, str) else json.dumps(value)
 
 
 def plain(config: JobConfig) -> dict[str, Any]:

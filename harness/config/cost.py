@@ -164,9 +164,7 @@ class CostConfig(SystemConfig):
     train_call_s: Read[NotNegative] = 0.0  # besides call_s: shards are gathered, gradients reduced
     reward_s_per_sample: Read[NotNegative] = 0.0  # on the host
     generate_s: Read[NotNegative] = 0.0  # before a batch is generated as one: requests are handed out, engines set up
-    transfers: Read[
-        tuple[TransferCost, ...]
-    ] = ()  # transports that were timed; others go by the bytes and speeds above
+    transfers: Read[tuple[TransferCost, ...]] = ()  # that were timed; others go by the bytes and speeds above
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -108,7 +108,8 @@ def first_line(error: ValidationError, prefix: str = "") -> str:
         return str(context["error"])
     advice = _ADVICE.get(problem["type"])
     detail = f": {problem['msg'][0].lower()}{problem['msg'][1:]}" if advice is None else f" {advice.format(**context)}"
-    return f"{prefix}{where}={_as_typed(problem['input'])}{detail}"
+    typed = problem["input"] if isinstance(problem["input"], str) else json.dumps(problem["input"], default=str)
+    return f"{prefix}{where}={typed}{detail}"
 
 
 _UNKNOWN = "unexpected_keyword_argument"
@@ -140,8 +141,3 @@ _ADVICE = {
     "dataclass_type": "is no set of settings; change single ones, as in model.layers=2",
 }
 """Advice about a value, by the type that pydantic gives its error."""
-
-
-def _as_typed(value: Any) -> str:
-    """A value as it is written on the command line."""
-    return value if isinstance(value, str) else json.dumps(value, default=str)

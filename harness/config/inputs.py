@@ -6,6 +6,7 @@ A setting that names a file or a folder stays as it is when somebody writes into
 from __future__ import annotations
 
 import hashlib
+import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from functools import lru_cache
@@ -69,20 +70,13 @@ def refuse_changed(before: Mapping[str, str], now: Iterable[Input], since: str, 
 
 def _files(above: str, options: Mapping[str, Any]) -> list[Input]:
     """Files that options name."""
-    named = {name: Path(value) for name, value in options.items() if isinstance(value, str) and value}
-    return [Input(f"{above}.{name}", str(path), _of_file(path)) for name, path in named.items() if _is_file(path)]
-
-
-def _is_file(path: Path) -> bool:
-    try:
-        return path.is_file()
-    except OSError:  # a text that is too long to be a name
-        return False
-
-
-def _of_file(path: Path) -> str:
-    stat = path.stat()
-    return _digest(path, stat.st_mtime_ns, stat.st_size, whole=True)
+    found = []
+    for name, value in options.items():
+        if isinstance(value, str) and os.path.isfile(value):  # unlike Path's it says no to what can be no name
+            path, stat = Path(value), os.stat(value)
+            digest = _digest(path, stat.st_mtime_ns, stat.st_size, whole=True)
+            found.append(Input(f"{above}.{name}", str(path), digest))
+    return found
 
 
 def _model(setting: str, source: str, *, weights: bool) -> Input:

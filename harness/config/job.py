@@ -96,16 +96,12 @@ class ModelConfig:
     checkpoint: Real[str | None] = None
     experts: Read[CountFromZero] = 0  # feed-forward networks of each layer to choose from; 0: one for all
     active_experts: Read[CountFromZero] = 0  # chosen for each token; each is `ff` wide
-    warm_start: Real[OwnWeights[Switch]] = (
-        False  # train it on noisy demonstrations first, so that RL has something to sharpen
-    )
+    warm_start: Real[OwnWeights[Switch]] = False  # trained first on noisy demonstrations: RL has something to sharpen
     architecture: Read[str] = "qwen3"  # transformers' model_type
     tokenizer: Real[str | None] = None  # a folder or repository with one; None takes the checkpoint's
     attention_bias: Read[Literal["none", "qkv", "all"]] = "none"  # projections of attention that have biases
     qk_norm: Read[Switch] = True  # queries and keys are normalised head by head
-    sliding_window: Read[Count | None] = (
-        None  # tokens before a token, with itself, that `sliding_layers` layers attend to
-    )
+    sliding_window: Read[Count | None] = None  # tokens before a token, with itself, that `sliding_layers` layers see
     sliding_layers: Read[CountFromZero] = 0
     rope_theta: Real[Positive] = 10000.0
     norm_eps: Real[Positive] = 1e-6
@@ -123,9 +119,7 @@ class EngineConfig:
 
     name: Real[NameOrPath]
     slots: Read[Count]  # samples one engine generates at a time
-    tensor_parallel: Read[Count] = (
-        1  # devices of one engine; real ones: as its TENSOR_PARALLEL says, beside no other role
-    )
+    tensor_parallel: Read[Count] = 1  # devices of one engine; real ones by its TENSOR_PARALLEL, beside no other role
     keep_cache: OnTheFly[Switch] = False  # keep the KV cache of running samples across a weight update
     sample_limit_s: Read[Positive | None] = None  # of a sample, from when an engine gets it; None: as long as it takes
     on_straggler: Read[Literal["wait", "cut", "drop"]] = "wait"  # what becomes of one that takes longer; docs/faults.md
@@ -154,14 +148,10 @@ class TaskConfig:
     name: Real[NameOrPath]
     reward: Real[str | None] = None  # by name or `package.module:function`: what scores responses instead of the task
     reward_options: Real[Rewarded[dict[str, Any]]] = field(default_factory=dict)
-    reward_processes: Real[CountFromZero | None] = (
-        None  # that score samples; 0: the worker of the host; None: by the reward
-    )
+    reward_processes: Real[CountFromZero | None] = None  # that score; 0: the worker of the host; None: by the reward
     reward_timeout_s: Real[ScoredInTime[Positive]] = 10.0  # longest scoring of one sample; then it has failed
     reward_memory_gib: Real[ScoredApart[Positive]] = 4.0  # address space of a process that scores
-    on_failed_score: Read[Literal["leave_out", "redeal"]] = (
-        "leave_out"  # what becomes of a sample that could not be scored
-    )
+    on_failed_score: Read[Literal["leave_out", "redeal"]] = "leave_out"  # what becomes of a sample without a score
     failure_reward: Real[float | None] = None  # of such a sample, which then has a score; None: it has none
     failed_bound: Real[Part] = 0.01  # share of such samples above which a verdict is withheld
     pay_truncated: Real[bool] = False  # whether a response that the limit cut off may earn more than 0
@@ -213,42 +203,28 @@ class AlgorithmConfig:
     grad_clip: Real[Positive] = 1.0
     temperature: Real[Positive] = 1.0
     top_p: Real[Fraction] = 1.0
-    normalise_std: DividedByStd[Switch] = (
-        True  # divide advantages by the group's standard deviation; gae: whiten them over the batch
-    )
+    normalise_std: DividedByStd[Switch] = True  # divide advantages by the group's deviation; gae: whiten the batch's
     correction: Losses[str] = "clip"  # how off-policy samples are treated: docs/algorithms.md
     aggregation: Real[str] = "token_mean"  # of the losses of tokens
-    proximal: Decoupled[Literal["actor_fwd", "trainer", "log_linear"]] = (
-        "actor_fwd"  # what decoupled, decoupled_tis clip against
-    )
+    proximal: Decoupled[Literal["actor_fwd", "trainer", "log_linear"]] = "actor_fwd"  # what decoupled losses clip to
     kl_coef: Read[NotNegative] = 0.0
     kl: Real[WithKL[str]] = "k3"  # estimator of the KL to the reference
-    kl_unbiased: Real[WithLossKL[Switch]] = (
-        False  # in the loss it is weighed by pi / mu: tokens are not of the policy in training
-    )
+    kl_unbiased: Real[WithLossKL[Switch]] = False  # in the loss, weighed by pi / mu: tokens are of another policy
     kl_in: WithKL[Literal["loss", "reward"]] = "loss"  # what kl_coef times the KL is part of
     kl_target: WithKL[Positive | None] = None  # nats a token: in the reward, kl_coef follows it from batch to batch
     kl_horizon: Real[WithKLTarget[Count]] = 10_000  # samples over which it does
     reference: WithoutKL[Switch] = False  # run the reference model without a KL term too, for policy/kl_ref
     recompute_log_probs: Read[Switch] = True  # run actor_fwd: for decoupled, a token baseline and policy/mismatch_kl
     advantage: Read[str] = "group"  # how rewards are compared
-    critic_learning_rate: Real[WithCritic[NotNegative | Literal["auto"]]] = (
-        "auto"  # auto: as learning_rate, by the model's size
-    )
-    value_clip: Real[WithCritic[Positive | None]] = (
-        0.5  # how far a value may move from the old one; None: as far as it likes
-    )
+    critic_learning_rate: Real[WithCritic[NotNegative | Literal["auto"]]] = "auto"  # auto: by the model's size
+    value_clip: Real[WithCritic[Positive | None]] = 0.5  # how far a value may move from the old one; None: any way
     mini_batches: Read[Count] = 1  # parts of a batch, of whole groups, each with an optimizer step of its own
     epochs: Read[Count] = 1  # passes over a batch
     shaping: Read[list[str]] = field(default_factory=list)  # of rewards, in this order
-    rejection: Real[dict[str, tuple[float | None, float | None]]] = field(
-        default_factory=dict
-    )  # of each measure, bounds
+    rejection: Real[dict[str, tuple[float | None, float | None]]] = field(default_factory=dict)  # bounds by measure
     filter: Read[str] = "none"  # groups that it refuses are generated anew, from other prompts
     filter_rounds: Refilled[Count] = 10  # times a batch that may be generated for it; then the run ends, and says why
-    over_sampling: Refilled[AtLeast1] = (
-        1.0  # times a batch that is admitted at first, so that refused groups are replaced at once
-    )
+    over_sampling: Refilled[AtLeast1] = 1.0  # times a batch, admitted at first: refused groups are replaced at once
     mask_truncated: Read[Switch] = False  # responses cut off at max_tokens have no loss
     max_token_staleness: Read[CountFromZero | None] = None  # iterations; tokens that lag by more have no loss
     entropy_coef: Real[NotNegative] = 0.0  # of the entropy of each token's distribution, which the loss is less
@@ -361,30 +337,16 @@ class TrainingConfig:
     name: Read[Name] = "fsdp"
     engine: Read[NameOrPath] = "torch"  # that trains the model; docs/adding_an_engine.md
     layout: CutByLayout[Layout] = "padded"  # for training and for scoring
-    tokens_per_micro_batch: Read[Count | None] = (
-        None  # most tokens of one pass that trains or scores, whole samples; None: no limit
-    )
-    recompute_activations: RealOrRoofline[Switch] = (
-        False  # keep no activations inside of layers; costs another forward pass
-    )
+    tokens_per_micro_batch: Read[Count | None] = None  # most tokens of a pass, whole samples; None: no limit
+    recompute_activations: RealOrRoofline[Switch] = False  # none are kept inside of layers; costs another forward pass
     logit_bytes: RealOrRoofline[Count] = 128 << 20  # float32 logits of the output layer that exist at a time
-    compile: Real[Switch] = (
-        False  # blocks by torch.compile: another rounding, and a start of minutes; engines/torch/compiled.py
-    )
-    optimizer_offload: OnGPU[OptimizerOffload] = (
-        "none"  # when AdamW's moments rest in host memory; engines/torch/moments.py
-    )
-    reference_offload: HostMemory[BesideReference[Switch]] = (
-        False  # the reference beside the actor rests in host memory; costs a copy a layer
-    )
-    routing_replay: Real[WithExperts[Switch]] = (
-        False  # tokens go to the experts that rollout chose, in training and what scores for it; docs/data.md
-    )
+    compile: Real[Switch] = False  # blocks by torch.compile; engines/torch/compiled.py says what that costs
+    optimizer_offload: OnGPU[OptimizerOffload] = "none"  # AdamW's moments rest on the host; engines/torch/moments.py
+    reference_offload: HostMemory[BesideReference[Switch]] = False  # beside the actor, on the host: a copy a layer
+    routing_replay: Real[WithExperts[Switch]] = False  # training and its scorers route as rollout did; docs/data.md
     lora_rank: Read[CountFromZero] = 0  # of adapters, trained instead of the weights; 0: none; docs/data.md
     lora_alpha: WithLoRA[Positive] = 32.0  # an adapter's output is times this over the rank
-    lora_targets: WithLoRA[list[str]] = field(
-        default_factory=list
-    )  # linear layers of each block that get one, such as [q_proj,v_proj]; []: all
+    lora_targets: WithLoRA[list[str]] = field(default_factory=list)  # linear layers, such as [q_proj]; []: all
     tensor_parallel: Read[Count] = 1  # ranks that share each layer, and each micro-batch
     pipeline_parallel: Read[Count] = 1  # stages that the layers are cut into; parts of a micro-batch follow one another
     expert_parallel: Read[Count] = 1  # data-parallel ranks over which experts are spread, neighbours
@@ -404,28 +366,18 @@ class ClusterConfig:
     kind: Real[Literal["auto", "cpu", "gpu"]] = "auto"
     threads_per_device: Real[Count] = 1
     oversubscribe: Real[Switch] = (
-        False  # more devices than there are cores, for tests; or on one GPU, for a trial: nothing that it takes counts
+        False  # more devices than cores, or one GPU for all: a trial, whose times do not count
     )
     bucket_bytes: Read[Count] = 64 << 20  # weights travel in pieces of at most this
     transfer_attempts: Processes[Count] = 3  # how often weights are sent to an engine that does not get them
     verify_weights: Travelling[Switch] = False  # hold every tensor that arrives against its digest
     delta_weights: BetweenDevices[Switch] = False  # send only what changed since the version before; always verified
     on_lost_engine: Read[Literal["end", "go_on"]] = "end"  # of the run, where an engine is lost for good
-    serve_membership: Processes[Switch] = (
-        False  # serve how the engines are, and who is to leave or join, over HTTP on loopback
-    )
-    wait_timeout_s: Processes[Positive] = (
-        300.0  # longest wait for a process to start, to meet others, or to pass weights on
-    )
-    stall_timeout_s: Processes[Positive] = (
-        1800.0  # longest time in which nobody computes anything; then the run ends, and says why
-    )
-    call_timeout_s: Processes[Positive] = (
-        3600.0  # longest wait for a device, or for an answer to a call that waits for no work
-    )
-    heartbeat_timeout_s: Processes[Positive] = (
-        600.0  # longest time in which a worker says nothing; then it counts as dead
-    )
+    serve_membership: Processes[Switch] = False  # over HTTP on loopback: how engines are, and who is to leave or join
+    wait_timeout_s: Processes[Positive] = 300.0  # longest wait for a process to start, meet others, or pass weights on
+    stall_timeout_s: Processes[Positive] = 1800.0  # longest time in which nobody computes; then the run ends
+    call_timeout_s: Processes[Positive] = 3600.0  # longest wait for a device, or for an answer that needs no work
+    heartbeat_timeout_s: Processes[Positive] = 600.0  # longest silence of a worker; then it counts as dead
     queue: Read[NameOrPath | None] = None  # where rows rest: harness/transfer_queue/README.md; None: by runtime
     queue_options: Read[dict[str, Any]] = field(default_factory=dict)
     memory_gib: Real[Positive | None] = None  # memory of one device; asked from the machine when None
@@ -439,9 +391,7 @@ class EvalConfig:
     """Versions between two evaluations; the first and the last one besides. 0: none; auto: as `harness.checks.job`
     settles it for a run that is a result."""
     samples: Evaluated[Count] = 128  # held-out problems
-    k: Evaluated[Annotated[int, Strict(), Field(ge=0, lt=4096)]] = (
-        2  # responses sampled to each, besides a greedy one: pass@k
-    )
+    k: Evaluated[Annotated[int, Strict(), Field(ge=0, lt=4096)]] = 2  # responses sampled to each, besides a greedy one
     function: Evaluated[str | None] = None  # `package.module:coroutine` that evaluates besides, in its own way
 
     @property
@@ -465,9 +415,7 @@ class CheckpointConfig:
     every: Read[CountFromZero] = 0  # versions between two checkpoints; 0: none
     keep: Saved[Count] = 2  # newest ones that stay
     background: Saved[Switch] = True  # trainers go on while their state is written; it is in host memory meanwhile
-    begin_with: Read[str | None] = (
-        None  # a cell's folder, of the same job on other devices, whose checkpoints to begin with
-    )
+    begin_with: Read[str | None] = None  # a cell's folder, of the same job elsewhere, whose checkpoints to begin with
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -511,9 +459,7 @@ class JobConfig:
     device: Roofline[DeviceConfig]  # that a roofline is of
     eval: Real[EvalConfig] = field(default_factory=EvalConfig)
     checkpoint: OfRuns[CheckpointConfig] = field(default_factory=CheckpointConfig)
-    replay: Read[str | None] = (
-        None  # a cell's folder, of the same job, whose order of arrival is to be kept: docs/replay.md
-    )
+    replay: Read[str | None] = None  # a cell's folder, of the same job, whose order of arrival to keep: docs/replay.md
     restarts: OfRuns[RestartsConfig] = field(default_factory=RestartsConfig)
     texts: OfRuns[TextsConfig] = field(default_factory=TextsConfig)
     loggers: OfRuns[tuple[str, ...]] = ("mlflow",)  # that hear the metrics of a run besides its folder

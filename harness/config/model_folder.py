@@ -151,7 +151,7 @@ def shape_of(found: Any, source: str) -> dict[str, Any]:
     experts = next((n for name in ("num_experts", "num_local_experts") if (n := getattr(found, name, None))), 0)
     wide = getattr(found, "moe_intermediate_size", None) if experts else None
     rotary: Mapping[str, Any] = getattr(found, "rope_parameters", None) or {}
-    architecture = found.model_type
+    architecture, biased = found.model_type, getattr(found, "attention_bias", False)
     sliding = [kind for kind in getattr(found, "layer_types", None) or [] if kind == "sliding_attention"]
     window = getattr(found, "sliding_window", None)
     if window is not None and getattr(found, "layer_types", None) is None:
@@ -170,20 +170,13 @@ def shape_of(found: Any, source: str) -> dict[str, Any]:
         "experts": experts,
         "active_experts": found.num_experts_per_tok if experts else 0,
         "architecture": architecture,
-        "attention_bias": _attention_bias(found),
+        "attention_bias": "qkv" if architecture.startswith("qwen2") else "all" if biased else "none",
         "qk_norm": bool(architecture.startswith("qwen3") or getattr(found, "use_qk_norm", False)),
         "sliding_window": window if sliding else None,
         "sliding_layers": len(sliding) if window is not None else 0,
         "rope_theta": float(rotary.get("rope_theta", 10000.0)),
         "norm_eps": float(getattr(found, "rms_norm_eps", 1e-6)),
     }
-
-
-def _attention_bias(found: Any) -> str:
-    """The projections of attention that have biases: qkv, all or none."""
-    if found.model_type.startswith("qwen2"):
-        return "qkv"
-    return "all" if getattr(found, "attention_bias", False) else "none"
 
 
 def _refuse(found: Any, source: str) -> None:

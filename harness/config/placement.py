@@ -126,8 +126,8 @@ def _counts(owners: Mapping[str, int | str], devices: int) -> dict[str, int]:
     for role, value in owners.items():
         if value == "rest":
             continue
-        if percent := _percent(value):
-            counts[role] = max(1, devices * percent // 100)
+        if isinstance(value, str) and (percent := _PERCENT.fullmatch(value)):
+            counts[role] = max(1, devices * int(percent[1]) // 100)
         elif isinstance(value, int) and value > 0:
             counts[role] = value
         else:
@@ -141,11 +141,6 @@ def _counts(owners: Mapping[str, int | str], devices: int) -> dict[str, int]:
     for role in takers:
         counts[role] = max(1, devices - sum(counts.values()))
     return {role: counts[role] for role in owners}
-
-
-def _percent(value: int | str) -> int | None:
-    """50 for "50%"; None for what is no percentage of 1 to 100."""
-    return int(value[:-1]) if isinstance(value, str) and _PERCENT.fullmatch(value) else None
 
 
 @dataclass(frozen=True, order=True)

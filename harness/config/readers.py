@@ -66,11 +66,6 @@ def scoring_processes(task: TaskConfig) -> int:
     return 0 if getattr(reward, "quick", False) or iscoroutinefunction(reward) else 2
 
 
-def _has_scoring_limit(task: TaskConfig) -> bool:
-    """Whether scoring may be cut off: it is in another process, or may be waited for."""
-    return scoring_processes(task) > 0 or is_path(task.reward or task.name)
-
-
 def _shares_devices(job: JobConfig) -> bool:
     """Whether rollout gives its devices to training, and takes them back."""
     schedule = _loaded("schedule", job.schedule.name)
@@ -200,7 +195,12 @@ ScoredApart = Annotated[
     ),
 ]
 ScoredInTime = Annotated[
-    T, Where("scoring may take its time", lambda job, own: _has_scoring_limit(job.task), "task.reward_processes=2")
+    T,
+    Where(
+        "scoring may take its time",  # in another process, or waited for
+        lambda job, own: scoring_processes(job.task) > 0 or is_path(job.task.reward or job.task.name),
+        "task.reward_processes=2",
+    ),
 ]
 Generated = Annotated[
     T,
@@ -312,7 +312,9 @@ def _fields_of(
         if is_dataclass(value):
             yield from _fields_of(job, value, f"{path}.", wheres, default)
         elif path == "schedule.split":
-            yield from _split_of(job, value, wheres)
+            for role, share in value.items():
+                of_role = (*wheres, *filter(None, [_ROLES.get(role)]))
+                yield f"{path}.{role}", _setting(job, None, share, MISSING, of_role)
         elif path == "algorithm.options":
             yield from _options_of_functions(job, value, wheres)
         elif path in _OPTIONS:
@@ -343,14 +345,6 @@ def _lacks(job: JobConfig, own: Any, where: Where) -> bool:
 def plain_value(value: Any) -> Any:
     """A setting's value as YAML has it."""
     return value if isinstance(value, str | int | float | None) else json.loads(json.dumps(value, default=asdict))
-
-
-def _split_of(job: JobConfig, split: Mapping[str, Any], wheres: tuple[Where, ...]) -> Iterator[tuple[str, Setting]]:
-    for role, share in split.items():
-        yield (
-            f"schedule.split.{role}",
-            _setting(job, None, share, MISSING, (*wheres, *filter(None, [_ROLES.get(role)]))),
-        )
 
 
 def _options_of_functions(

@@ -19,7 +19,6 @@ _CHARACTERS = "harness.tasks.characters"
 _DATA = "harness.tasks.data:DataTask"
 _LOSSES = "harness.rl.losses"
 _ADVANTAGES = "harness.rl.advantages"
-_BY_BATCH = "harness.rl.advantages"
 _TRANSPORTS = "harness.config.transports"
 _TEXT = "harness.tasks.rewards.text"
 _MEASURES = (
@@ -108,11 +107,11 @@ ADVANTAGES = {
     "opo": f"{_ADVANTAGES}:opo",
     "best_of_k": f"{_ADVANTAGES}:best_of_k",
     "max_rl": f"{_ADVANTAGES}:max_rl",
-    "reinforce_plus_plus": f"{_BY_BATCH}:reinforce_plus_plus",
-    "reinforce_plus_plus_baseline": f"{_BY_BATCH}:reinforce_plus_plus_baseline",
-    "gpg": f"{_BY_BATCH}:gpg",
-    "batch_std": f"{_BY_BATCH}:batch_std",
-    "gdpo": f"{_BY_BATCH}:gdpo",
+    "reinforce_plus_plus": f"{_ADVANTAGES}:reinforce_plus_plus",
+    "reinforce_plus_plus_baseline": f"{_ADVANTAGES}:reinforce_plus_plus_baseline",
+    "gpg": f"{_ADVANTAGES}:gpg",
+    "batch_std": f"{_ADVANTAGES}:batch_std",
+    "gdpo": f"{_ADVANTAGES}:gdpo",
     "remax": f"{_ADVANTAGES}:remax",
     "gae": "harness.rl.token_advantages:gae",
     "optimal_token_baseline": "harness.rl.token_advantages:optimal_token_baseline",

@@ -16,7 +16,6 @@ from harness.cost_model.transfer import sender_links
 from harness.driver import PRELOAD
 from harness.driver.checkpoint_files import Checkpoint
 from harness.driver.engine_factories import EngineFactory, RealEngines, SimulatedEngines
-from harness.driver.replay import Replay
 from harness.driver.restarts import Restarts
 from harness.protocols import Clock
 from harness.rpc.sockets import forget, meeting_place
@@ -26,6 +25,7 @@ from harness.runtime.stores import open_store
 from harness.runtime.virtual_runtime import VirtualClock, VirtualLoop, VirtualRuntime
 from harness.weight_sync.simulated import SimulatedTransport
 from harness.weight_sync.transports import GroupTransport, LocalTransport, WeightTransport
+from harness.workers.replaying import Replay
 from schedules import Schedule
 
 

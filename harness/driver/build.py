@@ -15,7 +15,6 @@ from typing import Any
 from harness.config import AlgorithmConfig, JobConfig
 from harness.config.placement import ENGINE_ROLES
 from harness.driver.engine_factories import EngineFactory, sampling_of
-from harness.driver.replay import Replay
 from harness.protocols import Clock, RolloutEngine
 from harness.rl.advantages import advantages_of, needs_whole_batch, parts_compared
 from harness.rl.kl import reward_kl_of
@@ -25,7 +24,7 @@ from harness.runtime.runtime import RoleName
 from harness.tasks import environment_of, extra_metrics
 from harness.transfer_queue import TransferQueue
 from harness.transfer_queue.control.policies import balanced, contiguous
-from harness.weight_sync.simulated import PacedRole
+from harness.weight_sync.endpoints import ReceivingWorker, SendingWorker
 from harness.workers.actor import ActorRole, CriticRole
 from harness.workers.dataflow import CRITIC_TRAINING, RECORD, Numbering
 from harness.workers.dealing import DealtQueue, DealtReader, WorldScatter
@@ -34,7 +33,7 @@ from harness.workers.episodes import Episodes
 from harness.workers.held_engine import HeldEngine
 from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader, RankQueue, group_of_neighbours
 from harness.workers.recording import RecordingSettings, RecordRole
-from harness.workers.replaying import RecordedReader, ReplayedEngine
+from harness.workers.replaying import RecordedReader, Replay, ReplayedEngine
 from harness.workers.reward_scorers import reward_scorer
 from harness.workers.rollout import FeedOrder, Ordered, Ports, RecordedOrder, RolloutRole, RolloutSettings, TakingTurns
 from harness.workers.stages import (
@@ -105,10 +104,10 @@ def build_roles(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[RoleName, A
     for role in sorted(roles, key=lambda role: role[0] != "actor"):
         made[role] = _BUILD[role[0]](role[1], spec, actor)
         actor = actor or made.get(("actor", role[1]))
-    pace = spec.engines.transfer_pace
-    if pace is None or spec.colocated:
-        return made
-    return {role: built if role[0] == "lent" else PacedRole(built, pace) for role, built in made.items()}
+    for (kind, _), built in made.items():
+        if isinstance(built, SendingWorker | ReceivingWorker) and kind != "lent" and not spec.colocated:
+            built.pace = spec.engines.transfer_pace
+    return made
 
 
 async def build_in_stages(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[RoleName, Any]:

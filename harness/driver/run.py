@@ -34,7 +34,6 @@ from harness.driver.initial_weights import initial_model
 from harness.driver.listeners import IterationListener, RunListener
 from harness.driver.loggers import LoggedRun, Loggers
 from harness.driver.progress import ProgressDisplay, waiting_for
-from harness.driver.replay import Replay
 from harness.driver.restarts import GivenUp, Restarts, how, roles_in
 from harness.driver.session import Session
 from harness.metrics.done import CRITIC, MODEL
@@ -50,6 +49,7 @@ from harness.runtime.interrupts import LeaveRequest, run_in
 from harness.runtime.runtime import Handle, WorkerDied, ask_all, cluster_address, parts_of
 from harness.tasks import Task, make_task, tokenizer_of
 from harness.weight_sync.membership import LostEngine
+from harness.workers.replaying import Replay
 from harness.workers.training import RememberingRole
 
 MEMBERSHIP = "membership.json"

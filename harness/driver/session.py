@@ -47,21 +47,6 @@ from harness.workers.dataflow import ROLLOUT_COLUMNS, ROUTES
 from harness.workers.recording import RecordingSettings, RunLengthDecoder, SampleDecoder, TokenDecoder, Work
 
 
-def _of_samples(config: JobConfig, real: bool) -> tuple[SampleDecoder, bool]:
-    """The decoder of samples' columns, and whether samples have several turns."""
-    most = config.algorithm.max_token_staleness
-    if not real:
-        return RunLengthDecoder(config.cost.prompt_tokens, _keeps_cache(config), most), config.cost.turns is not None
-    task = make_task(config)
-    return TokenDecoder(extra_metrics(task), _keeps_cache(config), most), environment_of(task) is not None
-
-
-def _keeps_cache(config: JobConfig) -> bool:
-    """Whether samples that run as new weights come go on with what older ones put into their caches."""
-    schedule = make_schedule(config)
-    return config.engine.keep_cache and not schedule.in_rounds and getattr(schedule, "pause", "keep") == "keep"
-
-
 def _work(run: RunSpec) -> Work | None:
     """Operations of the run's samples, where the peak of its devices is known: of those that a roofline is of, or of
     GPUs here that are known by name."""
@@ -80,8 +65,16 @@ def _work(run: RunSpec) -> Work | None:
 
 
 def _recording(run: RunSpec) -> RecordingSettings:
-    config = run.config
-    decoder, several_turns = _of_samples(config, run.plan.backend == "real")
+    config, most = run.config, run.config.algorithm.max_token_staleness
+    # Samples that run as new weights come go on with what older ones put into their caches.
+    goes_on = not run.schedule.in_rounds and getattr(run.schedule, "pause", "keep") == "keep"
+    keeps_cache = config.engine.keep_cache and goes_on
+    decoder: SampleDecoder = RunLengthDecoder(config.cost.prompt_tokens, keeps_cache, most)
+    several_turns = config.cost.turns is not None
+    if run.plan.backend == "real":
+        task = make_task(config)
+        decoder = TokenDecoder(extra_metrics(task), keeps_cache, most)
+        several_turns = environment_of(task) is not None
     return RecordingSettings(
         decoder,
         config.algorithm.group_size,
@@ -196,7 +189,7 @@ class Session:
                 await self._watched(self._finish())
         except Exception as failure:
             # A death shows first in a call of another worker: name the dead, not only the one that noticed.
-            noticed = _noticed(failure)
+            noticed = [str(part) for part in parts_of(failure) if isinstance(part, LostEngine | WorkerDied)][:1]
             if losses := [*noticed, *await self._died(noticed)]:
                 given_up = any(isinstance(part, GivenUp) for part in parts_of(failure))
                 raise (GivenUp if given_up else WorkerDied)("; ".join(losses)) from failure
@@ -217,9 +210,9 @@ class Session:
 
     def _health(self) -> dict[str, Any]:
         """Health of the run and of each of its roles, as was last heard of them."""
-        versions = self.assembly.coordinator.versions
+        versions, doing = self.assembly.coordinator.versions, self.recorder.roles
         roles = [
-            state | {"version": versions.get(state["name"]), "doing": self.recorder.roles.get(kind_of(state["name"]))}
+            state | {"version": versions.get(state["name"]), "doing": doing.get(state["name"].partition("[")[0])}
             for state in self._heartbeats.states()
         ]
         return {"seconds": round(self.clock.now(), 3), "version": self.recorder.version, "roles": roles}
@@ -350,16 +343,6 @@ async def go_on_from(
 def _newest(cut: Cut, finished: Mapping[str, Finished]) -> float:
     """Time of the newest that is kept: what was done after it is lost, and does not count."""
     return max([cut.at, *(refusal.at for refusal in cut.refused), *(kept.newest for kept in finished.values())])
-
-
-def kind_of(role: str) -> str:
-    """`actor` of `actor[0]`."""
-    return role.partition("[")[0]
-
-
-def _noticed(failure: Exception) -> list[str]:
-    """Line on what died over what, as the first call says that met it."""
-    return [str(part) for part in parts_of(failure) if isinstance(part, LostEngine | WorkerDied)][:1]
 
 
 def simulate(config: JobConfig, seed: int, started: Callable[[Session], None] = lambda session: None) -> Recorder:

@@ -6,7 +6,7 @@ from dataclasses import replace
 
 from harness.checks.layout import device_roles
 from harness.checks.settle import Draft
-from harness.config.changes import changed
+from harness.config.compose import changed
 from harness.cost_model.shape import parameters
 
 DEVICES = 16

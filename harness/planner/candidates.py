@@ -10,7 +10,7 @@ from itertools import product
 
 from harness.checks.job import only_simulated
 from harness.config import JobConfig
-from harness.config.changes import changed
+from harness.config.compose import changed
 from harness.metrics.formatting import plural
 from schedules import Schedule
 

@@ -16,8 +16,7 @@ import numpy as np
 
 from harness.checks.layout import device_roles
 from harness.config import CostConfig, JobConfig
-from harness.config.changes import changed
-from harness.config.compose import make_schedule
+from harness.config.compose import changed, make_schedule
 from harness.config.placement import resolve_split
 from harness.cost_model.job_cost import simulated_cost
 from harness.driver.event_model import fast_steps, not_covered

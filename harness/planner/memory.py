@@ -10,8 +10,7 @@ from harness.checks.job import lengths_of, plan_elsewhere, plan_job, without_hub
 from harness.checks.layout import device_roles
 from harness.checks.machine import changes_that_fit, real_setting
 from harness.config import ConfigError, JobConfig
-from harness.config.changes import changed
-from harness.config.compose import compose_job, given_by, make_schedule
+from harness.config.compose import changed, compose_job, given_by, make_schedule
 from harness.config.machine import Machine, described, this_machine
 from harness.config.placement import Placement, resolve_split
 from harness.config.registries import SCHEDULES

@@ -9,8 +9,7 @@ from functools import cached_property
 
 from harness.checks.layout import device_roles
 from harness.config import ConfigError, CostConfig, JobConfig, RooflineConfig
-from harness.config.changes import as_arguments
-from harness.config.compose import EXPERIMENTS, compose_job, make_schedule, read_settings
+from harness.config.compose import EXPERIMENTS, as_arguments, compose_job, make_schedule, read_settings
 from harness.config.registries import SCHEDULES
 from harness.driver.event_model import difference
 from harness.planner.candidates import STALENESS, Candidate

@@ -93,7 +93,7 @@ class LocalRuntime(ConnectedRuntime):
                 run_worker,
                 (name, list(roles), pickled, token),
                 [listener.fileno()],
-                environment=network_environment(self.gpu)
+                environment=({} if self.gpu else {"GLOO_SOCKET_IFNAME": "lo"})  # workers find each other
                 | (device_environment(devices) if self.gpu else {})
                 | ({} if self.logs is None else {RUN: run_in(self.logs)}),
                 log=self.logs and self.logs / f"{name}.log",
@@ -172,8 +172,3 @@ def server_environment() -> dict[str, str]:
     environment = {"OMP_NUM_THREADS": "1", "HF_HUB_OFFLINE": "1", "TOKENIZERS_PARALLELISM": "false"}
     environment["PYTHONPATH"] = os.pathsep.join(import_folders())  # where code of the user's is
     return environment | _MALLOC | FORKABLE
-
-
-def network_environment(gpu: bool) -> dict[str, str]:
-    """Environment by which workers find each other."""
-    return {} if gpu else {"GLOO_SOCKET_IFNAME": "lo"}

@@ -294,8 +294,6 @@ class StopClock(Message):
 class Ping(Message):
     """Ask whether the worker answers."""
 
-    pass
-
 
 class EndRole(Message):
     """End a role."""

@@ -270,22 +270,30 @@ class WaitingRole(Protocol):
         """Lines on what its loops wait for."""
 
 
-async def collect_waits(handles: Sequence[Handle[WaitingRole]], answer_s: float = _ANSWER_S) -> list[str]:
+async def collect_waits(handles: Sequence[Handle[WaitingRole]]) -> list[str]:
     """Lines on what the loops of these roles wait for. One that computes cannot answer: the line says so."""
-    async with asyncio.TaskGroup() as tasks:
-        asked = [tasks.create_task(_waits_of(handle, answer_s)) for handle in handles]
-    return [line for task in asked for line in task.result()]
+
+    async def waits_of(handle: Handle[WaitingRole]) -> list[str]:
+        try:
+            async with asyncio.timeout(_ANSWER_S):
+                return await handle.role.waiting()
+        except TimeoutError:
+            return [f"{handle.name} does not answer (computing, or dead)"]
+        except WorkerDied:
+            return [f"{handle.name} is dead"]
+
+    return [line for lines in await asyncio.gather(*map(waits_of, handles)) for line in lines]
 
 
 class Progress:
     """The progress of these roles, together: equal as long as none of them computes anything.
 
     One that computes cannot answer meanwhile: its answer counts when it comes, and it is not asked again before. One
-    that is dead is for others to notice. answer_s: the longest wait for answers. To be closed.
+    that is dead is for others to notice. To be closed.
     """
 
-    def __init__(self, handles: Sequence[Handle[WaitingRole]], answer_s: float = _ANSWER_S) -> None:
-        self._handles, self._answer_s = handles, answer_s
+    def __init__(self, handles: Sequence[Handle[WaitingRole]]) -> None:
+        self._handles = handles
         self._known: dict[str, int] = {}
         self._asked: dict[str, asyncio.Task[None]] = {}
 
@@ -297,7 +305,7 @@ class Progress:
             if asked is None or asked.done():
                 self._asked[handle.name] = asyncio.create_task(self._ask(handle))
                 fresh.append(self._asked[handle.name])
-        await asyncio.wait(fresh or self._asked.values(), timeout=self._answer_s)  # once for one that is silent
+        await asyncio.wait(fresh or self._asked.values(), timeout=_ANSWER_S)  # once for one that is silent
         for task in self._asked.values():
             if task.done():
                 task.result()
@@ -311,16 +319,6 @@ class Progress:
         """Waits for no answer any more."""
         for asked in self._asked.values():
             asked.cancel()
-
-
-async def _waits_of(handle: Handle[WaitingRole], answer_s: float) -> list[str]:
-    try:
-        async with asyncio.timeout(answer_s):
-            return await handle.role.waiting()
-    except TimeoutError:
-        return [f"{handle.name} does not answer (computing, or dead)"]
-    except WorkerDied:
-        return [f"{handle.name} is dead"]
 
 
 def machine_of_runs() -> Machine:

@@ -8,8 +8,7 @@ import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-from harness.config.changes import as_arguments
-from harness.config.compose import DOCS, compose_job
+from harness.config.compose import DOCS, as_arguments, compose_job
 from harness.cost_model.memory_plan import GIB, USABLE
 from harness.planner.memory import COLUMNS, every_schedule, merged, planned_memory, row
 from harness.planner.plan import EFFORT, Plan, explore_all, layout, plan_jobs, why_none

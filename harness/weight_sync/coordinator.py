@@ -109,8 +109,20 @@ class Coordinator:
 
         What a receiver loaded is its version from then on. Raises LostEngine, or what no other attempt would mend.
         """
+
+        async def attempt(receivers: Sequence[Receiver], number: int) -> TransferOutcome:
+            outcome = await self._transport.transfer(self.trainers, receivers, version)
+            self._loaded(outcome.succeeded(receivers), version)
+            return outcome
+
         async with self._one_at_a_time:
-            await self._distribute(version)
+            await self.finish()
+            await self.fleet.begin_transfer()
+            engines = self.fleet.receivers
+            failures = await self._retrying.run(version, [*engines, *self.scorers], attempt)
+            await self._go_on_without(version, failures)
+            self.fleet.received(engines, version)
+            self._arrived = version
 
     async def ended(self) -> None:
         """Wait until no transfer is under way. Until then an engine that died over one must not be started again: it
@@ -142,42 +154,24 @@ class Coordinator:
         for _, error in await self._retrying.run(version, [engine], attempt):
             raise NotBrought(f"{engine.name} did not get version {version}: {self._tried(error)}") from error
 
-    async def _distribute(self, version: int) -> None:
-        await self.finish()
-        await self.fleet.begin_transfer()
-        engines = self.fleet.receivers
-
-        async def attempt(receivers: Sequence[Receiver], number: int) -> TransferOutcome:
-            outcome = await self._transport.transfer(self.trainers, receivers, version)
-            self._loaded(outcome.succeeded(receivers), version)
-            return outcome
-
-        failures = await self._retrying.run(version, [*engines, *self.scorers], attempt)
-        await self._go_on_without(version, failures)
-        self.fleet.received(engines, version)
-        self._arrived = version
-
     async def start_transfer(self, version: int) -> None:
         """Wait for the previous transfer, copy the trained weights to the trainer's host memory, and let them travel.
 
         Returns when the copy is complete: then the trainer may change its weights.
         """
         async with self._one_at_a_time:
-            await self._start_transfer(version)
-
-    async def _start_transfer(self, version: int) -> None:
-        await self.finish()
-        await self.fleet.begin_transfer()
-        engines = self.fleet.receivers
-        await self._go_on_without(version, await self._retrying.connect_living([*engines, *self.scorers]))
-        left = self.fleet.receivers
-        engines = [engine for engine in engines if engine in left]
-        # The copy travels as soon as it is there.
-        for spans in await ask_all(self.trainers, lambda actor: actor.send(version)):
-            self._observe(spans)
-        self._transfer = asyncio.create_task(self._transfer_to_hosts(version, engines))
-        self._transfer.add_done_callback(retrieved)  # a run may end before anybody waits for it
-        self._transfer.add_done_callback(lambda _: self._wake())
+            await self.finish()
+            await self.fleet.begin_transfer()
+            engines = self.fleet.receivers
+            await self._go_on_without(version, await self._retrying.connect_living([*engines, *self.scorers]))
+            left = self.fleet.receivers
+            engines = [engine for engine in engines if engine in left]
+            # The copy travels as soon as it is there.
+            for spans in await ask_all(self.trainers, lambda actor: actor.send(version)):
+                self._observe(spans)
+            self._transfer = asyncio.create_task(self._transfer_to_hosts(version, engines))
+            self._transfer.add_done_callback(retrieved)  # a run may end before anybody waits for it
+            self._transfer.add_done_callback(lambda _: self._wake())
 
     async def wait_arrived(self, version: int) -> None:
         """Wait until `version`, whose transfer may not have started yet, is in the host memory of every engine."""
@@ -240,13 +234,18 @@ class Coordinator:
         on each other by its timeout. A worker that computes answers late, and must not keep engines from their weights.
         """
 
+        abort = self._transport.abort
+
         async def attempt(receivers: Sequence[Receiver], number: int) -> TransferOutcome:
-            if number > 1 and (again := await self._resend(version)).failed:
-                return again.skipping(receivers)
+            senders = self._transport.sending(self.trainers)
+            if number > 1:
+                again = await ask_each(senders, lambda actor: actor.resend(version), f"resend version {version}")
+                if again.failed:
+                    return again.skipping(receivers)
             scorers = [receiver for receiver in receivers if receiver in self.scorers]
             missing = [receiver for receiver in receivers if receiver not in scorers]
             sent, staged, swapped = await asyncio.gather(
-                self._sent(version),
+                ask_each(senders, lambda actor: actor.wait_arrived(version), f"send version {version}", on_death=abort),
                 self._to_engines(missing, version, all_of_them=len(missing) == len(engines)),
                 self._to_scorers(scorers, version),
             )
@@ -255,15 +254,6 @@ class Coordinator:
         failures = await self._retrying.run(version, [*engines, *self.scorers], attempt)
         await self._go_on_without(version, failures)
         self._received(engines, version)
-
-    async def _resend(self, version: int) -> TransferOutcome:
-        senders = self._transport.sending(self.trainers)
-        return await ask_each(senders, lambda actor: actor.resend(version), f"resend version {version}")
-
-    async def _sent(self, version: int) -> TransferOutcome:
-        senders = self._transport.sending(self.trainers)
-        what, on_death = f"send version {version}", self._transport.abort
-        return await ask_each(senders, lambda actor: actor.wait_arrived(version), what, on_death=on_death)
 
     async def _to_engines(self, engines: Sequence[Receiver], version: int, *, all_of_them: bool) -> TransferOutcome:
         staged = await self._stage(engines, version)

@@ -11,7 +11,7 @@ from typing import Annotated, Any, Protocol, get_args, runtime_checkable
 import torch
 import torch.distributed as dist
 
-from harness.config.transports import transport_of
+from harness.config.transports import TransferTimes, transport_of
 from harness.protocols import Clock, FromTrainer, ReceivingEngine, Span, TrainEngine, TransferOffer
 from harness.runtime.runtime import Waits, Wire
 from harness.weight_sync.plan import TransferPlan, pack, plan_transfer
@@ -170,7 +170,8 @@ class SendingWorker:
     waits: Waits
     device: torch.device
     sender: WeightSender | None = None
-    joined: WeightSender | None = None  # the last one that met its receivers, not what paces it
+    pace: TransferTimes | None = None
+    """The least that transfers take, where they are real and the engines are not."""
     _source: WeightSource
     _store: dist.Store
 
@@ -210,14 +211,12 @@ class SendingWorker:
 
     async def meet_receivers(self) -> None:
         """Complete, on rank 0, what `open` began. What the previous sender had under way can be sent again."""
-        self.joined = self._source.sender(self._store, self.device, self.joined)
-        await self.use(self.joined)
+        await self.use(self._source.sender(self._store, self.device, self.sender))
 
     async def send_beside(self, sent: SentOffer, number: int) -> None:
         """Join, as rank `number`, one of the other senders, the group of its own, while all receivers do."""
         offer = sent.opened()
-        self.joined = offer.sender(offer.rendezvous.connect(), self.device, self.joined, number)
-        await self.use(self.joined)
+        await self.use(offer.sender(offer.rendezvous.connect(), self.device, self.sender, number))
 
     async def use(self, sender: WeightSender) -> None:
         """Send weights by this sender, which reaches its receivers already."""
@@ -238,6 +237,8 @@ class SendingWorker:
             start = self.clock.now()
             with self.waits("send", f"version {version} to be taken"):
                 await self.sender.send(version, self.engine.named_parameters())
+                if self.pace is not None:
+                    await _pass(self.pace.send_s, start, self.clock)
             end = self.clock.now()
         return [Span("actor", self.name, "publish_weights", start, end, version, version - 1)]
 
@@ -266,6 +267,8 @@ class ReceivingWorker(ABC):
     waits: Waits
     device: torch.device
     receiver: WeightReceiver | HostReceiver | None = None
+    pace: TransferTimes | None = None
+    """The same as a sender's; loads are paced by their engine."""
 
     @property
     def receiving_engine(self) -> ReceivingEngine | None:
@@ -302,6 +305,8 @@ class ReceivingWorker(ABC):
         start = self.clock.now()
         with self.waits("stage", f"version {version} to arrive"):
             await self._host_receiver.stage(version)
+            if self.pace is not None:
+                await _pass(self.pace.stage_s, start, self.clock)
         return [Span(self.role, self.name, "stage_weights", start, self.clock.now(), version, version - 1)]
 
     async def swap(self, version: int) -> list[Span]:
@@ -339,6 +344,11 @@ def stop_reading(weights: Iterator[tuple[str, torch.Tensor]]) -> None:
     close = getattr(weights, "close", None)
     if close is not None:
         close()
+
+
+async def _pass(seconds: float, start: float, clock: Clock) -> None:
+    """Wait until so many seconds have passed since the start."""
+    await clock.sleep(max(0.0, seconds - (clock.now() - start)))
 
 
 def _alone() -> bool:

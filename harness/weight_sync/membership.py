@@ -45,15 +45,8 @@ class MembershipConflict(RuntimeError):
     """A member cannot do what was requested. The message says why."""
 
 
-class UnknownMember(KeyError):
-    """Raised for a member that has not joined."""
-
-    def __init__(self, name: str) -> None:
-        super().__init__(name)
-        self.name = name
-
-    def __str__(self) -> str:
-        return f"{self.name!r} is no member"
+class UnknownMember(LookupError):
+    """Raised for a member that has not joined. The message names it."""
 
 
 class Membership:
@@ -155,7 +148,7 @@ class Membership:
         try:
             return self._members[name]
         except KeyError:
-            raise UnknownMember(name) from None
+            raise UnknownMember(f"{name!r} is no member") from None
 
     @property
     def members(self) -> list[Member]:

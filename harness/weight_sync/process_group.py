@@ -14,7 +14,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, Protocol, cast
+from typing import Any, cast
 
 import torch
 import torch.distributed as dist
@@ -30,16 +30,6 @@ _ABORTED = "aborted"  # a key of the rendezvous's store
 _CHECK_S = 0.5  # how often a wait checks whether the rendezvous was aborted
 _ABORT_S = 10.0  # to be let in by the store's process, which may compute, or be reached slowly
 _POLL_S = 1e-4  # how often a GPU, or the members that have come, are polled
-
-
-class PendingWork(Protocol):
-    """A collective that was handed to the group, and may not be done yet: torch.distributed's."""
-
-    def wait(self, timeout: timedelta = ...) -> object:
-        """Wait until it is done. Raises RuntimeError where it failed."""
-
-    def is_completed(self) -> bool:
-        """Whether it is done, well or not."""
 
 
 class TransferGroup:
@@ -68,19 +58,19 @@ class TransferGroup:
             self.close()
             raise TransferError(f"version {version} broke off: {error}") from error
 
-    def broadcast(self, data: torch.Tensor) -> PendingWork:
+    def broadcast(self, data: torch.Tensor) -> dist.Work:
         """Broadcast from the sender to all others; `data` (on the group's device) is there once it was waited for."""
         options = dist.BroadcastOptions()
         options.rootRank, options.rootTensor = SOURCE, 0
         assert self._group is not None
-        return cast(PendingWork, self._group.broadcast([data], options))
+        return self._group.broadcast([data], options)
 
     def barrier(self) -> None:
         """Wait for all members to come here."""
         assert self._group is not None
-        self.wait(cast(PendingWork, self._group.barrier(dist.BarrierOptions())))
+        self.wait(self._group.barrier(dist.BarrierOptions()))
 
-    def wait(self, work: PendingWork) -> None:
+    def wait(self, work: dist.Work) -> None:
         """Wait until it is done, fails (RuntimeError, torch's own), or the rendezvous is aborted (TransferError)."""
         if self.device.type == "cuda":
             checked = time.monotonic()
@@ -126,7 +116,7 @@ class BucketInFlight:
 
     group: TransferGroup
     tensors: list[torch.Tensor]
-    works: list[PendingWork]
+    works: list[dist.Work]
 
     @classmethod
     def start(cls, group: TransferGroup, tensors: list[torch.Tensor]) -> BucketInFlight:
@@ -239,7 +229,7 @@ class Rendezvous:
             except RuntimeError:  # its process is gone
                 return True
 
-        prefixed, seconds = dist.PrefixStore(f"weights of {sender}", store), _seconds(self.timeout_s)
+        prefixed, seconds = dist.PrefixStore(f"weights of {sender}", store), timedelta(seconds=self.timeout_s)
         with _connecting():
             gpus = self._wait_for_all(prefixed, rank, gpu_of(device), aborted)
             if device.type == "cuda" and len(set(gpus)) < self.size:
@@ -316,10 +306,6 @@ def _connecting() -> Iterator[None]:
         raise
     except (RuntimeError, TimeoutError) as error:
         raise TransferError(f"sender and receivers did not meet: {error}") from error
-
-
-def _seconds(seconds: float) -> timedelta:
-    return timedelta(seconds=seconds)
 
 
 class BucketEnd(ABC):

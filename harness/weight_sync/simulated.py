@@ -1,17 +1,16 @@
-"""Weights that take their time: none that travel (virtual), or real ones, no faster than a cost model says (paced)."""
+"""Weights that take their time, and do not travel. Real ones of a paced run do, no faster than a cost model says:
+`pace` of their workers."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Annotated, Any
 
 import torch
 
 from harness.config.transports import TransferTimes, transport_of
 from harness.protocols import Clock
-from harness.runtime.runtime import Wire
-from harness.weight_sync.endpoints import HostReceiver, HostSender, SentOffer, WeightOffer, WeightReceiver, WeightSender
+from harness.weight_sync.endpoints import HostReceiver, WeightReceiver
 from harness.weight_sync.host_staged import require_sent, require_staged
 from harness.weight_sync.plan import TransferPlan
 from harness.weight_sync.transports import (
@@ -122,83 +121,3 @@ class SimulatedReceiver:
         require_staged(version, self._staged)
         self._staged = {newer for newer in self._staged if newer > version}
         return iter(())
-
-
-class PacedSender:
-    """A real sender that takes at least as long as the cost model says, until the trainer may go on."""
-
-    def __init__(self, sender: WeightSender, times: TransferTimes, clock: Clock) -> None:
-        self._sender, self._times, self._clock = sender, times, clock
-
-    async def send(self, version: int, parameters: Mapping[str, torch.Tensor]) -> None:
-        start = self._clock.now()
-        await self._sender.send(version, parameters)
-        await self._clock.sleep(max(0.0, self._times.send_s - (self._clock.now() - start)))
-
-    async def ready(self) -> None:
-        if isinstance(self._sender, HostSender):
-            await self._sender.ready()
-
-    async def wait_arrived(self, version: int) -> None:
-        if isinstance(self._sender, HostSender):
-            await self._sender.wait_arrived(version)
-
-    async def resend(self, version: int) -> None:
-        assert isinstance(self._sender, HostSender)
-        await self._sender.resend(version)
-
-
-class PacedReceiver:
-    """A real receiver into host memory that takes at least as long as the cost model says."""
-
-    def __init__(self, receiver: HostReceiver, times: TransferTimes, clock: Clock) -> None:
-        self._receiver, self._times, self._clock = receiver, times, clock
-
-    async def stage(self, version: int) -> None:
-        start = self._clock.now()
-        await self._receiver.stage(version)
-        await self._clock.sleep(max(0.0, self._times.stage_s - (self._clock.now() - start)))
-
-    def staged(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
-        return self._receiver.staged(version)
-
-
-@dataclass(frozen=True)
-class PacedOffer:
-    """A real offer whose receivers into host memory are paced; those that load at once are paced by their engine."""
-
-    offer: WeightOffer
-    times: TransferTimes
-    clock: Clock
-
-    @property
-    def plan(self) -> TransferPlan:
-        return self.offer.plan
-
-    def receiver(
-        self, number: int, device: torch.device, previous: WeightReceiver | HostReceiver | None = None
-    ) -> WeightReceiver | HostReceiver:
-        paced = previous._receiver if isinstance(previous, PacedReceiver) else previous
-        receiver = self.offer.receiver(number, device, paced)
-        if isinstance(receiver, HostReceiver):
-            return PacedReceiver(receiver, self.times, self.clock)
-        return receiver
-
-
-class PacedRole:
-    """A role, of whatever kind, whose real transfers take at least as long as the cost model says."""
-
-    def __init__(self, role: Any, times: TransferTimes) -> None:
-        self._role, self._times = role, times
-
-    def __getattr__(self, name: str) -> Any:
-        return getattr(self._role, name)
-
-    async def join(self, offer: Annotated[WeightOffer, Wire(SentOffer)], number: int) -> None:
-        """Join as a receiver that is no faster than the cost model says."""
-        await self._role.join(PacedOffer(offer, self._times, self._role.clock), number)
-
-    async def meet_receivers(self) -> None:
-        """Meet the receivers as a sender that is no faster than the cost model says."""
-        await self._role.meet_receivers()
-        await self._role.use(PacedSender(self._role.joined, self._times, self._role.clock))

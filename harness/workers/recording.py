@@ -208,10 +208,6 @@ class Work:
     epochs: int = 1
     adapters: int = 0
 
-    def flops_of(self, prompt: int, response: int) -> float:
-        """Operations for one sample of so many tokens."""
-        return sample_flops(self.model, prompt, response, self.scorings, self.epochs, self.adapters)
-
 
 @dataclass(frozen=True)
 class RecordingSettings:
@@ -472,7 +468,8 @@ class _IterationSamples:
     def _flops(self) -> float:
         if (work := self._recording.work) is None:
             return 0.0
-        return sum(work.flops_of(record.prompt_tokens, record.response_tokens) for record in self._records)
+        rest = work.scorings, work.epochs, work.adapters
+        return sum(sample_flops(work.model, one.prompt_tokens, one.response_tokens, *rest) for one in self._records)
 
 
 def _together(parts: Sequence[TrainedRows]) -> Iterator[list[TrainedRows]]:

@@ -244,7 +244,9 @@ class AdvantageStage(StageRole):
 
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
         rewards = torch.from_numpy(batch.columns["reward"]).view(-1, self.group_size)
-        lengths, told = self._lengths(batch), dict[str, Column]()
+        lengths, told = None, dict[str, Column]()
+        if "loss_mask" in batch.columns:
+            lengths = torch.from_numpy(_lengths(batch)).view(-1, self.group_size)
         if self.shaping is not None:
             assert lengths is not None, "the queue's task asks for them where rewards are shaped"
             rewards = self.shaping(rewards, lengths)
@@ -268,13 +270,6 @@ class AdvantageStage(StageRole):
         if advantages.shape != rewards.shape:
             raise ValueError(f"advantages must be [groups, n] = {list(rewards.shape)}, not {list(advantages.shape)}")
         return told | {"advantage": advantages.float().flatten().numpy()}
-
-    def _lengths(self, batch: Batch) -> torch.Tensor | None:
-        """Sampled tokens of each, int64 [groups, n]; None where they are not read."""
-        if "loss_mask" not in batch.columns:
-            return None
-        tokens = [int(mask.sum()) for mask in batch.ragged("loss_mask").rows()]
-        return torch.tensor(tokens, dtype=torch.int64).view(-1, self.group_size)
 
 
 def _tokens(batch: Batch) -> torch.Tensor:
@@ -424,8 +419,12 @@ class RewardJudge:
         self._keep, self._given, self._group_size = keep, given, group_size
 
     def __call__(self, batch: Batch) -> np.ndarray:
-        made = {"exact_match": _exact_match, "lengths": _lengths, "truncated": _truncated}
-        given = {name: self._grouped(made[name](batch)) for name in self._given}
+        made: dict[str, Callable[[], np.ndarray]] = {
+            "exact_match": lambda: batch.dense("exact_match"),
+            "lengths": lambda: _lengths(batch),
+            "truncated": lambda: np.isin(batch.dense("finish_reason"), TRUNCATED),
+        }
+        given = {name: self._grouped(made[name]()) for name in self._given}
         rewards = self._grouped(batch.dense("reward"))
         kept, scored = np.zeros(len(rewards), np.bool_), ~rewards.isnan()
         for group in scored.any(dim=1).nonzero().flatten().tolist():
@@ -471,13 +470,6 @@ class FilterStage(StageRole):
         return {"passed": np.repeat(self.judge(batch), self.group_size)}
 
 
-def _exact_match(batch: Batch) -> np.ndarray:
-    return batch.dense("exact_match")
-
-
 def _lengths(batch: Batch) -> np.ndarray:
+    """Sampled tokens of each, int64 [rows]."""
     return np.array([int(mask.sum()) for mask in batch.ragged("loss_mask").rows()], np.int64)
-
-
-def _truncated(batch: Batch) -> np.ndarray:
-    return np.isin(batch.dense("finish_reason"), TRUNCATED)

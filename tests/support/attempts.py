@@ -17,11 +17,11 @@ from harness.driver.checkpoint_files import CHECKPOINTS
 from harness.driver.earlier import EarlierAttempt
 from harness.driver.evaluation import Evaluated, Evaluation
 from harness.driver.listeners import IterationListener
-from harness.driver.replay import Replay
 from harness.driver.run import FolderListener
 from harness.driver.session import Session
 from harness.metrics.run_files import RunDirectory, last_evaluated
 from harness.runtime.interrupts import run_in
+from harness.workers.replaying import Replay
 
 
 class PlayedEvaluation(Evaluation):

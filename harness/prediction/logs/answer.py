@@ -9,8 +9,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from harness.config import ConfigError
-from harness.config.changes import as_arguments
-from harness.config.compose import compose_job
+from harness.config.compose import as_arguments, compose_job
 from harness.cost_model.shape import weight_bytes
 from harness.metrics.formatting import markdown_table
 from harness.metrics.tables import Table

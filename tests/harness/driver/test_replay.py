@@ -17,10 +17,10 @@ from harness.comparison.promises import read_finished
 from harness.config import ConfigError, CostConfig, JobConfig
 from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import NO_MACHINE
-from harness.driver.replay import Replay
 from harness.metrics.arrivals import ARRIVALS, DamagedArrivals, read_arrivals
 from harness.metrics.run_files import load_ledger, load_metrics, load_samples
 from harness.runtime.runtime import parts_of
+from harness.workers.replaying import Replay
 from tests.support.attempts import attempt
 from tests.support.examples import examples
 from tests.support.invariants import check_run

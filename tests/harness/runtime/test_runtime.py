@@ -5,6 +5,7 @@ from contextlib import closing
 
 import pytest
 
+from harness.runtime import runtime
 from harness.runtime.runtime import Progress, Stalled, Waits, collect_waits, watch_progress
 
 
@@ -129,16 +130,17 @@ class Worker:
         return self.tokens
 
 
-async def test_who_computes_is_told_apart_and_counts_once_it_answers() -> None:
+async def test_who_computes_is_told_apart_and_counts_once_it_answers(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(runtime, "_ANSWER_S", 0.01)
     workers = [Worker("reward[0]", False), Worker("actor[0]", True), Worker("reward[1]", False)]
     with workers[0].waits("work", "rows of train_3"), workers[0].waits("load", "version 3"):
-        assert await collect_waits(workers, answer_s=0.01) == [
+        assert await collect_waits(workers) == [
             "reward[0].work waits for rows of train_3",
             "reward[0].load waits for version 3",
             "actor[0] does not answer (computing, or dead)",
         ]
     trainer = Worker("actor[0]", True)
-    with closing(Progress([trainer], answer_s=0.01)) as roles:
+    with closing(Progress([trainer])) as roles:
         assert await roles.now() == await roles.now() == ()
         trainer.free.set()
         assert await roles.now() == (("actor[0]", 0),)
@@ -149,14 +151,17 @@ async def test_who_computes_is_told_apart_and_counts_once_it_answers() -> None:
         assert await roles.now() == (("actor[0]", 1),), "asked while it computed, answered after that"
 
 
-async def test_an_engine_that_samples_puts_the_stall_off_and_one_that_is_stuck_does_not() -> None:
+async def test_an_engine_that_samples_puts_the_stall_off_and_one_that_is_stuck_does_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(runtime, "_ANSWER_S", 0.01)
     engine, stuck, clock = Worker("rollout[0]", False), Worker("actor[0]", True), HandClock()
 
     async def progress() -> object:
         engine.speed = 30 if clock.time < 500 else 0  # one response, longer than any limit
         return await roles.now()
 
-    with closing(Progress([engine, stuck], answer_s=0.01)) as roles:
+    with closing(Progress([engine, stuck])) as roles:
         with pytest.raises(Stalled, match="nothing happened for 100 s"):
             await watch_progress(progress, two_loops, 100.0, clock)
     assert 595 <= clock.time <= 615

@@ -6,17 +6,10 @@ import pytest
 import torch
 
 from harness.config.transports import TransferTimes
-from harness.runtime.messages import method_types
 from harness.runtime.virtual_runtime import LocalRole, VirtualClock, run_virtual
-from harness.weight_sync.endpoints import HostReceiver, HostSender, ReceivingWorker, WeightReceiver, WeightSender
+from harness.weight_sync.endpoints import HostReceiver, HostSender, WeightReceiver, WeightSender
 from harness.weight_sync.plan import TransferPlan
-from harness.weight_sync.simulated import (
-    PacedRole,
-    SimulatedOffer,
-    SimulatedReceiver,
-    SimulatedSender,
-    SimulatedTransport,
-)
+from harness.weight_sync.simulated import SimulatedOffer, SimulatedReceiver, SimulatedSender, SimulatedTransport
 
 TIMES = TransferTimes(send_s=2.0, stage_s=5.0, load_s=1.0)
 
@@ -128,7 +121,3 @@ def test_a_simulated_wire_makes_the_calls_of_the_wire_it_stands_for(transport: s
         return notes
 
     assert run_virtual(main()) == calls
-
-
-def test_a_paced_role_reads_the_offer_that_the_driver_sends_to_any_role() -> None:
-    assert method_types(PacedRole.join) == method_types(ReceivingWorker.join)
