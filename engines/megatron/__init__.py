@@ -1,1 +1,1 @@
-"""The embedded engine: rollout, scoring and FSDP2 training in plain torch."""
+"""Training by megatron-core."""

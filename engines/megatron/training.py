@@ -46,7 +46,7 @@ from engines.megatron.routers import StageRouters
 from engines.torch import checkpoint
 from engines.torch.experts import with_replicas
 from engines.torch.first_weights import Outline
-from engines.torch.fsdp import holders_of, init_world, over_ranks, submesh
+from engines.torch.fsdp import ByName, holders_of, init_world, over_ranks, submesh
 from engines.torch.model import float32_head, outline_model
 from engines.torch.packing import Boundaries, PackedBatch, packed_attention
 from engines.torch.pipeline import Pipeline
@@ -463,22 +463,6 @@ class MegatronPolicy:
         if mesh is None or held.cut is None:
             return part
         return DTensor.from_local(part, mesh, [Replicate(), *[Shard(held.cut)] * (mesh.ndim - 1)], run_check=False)
-
-
-class ByName(Mapping[str, torch.Tensor]):
-    """Tensors by names that are known, each made when it is asked for."""
-
-    def __init__(self, make: Callable[[str], torch.Tensor], names: Mapping[str, Any]) -> None:
-        self._make, self._names = make, names
-
-    def __getitem__(self, name: str) -> torch.Tensor:
-        return self._make(name)
-
-    def __iter__(self) -> Iterator[str]:
-        return iter(self._names)
-
-    def __len__(self) -> int:
-        return len(self._names)
 
 
 def _by_source(held: Mapping[str, Held]) -> Iterator[tuple[tuple[str, ...], list[tuple[str, Held]]]]:

@@ -22,7 +22,6 @@ import torch
 import torch.distributed as dist
 import torch.nn.functional as F
 from torch.distributed.device_mesh import DeviceMesh
-from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import Shard, distribute_tensor
 
 from engines.gloo_groups import all_connected, prove
@@ -56,9 +55,8 @@ def spread_experts(model: Any, world: DeviceMesh | None, ranks: int) -> DeviceMe
     divided over its dimension `tensor` where it has one. All of these ranks hold the same weights before, and the
     experts of a layer are a multiple of their number.
 
-    Returns the mesh over which `shard_experts` shards them: None where they are as all other parameters are. Every rank
-    of the world calls it, and waits for the others as `engines.gloo_groups.all_connected`.
-    """
+    Returns the mesh over which `engines.torch.fsdp.shard` shards them: None where they are as all other parameters are.
+    Every rank of the world calls it, and waits for the others as `engines.gloo_groups.all_connected`."""
     if world is None or not any(experts_of(model)):
         return None
     assert world.mesh_dim_names is not None
@@ -104,13 +102,6 @@ def with_replicas(world: DeviceMesh, ranks: int) -> DeviceMesh:
     store, everyone = dist.distributed_c10d._get_default_store(), range(dist.get_world_size())
     timeout_s = store.timeout.total_seconds()  # type: ignore[attr-defined]
     return all_connected(join_over_gloo, store, "ranks with experts", dist.get_rank(), everyone, timeout_s)
-
-
-def shard_experts(layer: torch.nn.Module, mesh: DeviceMesh, **options: Any) -> None:
-    """Shard the experts of a layer over the ranks that hold the same ones, with these options of `fully_shard`. mesh:
-    of `spread_experts`."""
-    for experts in experts_of(layer):
-        fully_shard(experts, mesh=mesh["replica"], **options)
 
 
 def _of_all_ranks(

@@ -25,7 +25,7 @@ from torch.distributed.tensor import DTensor
 
 from engines.gloo_groups import all_connected, prove
 from engines.torch.checkpoint import TrainingState, load_training, training_state
-from engines.torch.experts import shard_experts, spread_experts
+from engines.torch.experts import experts_of, spread_experts
 from engines.torch.first_weights import Outline, local_part
 from engines.torch.lora import base_alone
 from engines.torch.model import blocks_of
@@ -280,7 +280,8 @@ class TrainedModel(ABC, Generic[Scorers, TrainedBatch]):
         return {"rank": dist.get_rank(), "ranks": dist.get_world_size()}
 
     def named_parameters(self) -> Mapping[str, torch.Tensor]:
-        return InDtype(self._whole | self.masters, self._dtype)
+        masters = self._whole | self.masters  # in the dtype of engines, so that what is gathered is cast already
+        return ByName(lambda name: masters[name].detach().to(self._dtype), masters)
 
     def holders(self) -> Mapping[str, tuple[int, ...]]:
         return self._holders
@@ -442,10 +443,11 @@ def fill_shards(
 
 def shard(scorer: ScoringModel, mesh: DeviceMesh, spread: DeviceMesh | None, **options: Any) -> None:
     """Spread the parameters over `mesh`, in place: those of each layer are gathered together, and all others. spread:
-    of `spread_experts`."""
+    of `spread_experts`, whose experts are sharded over the ranks that hold the same ones."""
     for layer in blocks_of(scorer.model):
         if spread is not None:
-            shard_experts(layer, spread, **options)
+            for experts in experts_of(layer):
+                fully_shard(experts, mesh=spread["replica"], **options)
         fully_shard(layer, mesh=mesh, **options)
     fully_shard(scorer, mesh=mesh, **options)
 
@@ -464,21 +466,20 @@ def _forget_forward(scorer: FSDPModule) -> None:
             group._post_forward_indices.clear()
 
 
-class InDtype(Mapping[str, torch.Tensor]):
-    """Parameters in the dtype that engines hold them in, each cast when it is asked for: a second copy of all of them
-    never exists, and what is gathered from the ranks is cast already."""
+class ByName(Mapping[str, torch.Tensor]):
+    """Tensors by names that are known, each made when it is asked for: a second copy of all of them never exists."""
 
-    def __init__(self, parameters: Mapping[str, torch.Tensor], dtype: torch.dtype) -> None:
-        self._parameters, self._dtype = parameters, dtype
+    def __init__(self, make: Callable[[str], torch.Tensor], names: Mapping[str, Any]) -> None:
+        self._make, self._names = make, names
 
     def __getitem__(self, name: str) -> torch.Tensor:
-        return self._parameters[name].detach().to(self._dtype)
+        return self._make(name)
 
     def __iter__(self) -> Iterator[str]:
-        return iter(self._parameters)
+        return iter(self._names)
 
     def __len__(self) -> int:
-        return len(self._parameters)
+        return len(self._names)
 
 
 def parts_of(tensor: torch.Tensor | None) -> int:

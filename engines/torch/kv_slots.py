@@ -137,7 +137,10 @@ class SlotModel:
         self._float32 = float32_head(model)
         self._by_block = config.model_type in BLOCKS and not shape["sliding_layers"]
         if not self._by_block:
-            _use_slot_attention(model)
+            from transformers import AttentionInterface
+
+            AttentionInterface.register(NAME, slot_attention)
+            model.set_attn_implementation(NAME)
         if shape["experts"] and self.head.weight.device.type == "cpu":
             use_padded_experts(model, ROWS)
         self.routes = Routes(model, slots, self.capacity) if routes else None
@@ -372,13 +375,6 @@ def _rotate(x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor) -> torch.Tens
 
 def _batches(items: list[tuple[int, Sequence[int]]], size: int) -> Iterator[list[tuple[int, Sequence[int]]]]:
     return (items[i : i + size] for i in range(0, len(items), size))
-
-
-def _use_slot_attention(model: PreTrainedModel) -> None:
-    from transformers import AttentionInterface
-
-    AttentionInterface.register(NAME, slot_attention)
-    model.set_attn_implementation(NAME)
 
 
 def slot_attention(

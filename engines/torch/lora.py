@@ -48,17 +48,13 @@ def with_adapters(outline: Outline, training: TrainingConfig, seed: int) -> Outl
     where these say none, the outline itself. seed: that A is drawn from."""
     if not training.lora_rank:
         return outline
-    model = outline.model.requires_grad_(False)
+    model, targets = outline.model.requires_grad_(False), training.lora_targets
     for block in blocks_of(model):
         for name, layer in list(block.named_modules()):
-            if isinstance(layer, torch.nn.Linear) and _is_target(name, training):
+            if isinstance(layer, torch.nn.Linear) and (not targets or name.rpartition(".")[2] in targets):
                 scale = training.lora_alpha / training.lora_rank
                 block.set_submodule(name, AdaptedLinear(layer, training.lora_rank, scale))
     return replace(outline, weights=_WithAdapters(outline.weights, model, seed))
-
-
-def _is_target(name: str, training: TrainingConfig) -> bool:
-    return not training.lora_targets or name.rpartition(".")[2] in training.lora_targets
 
 
 def base_of(model: torch.nn.Module, folder: Path) -> Base | None:

@@ -82,7 +82,12 @@ class Moments:
         self._away.remove(parameter)
         for name, resting in self._resting[parameter].items():
             moment = resting.to(self._device, non_blocking=True, copy=True)
-            self._optimizer.state[parameter][name] = _like(parameter, moment)
+            if isinstance(parameter, DTensor):
+                mesh, placements, shape = parameter.device_mesh, parameter.placements, parameter.shape
+                moment = DTensor.from_local(
+                    moment, mesh, placements, run_check=False, shape=shape, stride=parameter.stride()
+                )
+            self._optimizer.state[parameter][name] = moment
 
     def _put_away(self, parameter: torch.Tensor) -> None:
         """Move a parameter's moments to the host; before the first step there are none."""
@@ -110,13 +115,3 @@ class Moments:
         """Wait until copies are over."""
         if self._device.type == "cuda":
             torch.cuda.synchronize(self._device)
-
-
-def _like(parameter: torch.Tensor, local: torch.Tensor) -> torch.Tensor:
-    """A rank's part of a tensor that is spread as the parameter is."""
-    if not isinstance(parameter, DTensor):
-        return local
-    mesh, placements = parameter.device_mesh, parameter.placements
-    return DTensor.from_local(
-        local, mesh, placements, run_check=False, shape=parameter.shape, stride=parameter.stride()
-    )

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable, Sequence
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -25,18 +25,6 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-class Slots(Protocol):
-    """Slots that hold the keys and values of samples."""
-
-    slots: int
-
-    def move(self, source: int, target: int) -> None:
-        """Copy a slot to another."""
-
-    def swap(self, one: int, other: int) -> None:
-        """Exchange two slots."""
-
-
 class Parking:
     """Running samples have the slots 0 to n - 1; of those from n on this says who is parked where.
 
@@ -44,7 +32,7 @@ class Parking:
     on by the very same tokens.
     """
 
-    def __init__(self, cache: Slots) -> None:
+    def __init__(self, cache: SlotModel) -> None:
         self._cache = cache
         self._slot_of: dict[int, int] = {}  # by sample, the longest parked one first
         self._tokens: dict[int, list[int]] = {}

@@ -10,7 +10,7 @@ from inspect import isfunction
 from typing import Any
 
 from harness.config import AlgorithmConfig, ClusterConfig, ConfigError, JobConfig
-from harness.config.plugins import is_path, load, make
+from harness.config.plugins import is_path, load, make, named_by
 from harness.config.readers import described_engine
 from harness.config.registries import find
 from harness.config.transports import transport_of
@@ -208,14 +208,12 @@ def _check_algorithm(config: JobConfig, schedule: Schedule) -> None:
         )
     shaping.shaping_of(algorithm, sys.maxsize)  # how long a response may be is asked of the task later
     filters.filter_of(algorithm)
-    named = losses.own_options(algorithm) | advantages.own_options(algorithm)
-    named |= aggregation.own_options(algorithm) | shaping.own_options(algorithm) | filters.own_options(algorithm)
+    having = {f"algorithm.{kind}": [getattr(algorithm, kind)] for kind in ("correction", "advantage", "aggregation")}
+    having |= {"algorithm.shaping": algorithm.shaping, "algorithm.filter": [algorithm.filter] * algorithm.filters}
+    named = [(name, find(setting, name)) for setting, names in having.items() for name in names]
     for option in algorithm.options:
-        if option not in named:
-            names = " or ".join(
-                (algorithm.correction, algorithm.advantage, algorithm.aggregation, *algorithm.shaping)
-                + ((algorithm.filter,) if algorithm.filters else ())
-            )
+        if not any(named_by(function, {option: None}) for _, function in named):
+            names = " or ".join(name for name, _ in named)
             raise ConfigError(f"algorithm.options.{option} is no option of {names}; leave it out")
 
 

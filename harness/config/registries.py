@@ -189,6 +189,18 @@ REGISTRIES: Mapping[str, Mapping[str, str]] = {
 """Names by setting, and the import path of each. Losses, advantages and the like are functions, whose keyword-only
 parameters are their options (`algorithm.options`); the others are classes."""
 
+SIGNATURES: Mapping[str, tuple[int, str]] = {
+    "task.reward": (1, "reward(sample)"),
+    "algorithm.correction": (4, "loss(log_probs, behaviour_log_probs, advantages, mask)"),
+    "algorithm.advantage": (1, "advantages(rewards)"),
+    "algorithm.aggregation": (3, "aggregation(mask, lengths, horizon)"),
+    "algorithm.kl": (3, "kl(log_probs, other_log_probs, mask)"),
+    "algorithm.shaping": (1, "shape(rewards)"),
+    "algorithm.filter": (1, "keep(rewards)"),
+    "algorithm.rejection": (3, "measure(log_ratio, mask, lengths)"),
+}
+"""Arguments of functions by the setting that names them: how many, and what they are."""
+
 
 def check_name(registry: str, name: str, setting: str = "") -> None:
     """Raises ConfigError where this is neither a name of that registry nor an import path. setting: that has the name,
@@ -214,10 +226,11 @@ def find(setting: str, name: str) -> Any:
     return load(REGISTRIES[setting].get(name, name), setting)
 
 
-def find_function(setting: str, name: str, arguments: int, signature: str) -> Callable[..., Any]:
-    """The function that a name of a setting, or an import path, stands for; it can be called with so many arguments, as
-    `signature` says. Raises ConfigError where code of the user's own is none."""
+def find_function(setting: str, name: str) -> Callable[..., Any]:
+    """The function that a name of a setting, or an import path, stands for. Raises ConfigError where code of the user's
+    own is none that can be called as `SIGNATURES` says."""
     found: Callable[..., Any] = find(setting, name)
     if is_path(name):
+        arguments, signature = SIGNATURES[setting]
         check_called(found, arguments, setting, name, signature)
     return found

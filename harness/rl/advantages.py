@@ -131,10 +131,12 @@ def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
     Raises ConfigError for one of the user's that cannot be called so.
     """
     path = algorithm.advantage
-    own = comparison_of(path)
+    own = find_function("algorithm.advantage", path)
     wanted = inspect.signature(own).parameters
     settings = {"divide_by_std": algorithm.normalise_std} if "divide_by_std" in wanted and not is_path(path) else {}
-    options = keywords(own, own_options(algorithm), "algorithm.options", path, given=("lengths", "extras", *settings))
+    options = keywords(
+        own, named_by(own, algorithm.options), "algorithm.options", path, given=("lengths", "extras", *settings)
+    )
 
     def advantages(rewards: torch.Tensor, lengths: torch.Tensor | None = None, **extras: torch.Tensor) -> torch.Tensor:
         given = ({"lengths": lengths} if "lengths" in wanted else {}) | extras
@@ -158,12 +160,12 @@ def advantages_of(algorithm: AlgorithmConfig) -> Advantages:
 
 def compares_lengths(algorithm: AlgorithmConfig) -> bool:
     """Whether what the settings name reads how long responses are."""
-    return "lengths" in inspect.signature(comparison_of(algorithm.advantage)).parameters
+    return "lengths" in inspect.signature(find_function("algorithm.advantage", algorithm.advantage)).parameters
 
 
 def parts_compared(algorithm: AlgorithmConfig) -> tuple[str, ...]:
     """Extra values of scores that what the settings name reads in the place of rewards, as its `extras`."""
-    reads = "extras" in inspect.signature(comparison_of(algorithm.advantage)).parameters
+    reads = "extras" in inspect.signature(find_function("algorithm.advantage", algorithm.advantage)).parameters
     return tuple(algorithm.options.get("parts", ())) if reads else ()
 
 
@@ -171,22 +173,11 @@ def needs_whole_batch(algorithm: AlgorithmConfig) -> bool:
     """Whether advantages are made batch by batch, in order, not group by group: rewards of a batch are compared, or the
     coefficient of the KL in the reward goes from batch to batch."""
     by_batch = algorithm.kl_target is not None or (algorithm.has_critic and algorithm.normalise_std)
-    return by_batch or _compares_batches(comparison_of(algorithm.advantage))
+    return by_batch or _compares_batches(find_function("algorithm.advantage", algorithm.advantage))
 
 
 def _compares_batches(compare: Callable[..., Any]) -> bool:
     return bool(getattr(compare, "whole_batch", False))
-
-
-def comparison_of(name: str) -> Callable[..., Any]:
-    """The function of this name, or the user's own by import path. Raises ConfigError where it cannot be called as
-    such."""
-    return find_function("algorithm.advantage", name, 1, "advantages(rewards)")
-
-
-def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
-    """Options of `algorithm.options` that the advantage names."""
-    return named_by(comparison_of(algorithm.advantage), algorithm.options)
 
 
 _EPS_OF_VARIANCE = 1e-8

@@ -14,7 +14,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any
 
 import torch
 
@@ -30,8 +29,8 @@ Aggregation = Callable[[torch.Tensor, torch.Tensor, int], tuple[torch.Tensor | N
 def aggregation_of(algorithm: AlgorithmConfig) -> Aggregation:
     """The aggregation that the settings name, with its options. Raises ConfigError for an option that is off, and where
     the user's own cannot be called as one."""
-    name = algorithm.aggregation
-    return partial(_named(name), **keywords(_named(name), own_options(algorithm), "algorithm.options", name))
+    name, function = algorithm.aggregation, find_function("algorithm.aggregation", algorithm.aggregation)
+    return partial(function, **keywords(function, named_by(function, algorithm.options), "algorithm.options", name))
 
 
 class LossSum:
@@ -47,15 +46,6 @@ class LossSum:
         weights, divisor = self._aggregation(mask, lengths, self._horizon)
         self.divisor += divisor
         return (losses if weights is None else losses * weights).sum()
-
-
-def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
-    """Options of `algorithm.options` that the aggregation names."""
-    return named_by(_named(algorithm.aggregation), algorithm.options)
-
-
-def _named(name: str) -> Callable[..., Any]:
-    return find_function("algorithm.aggregation", name, 3, "aggregation(mask, lengths, horizon)")
 
 
 def token_mean(mask: torch.Tensor, lengths: torch.Tensor, horizon: int) -> tuple[None, int]:

@@ -13,7 +13,6 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable
-from typing import Any
 
 import torch
 
@@ -48,7 +47,7 @@ def filter_of(algorithm: AlgorithmConfig) -> Filter | None:
     ConfigError for an option that it lacks, and for a function of the user's that cannot be called as such."""
     if not algorithm.filters:
         return None
-    function = _named(algorithm.filter)
+    function = find_function("algorithm.filter", algorithm.filter)
     own = named_by(function, algorithm.options)
     options = keywords(function, own, "algorithm.options", algorithm.filter, given=GIVEN)
 
@@ -66,14 +65,5 @@ def filter_of(algorithm: AlgorithmConfig) -> Filter | None:
 
 def given_to_filter(algorithm: AlgorithmConfig) -> tuple[str, ...]:
     """Names of `GIVEN` that the filter reads."""
-    wanted = inspect.signature(_named(algorithm.filter)).parameters
+    wanted = inspect.signature(find_function("algorithm.filter", algorithm.filter)).parameters
     return tuple(name for name in GIVEN if name in wanted)
-
-
-def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
-    """Options of `algorithm.options` that the filter names."""
-    return named_by(_named(algorithm.filter), algorithm.options) if algorithm.filters else {}
-
-
-def _named(name: str) -> Callable[..., torch.Tensor]:
-    return find_function("algorithm.filter", name, 1, "keep(rewards)")

@@ -57,7 +57,7 @@ k3_straight_through = _with_gradient_of_k2(k3)
 def estimator_of(name: str) -> Estimator:
     """The estimator of this name, or the user's own by import path. Raises ConfigError where it cannot be called as
     such."""
-    return find_function("algorithm.kl", name, 3, "kl(log_probs, other_log_probs, mask)")
+    return find_function("algorithm.kl", name)
 
 
 def loss_kl_of(algorithm: AlgorithmConfig) -> Callable[..., torch.Tensor] | None:

@@ -76,14 +76,11 @@ max_k2, max_k3 = (_measure("max", each) for each in (k2, k3))
 token_difference, sequence_difference, geometric_difference = map(_difference, ("token", "sequence", "geometric"))
 
 
-_SIGNATURE = "measure(log_ratio, mask, lengths)"
-
-
 def rejection_of(algorithm: AlgorithmConfig) -> Rejection | None:
     """The mask of what is left by all measures that the settings name; None where they name none. Raises ConfigError
     where bounds leave nothing, and for a measure of the user's that cannot be called as such."""
     measures = [
-        (find_function("algorithm.rejection", name, 3, _SIGNATURE), *_bounds(name, bounds))
+        (find_function("algorithm.rejection", name), *_bounds(name, bounds))
         for name, bounds in algorithm.rejection.items()
     ]
     wanting = [measure for measure, *_ in measures if "behaviour_log_probs" in inspect.signature(measure).parameters]

@@ -9,7 +9,6 @@ run reports stay those of its task.
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -91,7 +90,7 @@ def shaping_of(algorithm: AlgorithmConfig, longest: int) -> Shaping | None:
 
 
 def _step(name: str, algorithm: AlgorithmConfig, longest: int) -> Shaping:
-    function = step_of(name)
+    function = find_function("algorithm.shaping", name)
     own = named_by(function, algorithm.options)
     options = keywords(function, own, "algorithm.options", name, given=GIVEN)
     wanted = inspect.signature(function).parameters
@@ -104,15 +103,3 @@ def _step(name: str, algorithm: AlgorithmConfig, longest: int) -> Shaping:
         return one_by_one(lambda rewards, lengths=None: step(rewards.float(), lengths))
     step(torch.zeros(1, 2), torch.ones(1, 2, dtype=torch.int64))  # what cannot be used is told before a run starts
     return step
-
-
-def step_of(name: str) -> Callable[..., torch.Tensor]:
-    """The step of this name, or the user's own by import path. Raises ConfigError where it cannot be called as such."""
-    return find_function("algorithm.shaping", name, 1, "shape(rewards)")
-
-
-def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
-    """Options of `algorithm.options` that one of the steps names."""
-    return {
-        name: value for step in algorithm.shaping for name, value in named_by(step_of(step), algorithm.options).items()
-    }

@@ -107,33 +107,3 @@ def tokenizer_of(config: JobConfig) -> Tokenizer:
 def max_tokens(config: JobConfig, task: Task) -> int:
     """Longest response: the job's setting, or the task's own."""
     return config.max_tokens or task.max_response_tokens
-
-
-__all__ = [
-    "Conversation",
-    "DataBuffer",
-    "Dealer",
-    "Environment",
-    "Problem",
-    "Sample",
-    "Score",
-    "Step",
-    "Task",
-    "Tokenizer",
-    "checked_score",
-    "environment_of",
-    "extra_metrics",
-    "extra_values",
-    "final_answer",
-    "load_tokenizer",
-    "make_buffer",
-    "make_task",
-    "max_tokens",
-    "normalised",
-    "number_of",
-    "observation_tokens",
-    "sample_of",
-    "score_of",
-    "tokenizer_of",
-    "transcript",
-]

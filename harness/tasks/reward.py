@@ -19,7 +19,7 @@ Reward = Callable[[Sample], Score | float | Awaitable[Score | float]]
 def reward_of(name: str, options: Mapping[str, Any], *, pay_truncated: bool = False) -> Reward:
     """A reward that is built in, or of the user's own by import path; of those built in one that pays what the limit
     cut off, too. Raises ConfigError where there is no such reward, or it has no such options."""
-    found = find_function("task.reward", name, 1, "reward(sample)")
+    found = find_function("task.reward", name)
     given = keywords(found, options, "task.reward_options", name)
     return partial(getattr(found, "paying_truncated", found) if pay_truncated else found, **given)
 

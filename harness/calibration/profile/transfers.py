@@ -183,7 +183,7 @@ def _train(case: TransferCase, rank: int, device: torch.device, together: Any, p
     from torch.distributed.tensor import Shard, distribute_tensor
 
     from engines.gloo_groups import listening_store
-    from engines.torch.fsdp import InDtype, init_world
+    from engines.torch.fsdp import ByName, init_world
 
     if rank == 0:
         world = listening_store(_LOOPBACK, case.ranks, _TIMEOUT_S)
@@ -195,7 +195,8 @@ def _train(case: TransferCase, rank: int, device: torch.device, together: Any, p
         whole = {name: torch.ones(shape, device=device) for name, shape in shapes.items()}
         shards = {name: distribute_tensor(tensor, mesh, [Shard(0)]) for name, tensor in whole.items()}
         del whole
-        weights = InDtype(shards, getattr(torch, case.dtype))
+        dtype = getattr(torch, case.dtype)
+        weights = ByName(lambda name, of=shards, dtype=dtype: of[name].to(dtype), shards)  # type: ignore[misc]
         plan = plan_transfer(weights.items(), case.bucket_bytes)
         place = new_path()
         sender = _sender(case, transport, rank, plan, device, pipe, place)

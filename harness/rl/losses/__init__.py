@@ -36,8 +36,8 @@ def policy_loss(algorithm: AlgorithmConfig) -> PolicyLoss:
     proximal_log_probs is None where pi as it is now is the policy to stay near. Raises ConfigError for an option that
     it lacks, and for one of the user's that cannot be called as such."""
     name = algorithm.correction
-    loss = correction_of(name)
-    options = keywords(loss, own_options(algorithm), "algorithm.options", name, given=GIVEN)
+    loss = find_function("algorithm.correction", name)
+    options = keywords(loss, named_by(loss, algorithm.options), "algorithm.options", name, given=GIVEN)
     wanted = [given for given in GIVEN if given in inspect.signature(loss).parameters]
 
     def called(*tensors: torch.Tensor, **given: Any) -> torch.Tensor:
@@ -73,17 +73,7 @@ def unbounded_weights(
     return ratio_at(level, log_probs.detach(), behaviour_log_probs, mask, lengths)
 
 
-def correction_of(name: str) -> PolicyLoss:
-    """The loss of this name, or the user's own by import path. Raises ConfigError where it cannot be called as a
-    loss."""
-    return find_function("algorithm.correction", name, 4, "loss(log_probs, behaviour_log_probs, advantages, mask)")
-
-
-def own_options(algorithm: AlgorithmConfig) -> dict[str, Any]:
-    """Options of `algorithm.options` that the loss names."""
-    return named_by(correction_of(algorithm.correction), algorithm.options)
-
-
 def clip_bounds(algorithm: AlgorithmConfig) -> dict[str, float]:
     """The bounds of `policy/clip_fraction`: `clip_low` and `clip_high`, where the loss is given them."""
-    return {name: float(value) for name, value in own_options(algorithm).items() if name in ("clip_low", "clip_high")}
+    given = named_by(find_function("algorithm.correction", algorithm.correction), algorithm.options)
+    return {name: float(value) for name, value in given.items() if name in ("clip_low", "clip_high")}
