@@ -25,7 +25,7 @@ if TYPE_CHECKING:
 
 
 class FSDPCritic(TrainedModel[ValueScorer, ValueBatch]):
-    """`harness.protocols.CriticEngine`, of an outline by `value_model`. algorithm: by `critic_settings`."""
+    """`harness.protocols.CriticEngine`, of an outline by `value_model`. algorithm: at the critic's learning rate."""
 
     async def values(self, prompts: Ragged, responses: Ragged) -> Ragged:
         """Values of all response tokens: float32. May be called between any two calls of this engine."""

@@ -154,9 +154,8 @@ WithKLTarget = Annotated[
         "algorithm.kl_target is set", lambda job, own: job.algorithm.kl_target is not None, "algorithm.kl_target=0.1"
     ),
 ]
-WithCritic = Annotated[
-    T, Where("there is a critic", lambda job, own: job.algorithm.has_critic, "algorithm.advantage=gae")
-]
+_CRITIC = Where("there is a critic", lambda job, own: job.algorithm.has_critic, "algorithm.advantage=gae")
+WithCritic = Annotated[T, _CRITIC]
 Decoupled = Annotated[
     T,
     Where(
@@ -220,9 +219,8 @@ CutByLayout = Annotated[
         lambda job, own: _real(job) or job.cost.kind != "given" or job.training.tokens_per_micro_batch is not None,
     ),
 ]
-BesideReference = Annotated[
-    T, Where("there is a reference", lambda job, own: job.algorithm.has_reference, "algorithm.reference=true")
-]
+_REFERENCE = Where("there is a reference", lambda job, own: job.algorithm.has_reference, "algorithm.reference=true")
+BesideReference = Annotated[T, _REFERENCE]
 HostMemory = Annotated[
     T,
     Where(
@@ -255,10 +253,8 @@ _ROLES = {
     "actor_fwd": Where(
         "actor_fwd runs", lambda job, own: job.algorithm.recompute_log_probs, "algorithm.recompute_log_probs=true"
     ),
-    "reference": Where(
-        "there is a reference", lambda job, own: job.algorithm.has_reference, "algorithm.reference=true"
-    ),
-    "critic": Where("there is a critic", lambda job, own: job.algorithm.has_critic, "algorithm.advantage=gae"),
+    "reference": _REFERENCE,
+    "critic": _CRITIC,
 }
 """Roles that not every job has: readers of their shares of the devices."""
 

@@ -273,7 +273,8 @@ def connect_weights(
         observe=observer.spans,
         retry=RetryPolicy(cluster.transfer_attempts, cluster.verify_weights, cluster.delta_weights),
     )
-    if run.restarts.limit and _engines_are_alone(placement):
+    alone = all(placement.roles_on(device) == ["rollout"] for device in placement.devices["rollout"])
+    if run.restarts.limit and alone:  # nothing else dies with one of them
         engines = EngineRestarts(
             coordinator,
             run.restarts,
@@ -355,11 +356,6 @@ def _host_restarts(
     handles = [handle for role in (*HOST_ROLES, RECORD) for handle in roles.get(role, ())]
     restarts = WorkerRestarts(handles, run.restarts, backend.runtime, queue, backend.clock, observer.restarted)
     return restarts.carried_out
-
-
-def _engines_are_alone(placement: Placement) -> bool:
-    """Whether engines are alone on their devices: nothing else dies with one of them."""
-    return all(placement.roles_on(device) == ["rollout"] for device in placement.devices["rollout"])
 
 
 def _checkpoints(

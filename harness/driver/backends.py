@@ -92,7 +92,10 @@ def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> RunBackend:
     paced = run.plan.backend == "paced"
     carry: WeightTransport
     if run.schedule.colocated:
-        carry = LocalTransport(() if paced else _without_engine(run))
+        devices = run.plan.placement.devices
+        with_engine = devices["rollout"][:: run.config.engine.tensor_parallel]
+        helpers = [rank for rank, device in enumerate(devices["actor"]) if device not in with_engine]
+        carry = LocalTransport(() if paced else helpers)
     else:
         carry = group = GroupTransport(transport, runtime.host_of, timeout_s)
         stack.callback(group.close)
@@ -107,13 +110,6 @@ def open_backend(run: RunSpec, clock: Clock, stack: ExitStack) -> RunBackend:
     critics = len(plan.placement.devices.get("critic", ()))
     engines = RealEngines(run.config, run.model, run.seed, plan.gpu, world, place, plan.shares, critics)
     return RunBackend(clock, runtime, engines, carry, kept=store)
-
-
-def _without_engine(run: RunSpec) -> list[int]:
-    """Training ranks in whose workers there is no engine."""
-    devices = run.plan.placement.devices
-    first = devices["rollout"][:: run.config.engine.tensor_parallel]
-    return [rank for rank, device in enumerate(devices["actor"]) if device not in first]
 
 
 def _simulated_engines(run: RunSpec) -> SimulatedEngines:

@@ -17,7 +17,7 @@ from harness.config.placement import ENGINE_ROLES
 from harness.driver.engine_factories import EngineFactory, sampling_of
 from harness.protocols import Clock, RolloutEngine
 from harness.rl.advantages import advantages_of, needs_whole_batch, parts_compared
-from harness.rl.kl import reward_kl_of
+from harness.rl.kl import RewardKL
 from harness.rl.shaping import shaping_of
 from harness.rl.token_advantages import token_advantages_of
 from harness.runtime.runtime import RoleName
@@ -224,7 +224,7 @@ def _advantages(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> Adva
         group_size=algorithm.group_size,
         advantages=advantages_of(algorithm) if by_token is None else None,
         by_token=by_token,
-        reward_kl=reward_kl_of(algorithm),
+        reward_kl=RewardKL(algorithm) if algorithm.has_reward_kl else None,
         parts=[extra_metrics(spec.engines.task).index(name) for name in parts_compared(algorithm)],
         shaping=None if longest is None else shaping_of(algorithm, longest),  # nothing simulated has a reward
         name=str(number),

@@ -35,7 +35,7 @@ from harness.protocols import (
     TrainingWorld,
 )
 from harness.rl.filters import filter_of, given_to_filter
-from harness.rl.learning_rate import critic_settings, policy_settings
+from harness.rl.learning_rate import policy_settings
 from harness.runtime.stores import join_store
 from harness.tasks import Task, make_task, max_tokens
 from harness.tasks.task import SimulatedTask
@@ -182,7 +182,9 @@ class RealEngines:
         its ranks have met."""
         if trainer is None:
             self._enter("critic", PrefixStore("critic", self._join_store()), rank, self.critic_world)
-        return _worlds["critic" if trainer is None else "actor"].critic(critic_settings(self.config.algorithm))
+        algorithm = self.config.algorithm
+        settings = replace(algorithm, learning_rate=algorithm.critic_learning_rate)
+        return _worlds["critic" if trainer is None else "actor"].critic(settings)
 
     def scorer(self, trainer: TrainEngine, clock: Clock) -> Scorer:
         """A scorer with the parameters of the trainer beside it."""

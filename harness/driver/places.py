@@ -190,11 +190,13 @@ class Places:
 
     def state(self, in_flight: Collection[int], partitions: Iterable[int]) -> RefilledState:
         """State of these places and partitions, for a checkpoint; from now on refusals are remembered for it."""
-        self._since = []
-        return RefilledState(
-            [(place, self.dealt[place]) for place in sorted(in_flight & self.dealt.keys())],
-            [self._state_of(number, self._partitions[number]) for number in partitions],
-        )
+        self._since, parts = [], []
+        for number in partitions:
+            one = self._partitions[number]
+            decided = sorted(one.candidates.decided.items())
+            certain: list[tuple[int, Decision]] = [pair for pair in decided if pair[1] != "kept"]
+            parts.append(RefilledPartition(number, one.candidates.places, one.refused, certain))
+        return RefilledState([(place, self.dealt[place]) for place in sorted(in_flight & self.dealt.keys())], parts)
 
     def note(self, refusal: Refusal) -> None:
         """Remember a refusal where a checkpoint is to have it."""
@@ -205,13 +207,6 @@ class Places:
         """Refusals since `state` was asked for."""
         since, self._since = self._since, None
         return since or []
-
-    def _state_of(self, number: int, partition: _Partition) -> RefilledPartition:
-        decided = partition.candidates.decided
-        certain: list[tuple[int, Decision]] = [
-            (candidate, one) for candidate, one in sorted(decided.items()) if one != "kept"
-        ]
-        return RefilledPartition(number, partition.candidates.places, partition.refused, certain)
 
     def load(self, state: RefilledState, firsts: Mapping[int, int]) -> None:
         """Go on from what `state` gave. firsts: of each partition, its first group."""

@@ -54,7 +54,7 @@ class PublishedWeights:
             return
         async with self._end_of_iteration(version, "publishing"):
             await self.coordinator.distribute(version)
-            await self._evaluate(version)
+            await self.evaluate(version)
 
     async def start_transfer(self, version: int) -> None:
         if version <= self._already.done:
@@ -85,13 +85,13 @@ class PublishedWeights:
     async def swap(self, rollout: Rollout, version: int) -> None:
         held_by = await self._swap(rollout, version)
         if self.evaluation is not None and len(held_by) == len(self.evaluation.fleet.working):
-            await self._evaluate(version, held_by)
+            await self.evaluate(version, held_by)
 
     async def swap_newest(self, rollout: Rollout) -> int:
         """Evaluated, where it is due, by those that have it by now: others may never."""
         version = max(self.coordinator.arrived, self._already.done)
         if held_by := await self._swap(rollout, version):
-            await self._evaluate(version, held_by)
+            await self.evaluate(version, held_by)
         return version
 
     async def _swap(self, rollout: Rollout, version: int) -> list[str]:
@@ -114,10 +114,6 @@ class PublishedWeights:
         working = [engine.name for engine in self.evaluation.fleet.working]
         return [name for name in working if self._versions.get(name) == version]
 
-    async def evaluate_first(self) -> None:
-        """The weights to start with, before the schedule."""
-        await self._evaluate(0)
-
     async def evaluate_last(self, version: int) -> None:
         """The last version, after the schedule: some never bring it to the engines."""
         if self.evaluation is None or not self.evaluation.due(version):
@@ -126,9 +122,9 @@ class PublishedWeights:
             await self.coordinator.swap(self.evaluation.fleet.working, version)
         else:
             await self.coordinator.distribute(version)
-        await self._evaluate(version)
+        await self.evaluate(version)
 
-    async def _evaluate(self, version: int, held_by: Collection[str] | None = None) -> None:
+    async def evaluate(self, version: int, held_by: Collection[str] | None = None) -> None:
         """Evaluate a version that these engines have, None: all, where it is due."""
         async with self._evaluating:  # engines may come to versions side by side
             if self.evaluation is not None and self.evaluation.due(version):

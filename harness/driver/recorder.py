@@ -235,7 +235,7 @@ class Recorder:
         times = self.timeline.iteration_metrics(iteration)
         if isinstance(self.clock, RealClock) and self.clock.uncertainty_s:
             times["time/clock_uncertainty_s"] = self.clock.uncertainty_s
-        seconds = times["time/iteration_s"]
+        seconds, work = times["time/iteration_s"], self.recording.work
         metrics = iteration_metrics(
             iteration,
             self._trained_samples,
@@ -249,7 +249,7 @@ class Recorder:
             _rank_metrics(reports),
             value_metrics(_added_up(of_values)),
             self._step_metrics("critic", of_values),
-            self._utilisation(recorded.flops, seconds),
+            {} if work is None else {"throughput/mfu": recorded.flops / (seconds * self.devices * work.peak)},
             counts,
         )
         for listener in self.listeners:
@@ -319,12 +319,6 @@ class Recorder:
         if (now := time.monotonic()) >= self._ledger_due:
             self._run.write_ledger(self.ledger, self.engines)
             self._ledger_due = now + _LEDGER_EVERY_S
-
-    def _utilisation(self, flops: float, seconds: float) -> dict[str, float]:
-        """Utilisation, where a device's peak is known."""
-        if (work := self.recording.work) is None:
-            return {}
-        return {"throughput/mfu": flops / (seconds * self.devices * work.peak)}
 
     def _step_metrics(self, whose: str, reports: Sequence[TrainReport]) -> dict[str, float]:
         """Metrics of the optimizer's steps, which every rank reports alike; nothing of simulated ones."""

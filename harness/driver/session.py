@@ -178,7 +178,7 @@ class Session:
         weights.cut = self._cut
         try:
             if resumed is None:
-                await self._watched(weights.evaluate_first())
+                await self._watched(weights.evaluate(0))
                 await self._start_clocks(0.0)
             async with self._served():
                 if resumed is not None:

@@ -128,8 +128,3 @@ def adapted(coefficient: float, kl: float, samples: int, target: float, horizon:
     """
     error = min(max(kl / target - 1.0, -_MOST_ERROR), _MOST_ERROR)
     return coefficient * (1.0 + error * samples / horizon)
-
-
-def reward_kl_of(algorithm: AlgorithmConfig) -> RewardKL | None:
-    """None where no KL is part of the reward."""
-    return RewardKL(algorithm) if algorithm.has_reward_kl else None

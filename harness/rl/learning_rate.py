@@ -29,11 +29,6 @@ def policy_settings(algorithm: AlgorithmConfig, training: TrainingConfig, parame
     return replace(algorithm, learning_rate=next(rate for below, _, rate in BY_PARAMETERS if parameters < below))
 
 
-def critic_settings(algorithm: AlgorithmConfig) -> AlgorithmConfig:
-    """The same optimizer, at the critic's rate."""
-    return replace(algorithm, learning_rate=algorithm.critic_learning_rate)
-
-
 def learning_rate(algorithm: AlgorithmConfig, parameters: int, step: int, steps: int) -> float:
     """The learning rate of step `step`, counted from 0, of a run of `steps`.
 

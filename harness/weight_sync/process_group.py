@@ -96,11 +96,6 @@ class TransferGroup:
             self.close()
             raise TransferError("it was aborted: one of its members is gone")
 
-    def synchronise(self) -> None:
-        """Wait for what the device has queued."""
-        if self.device.type == "cuda":
-            torch.cuda.current_stream(self.device).synchronize()
-
     def close(self) -> None:
         """Release the group, in a thread: that waits for what the group has under way, which Gloo ends by its own
         timeout only."""
@@ -127,7 +122,8 @@ class BucketInFlight:
         """Wait for all of them, and return them."""
         for work in self.works:
             self.group.wait(work)
-        self.group.synchronise()
+        if self.group.device.type == "cuda":
+            torch.cuda.current_stream(self.group.device).synchronize()
         return self.tensors
 
 

@@ -15,7 +15,7 @@ from engines.torch.scoring import TorchLogProb
 from harness.config import AlgorithmConfig
 from harness.protocols import TrainBatch, TrainEngine
 from harness.rl.advantages import advantages_of, group_advantages, needs_whole_batch
-from harness.rl.kl import reward_kl_of
+from harness.rl.kl import RewardKL
 from harness.rl.token_advantages import token_advantages_of
 from harness.runtime.virtual_runtime import run_virtual
 from harness.tasks import Sample, Score, Task, sample_of, score_of
@@ -285,7 +285,7 @@ async def test_a_kl_in_the_reward_is_of_the_policy_that_sampled_to_the_reference
         return rewards
 
     advantages = AdvantageStage(
-        group_size=GROUP, advantages=as_they_are, reward_kl=reward_kl_of(algorithm), **stage_options(queue, ROWS, ROWS)
+        group_size=GROUP, advantages=as_they_are, reward_kl=RewardKL(algorithm), **stage_options(queue, ROWS, ROWS)
     )
     assert advantages.reward_kl is not None
     reward = RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1))
