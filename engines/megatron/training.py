@@ -215,13 +215,11 @@ class MegatronModel:
                 self.held[name].write(part, self.named.__getitem__)
 
     async def log_probs(self, prompts: Ragged, responses: Ragged, routes: Ragged | None = None) -> Ragged:
-        """Log-probabilities of response tokens."""
         return self._scored(prompts, responses, routes, gradient_squares=False)[0]
 
     async def gradient_squares(
         self, prompts: Ragged, responses: Ragged, routes: Ragged | None = None
     ) -> tuple[Ragged, Ragged]:
-        """Log-probabilities and their gradients' squares."""
         log_probs, _, squares = self._scored(prompts, responses, routes, gradient_squares=True)
         return log_probs, squares
 

@@ -220,19 +220,14 @@ def start_roles(run: RunSpec, backend: RunBackend, queue: TransferQueue, recordi
     schedule, placement, counts = run.schedule, run.plan.placement, worker_counts(run, backend)
     spec = WorkerSpec(
         run.config,
-        schedule.order,
-        schedule.eta,
+        schedule,
         queue.for_role("writer") if isinstance(queue, RemoteQueue) else queue,
         backend.clock,
         run.turn_timeout_s,
         backend.engines,
         engine_count={role: counts[role] for role in ENGINE_ROLES if role in counts},
-        colocated=schedule.colocated,
         scores_beside_actor=placement.share("actor_fwd", "actor"),
         turns_of=PlacedTurns(placement.devices, counts, limit_s=run.turn_timeout_s),
-        loads_after_each_batch=schedule.loads_after_each_batch,
-        in_rounds=schedule.in_rounds,
-        puts_off=schedule.puts_off,
         replay=run.replay,
         recording=recording,
     )

@@ -46,36 +46,29 @@ from harness.workers.stages import (
 )
 from harness.workers.training import ONE_STEP, LossMask, Updates
 from harness.workers.turns import NO_TURNS, DeviceTurns, Turns
-from schedules import Order
+from schedules import Schedule
 
 
 @dataclass(frozen=True)
 class WorkerSpec:
     """All that a worker needs to make its roles, a field for each; picklable.
 
-    engine_count: of each role of engines; colocated: rollout shares devices with the roles that work in turn, and
-    takes its weights from the trainer beside it; scores_beside_actor: actor_fwd scores by the trainer's weights;
-    turns_of: by role and number, on its devices, shared by the roles of a process; loads_after_each_batch, in_rounds,
-    puts_off: as the schedule says; started: engines that are there before the roles, by number, and sleep;
-    engine_device: of this worker, where an engine has it among several; replay: of a recorded run, what is to be done
-    again.
+    engine_count: of each role of engines; scores_beside_actor: actor_fwd scores by the trainer's weights; turns_of: by
+    role and number, on its devices, shared by the roles of a process; started: engines that are there before the roles,
+    by number, and sleep; engine_device: of this worker, where an engine has it among several; replay: of a recorded
+    run, what is to be done again.
     """
 
     config: JobConfig
-    order: Order
-    eta: float
+    schedule: Schedule
     queue: TransferQueue
     clock: Clock
     turn_timeout_s: float | None
     engines: EngineFactory
     engine_count: Mapping[str, int]
-    colocated: bool
     scores_beside_actor: bool
     turns_of: Callable[[str, int], Turns]
     recording: RecordingSettings
-    loads_after_each_batch: bool = False
-    in_rounds: bool = False
-    puts_off: bool = False
     started: Mapping[int, RolloutEngine] = field(default_factory=dict)
     engine_device: FirstDevice | OtherDevice | None = None
     replay: Replay | None = None
@@ -105,7 +98,7 @@ def build_roles(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[RoleName, A
         made[role] = _BUILD[role[0]](role[1], spec, actor)
         actor = actor or made.get(("actor", role[1]))
     for (kind, _), built in made.items():
-        if isinstance(built, SendingWorker | ReceivingWorker) and kind != "lent" and not spec.colocated:
+        if isinstance(built, SendingWorker | ReceivingWorker) and kind != "lent" and not spec.schedule.colocated:
             built.pace = spec.engines.transfer_pace
     return made
 
@@ -120,7 +113,7 @@ async def build_in_stages(roles: Sequence[RoleName], spec: WorkerSpec) -> dict[R
     if isinstance(shared, OtherDevice):
         await shared.begin()
     started = {}
-    shares = "rollout" if spec.colocated else "lent"
+    shares = "rollout" if spec.schedule.colocated else "lent"
     for number in (number for role, number in roles if role == shares):
         started[number] = _engine(shares, number, spec)
         await started[number].sleep()
@@ -139,7 +132,7 @@ def _engine(role: str, number: int, spec: WorkerSpec) -> RolloutEngine:
 
 def _rollout(number: int, spec: WorkerSpec, beside: ColocatedTrainer, role: str = "rollout") -> RolloutRole:
     algorithm, turns = spec.config.algorithm, spec.turns_of(role, number)
-    shares_device = spec.colocated or role == "lent"
+    shares_device = spec.schedule.colocated or role == "lent"
     engine = spec.started[number] if shares_device and number in spec.started else _engine(role, number, spec)
     before = spec.engine_count["rollout"] if role == "lent" else 0  # each of these has its share whoever else is there
     engines = before + spec.engine_count[role]
@@ -154,19 +147,19 @@ def _rollout(number: int, spec: WorkerSpec, beside: ColocatedTrainer, role: str 
         spec.engines.device,
         turns=turns
         if beside is None
-        else spec.engines.beside_turns(turns, beside.turns, spec.engine_device, together=spec.in_rounds),
+        else spec.engines.beside_turns(turns, beside.turns, spec.engine_device, together=spec.schedule.in_rounds),
         episodes=episodes,
     )
     settings = RolloutSettings(
         index=number,
         group_size=algorithm.group_size,
         share=fair_share(algorithm, engines),
-        stream_share=fair_share(algorithm, engines, batches=1 + spec.eta),
+        stream_share=fair_share(algorithm, engines, batches=1 + spec.schedule.eta),
         keep_cache=spec.config.engine.keep_cache,
         shares_device=shares_device,
-        rounds=shares_device and spec.in_rounds,
-        puts_off=spec.puts_off,
-        keeps_weights=not (spec.loads_after_each_batch or role == "lent"),
+        rounds=shares_device and spec.schedule.in_rounds,
+        puts_off=spec.schedule.puts_off,
+        keeps_weights=not (spec.schedule.loads_after_each_batch or role == "lent"),
         generate_s=spec.engines.generate_s,
         greedy=replace(sampling_of(spec.config, task), temperature=0.0, top_p=1.0)
         if algorithm.has_greedy_baseline
@@ -254,13 +247,13 @@ def _scoring(role: str, number: int, spec: WorkerSpec, beside: ColocatedTrainer)
     whatever the timing; else for a complete group. Beside a training rank it reads that rank's share, and
     computes when the world does."""
     rows = spec.micro_batch(role)
-    minimum = rows if spec.order == "fifo" else spec.config.algorithm.group_size
+    minimum = rows if spec.schedule.order == "fifo" else spec.config.algorithm.group_size
     stage = {"name": str(number), "rows": rows, "minimum": minimum, **spec.stage}
     if beside is None:
         return stage | {"turns": spec.turns_of(role, number)}
     together, ranks = spec.engines.ranks_together, spec.engines.training_ranks
     queue: RankQueue | DealtQueue
-    if spec.order != "fifo" and ranks > 1:
+    if spec.schedule.order != "fifo" and ranks > 1:
         group_size = spec.config.algorithm.group_size
         queue = DealtQueue(
             spec.queue,
@@ -272,12 +265,12 @@ def _scoring(role: str, number: int, spec: WorkerSpec, beside: ColocatedTrainer)
         )
     else:
         queue = _rank_queue(number, spec)
-    return stage | {"turns": beside.turns, "queue": queue, "ahead": spec.order == "fifo"}
+    return stage | {"turns": beside.turns, "queue": queue, "ahead": spec.schedule.order == "fifo"}
 
 
 def _actor(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> ActorRole:
     engine = spec.engines.trainer(number, spec.clock)
-    reader = _in_order("actor", "actor", number, spec) if spec.order == "fifo" else _as_completed(number, spec)
+    reader = _in_order("actor", "actor", number, spec) if spec.schedule.order == "fifo" else _as_completed(number, spec)
     device = spec.engine_device or spec.turns_of("actor", number)
     turns = spec.engines.world_turns("actor", number, device, spec.queue, spec.turn_timeout_s)
     role = ActorRole(
@@ -292,7 +285,7 @@ def _actor(number: int, spec: WorkerSpec, beside: ColocatedTrainer) -> ActorRole
         baseline_of=spec.config.algorithm.group_size if spec.config.algorithm.has_greedy_baseline else None,
         reports=number % spec.engines.ranks_together == 0,
     )
-    if spec.colocated:
+    if spec.schedule.colocated:
         role.sender = spec.engines.local_sender(spec.clock)
     return role
 

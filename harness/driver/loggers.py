@@ -61,11 +61,9 @@ class Loggers(Logger):
         self._sampler = SystemSampler([run.folder.append_system, self.system])
 
     def iteration(self, metrics: Mapping[str, float]) -> None:
-        """Tell all of an iteration."""
         self._tell(lambda logger: logger.iteration(metrics))
 
     def system(self, sample: Sample) -> None:
-        """Tell all how busy the machine is."""
         self._tell(lambda logger: logger.system(sample))
 
     def finish(self) -> None:
@@ -111,21 +109,17 @@ class MlflowLogger(Logger):
         )
 
     def iteration(self, metrics: Mapping[str, float]) -> None:
-        """Buffer an iteration."""
         self._tracker.log(metrics)
 
     def system(self, sample: Sample) -> None:
-        """Buffer a sample of the machine."""
         self._tracker.log_system(sample)
 
     def finish(self) -> None:
-        """Store all files, and end the run in MLflow."""
         self._tracker.log_summary(self._folder.path)
         self._tracker.log_faults(self._folder.path)
         self._tracker.finish(artifacts=mirrored_files(self._folder.path))
 
     def ended(self, failure: type[BaseException] | None) -> None:
-        """End the run in MLflow, where that has not been done."""
         self._tracker.__exit__(failure)
 
     def _report_loss(self, why: str) -> None:
@@ -169,14 +163,12 @@ class TensorBoardLogger(Logger):
         self._samples += 1
 
     def finish(self) -> None:
-        """Write the summary, and what went wrong."""
         for name, value in load_summary(self._path).items():
             self._writer.add_scalar(f"summary/{name}", value, 0)
         for fault in load_faults(self._path):
             self._text(f"warning/{fault.name}", fault.text)
 
     def ended(self, failure: type[BaseException] | None) -> None:
-        """Close the files."""
         self._writer.close()
 
     def _text(self, name: str, text: str) -> None:
@@ -206,21 +198,17 @@ class WandbLogger(Logger):
             self.iteration(metrics)
 
     def iteration(self, metrics: Mapping[str, float]) -> None:
-        """Log an iteration."""
         self._log(logged(metrics), "iteration", int(metrics["iteration"]))
 
     def system(self, sample: Sample) -> None:
-        """Log a sample of the machine."""
         self._log({name: value for name, value in sample.items() if name != "time"}, "system_sample", self._samples)
         self._samples += 1
 
     def finish(self) -> None:
-        """Log the summary, and what went wrong."""
         self._run.summary.update({f"summary/{name}": value for name, value in load_summary(self._path).items()})
         self._run.summary.update({f"warning/{fault.name}": fault.text for fault in load_faults(self._path)})
 
     def ended(self, failure: type[BaseException] | None) -> None:
-        """End the run."""
         self._run.finish(exit_code=0 if failure is None else 1)
 
     def _log(self, values: Mapping[str, float], step: str, at: int) -> None:

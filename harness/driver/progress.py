@@ -108,11 +108,9 @@ class ProgressDisplay(RunListener):
             self._live.__exit__(kind, error, traceback)
 
     def doing(self, role: str, what: str) -> None:
-        """A role began something."""
         self._roles[role] = what
 
     def iteration(self, metrics: Mapping[str, float]) -> None:
-        """An iteration was closed."""
         self._recent.append(metrics)
         self._worst_lag = max(self._worst_lag, metrics["staleness/max"])
         self._bar.update(self._task, completed=int(metrics["iteration"]) + 1)
@@ -122,11 +120,9 @@ class ProgressDisplay(RunListener):
             self._console.print(f"iteration {int(metrics['iteration']) + 1}/{self._iterations}  {self._figures()}")
 
     def restarted(self, restart: Restart) -> None:
-        """Roles died, and are at work again."""
         self._tell(restart.line)
 
     def quiet(self, line: str) -> None:
-        """Nothing has happened for longer than ever."""
         self._tell(line)
 
     def _tell(self, line: str) -> None:

@@ -63,7 +63,6 @@ class PublishedWeights:
             await self.coordinator.start_transfer(version)
 
     async def mark_version(self, version: int) -> None:
-        """The trained weights are called `version` now, and go to no engine."""
         if self._brought_before(version):
             return
         async with self._end_of_iteration(version, "marking", travels=False):

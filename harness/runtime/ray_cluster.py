@@ -229,7 +229,6 @@ class RayCluster(ConnectedRuntime):
         return self
 
     def host_of(self, handle: Handle[Any]) -> str:
-        """The host of a role, as `Runtime` says."""
         assert isinstance(handle, RemoteRole), "it is of this runtime"
         return self._processes[handle.connection.worker][-1].host
 

@@ -41,7 +41,6 @@ class CollectiveOffer(GroupOffer):
     def sender(
         self, store: dist.Store, device: torch.device, previous: object = None, number: int = 0
     ) -> CollectiveSender:
-        """The sending end; `store` is the rendezvous's. Returns when all receivers have joined."""
         group = self.rendezvous.sender_group(store, device, number)
         return CollectiveSender(self.plan, group, self.rendezvous.senders, number)
 

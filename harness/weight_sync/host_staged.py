@@ -93,7 +93,6 @@ class HostStagedSender:
         await self.wait_arrived(self._version)
 
     async def resend(self, version: int) -> None:
-        """Send the copy of `version`, again if need be. Returns at once."""
         require_sent(version, self._version)
         self._sending = asyncio.create_task(asyncio.to_thread(self._broadcast))
 

@@ -95,7 +95,6 @@ class SharedOffer(GroupOffer):
         return SlotReceiver(self.plan, slots, Sources(self.plan, self.rendezvous.receiver_groups(number, HOST)), device)
 
     def sender(self, store: dist.Store, device: torch.device, previous: object = None, number: int = 0) -> SlotSender:
-        """The sending end; `store` is the rendezvous's. Returns when all receivers have joined."""
         return SlotSender(self.plan, self._slots(device), self.rendezvous.sender_group(store, HOST), device)
 
     def _slots(self, device: torch.device) -> list[torch.Tensor]:

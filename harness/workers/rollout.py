@@ -329,7 +329,6 @@ class RolloutRole(EngineWorker):
 
     @open_ended
     async def retire(self) -> None:
-        """Take no more groups; finish those that it has, under the loaded weights. Returns when they are done."""
         self._feed.retire()
         async with self._exclusive:
             if self._on_device.paused:
@@ -340,7 +339,6 @@ class RolloutRole(EngineWorker):
             await self._on_device.stopped()
 
     async def rejoin(self) -> None:
-        """Take groups again."""
         self._feed.rejoin()
 
     async def take_spans(self) -> list[Span]:
@@ -348,7 +346,6 @@ class RolloutRole(EngineWorker):
         return self._on_device.spans.take()
 
     async def waiting(self) -> list[str]:
-        """Lines on what this worker's loops wait for."""
         return self.waits.lines()
 
     async def progress(self) -> int:

@@ -340,7 +340,6 @@ class ComputingRole:
         return self._turns_had
 
     async def waiting(self) -> list[str]:
-        """Lines on what its loops wait for."""
         return self.waits.lines()
 
 

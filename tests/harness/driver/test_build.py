@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from harness.config.compose import compose_job
+from harness.config.compose import compose_job, make_schedule
 from harness.config.placement import Placement
 from harness.driver import build
 from harness.driver.assemble import start_workers
@@ -63,18 +63,15 @@ def spec_of(log: list[str], monkeypatch: pytest.MonkeyPatch, *settings: str) -> 
     config = compose_job(["schedule=colocate_sync", *settings])
     return WorkerSpec(
         config,
-        "fifo",
-        0.0,
+        make_schedule(config),
         CountingQueue(),
         TickingClock(),
         None,
         engines,
         engine_count={"rollout": 2},
-        colocated=True,
         scores_beside_actor=True,
         turns_of=lambda role, number: NO_TURNS,
         recording=RecordingSettings(TokenDecoder(), config.algorithm.group_size),
-        loads_after_each_batch=True,
     )
 
 
