@@ -23,8 +23,9 @@ from harness.runtime.fork_server import ForkServer
 from harness.runtime.runtime import RealClock, RoleName, Runtime, cluster_address
 from harness.runtime.stores import open_store
 from harness.runtime.virtual_runtime import VirtualClock, VirtualLoop, VirtualRuntime
+from harness.weight_sync.coordinator import WeightTransport
 from harness.weight_sync.simulated import SimulatedTransport
-from harness.weight_sync.transports import GroupTransport, LocalTransport, WeightTransport
+from harness.weight_sync.transports import GroupTransport, LocalTransport
 from harness.workers.replaying import Replay
 from schedules import Schedule
 

@@ -11,16 +11,19 @@ from harness.runtime.runtime import Handle, Waits, WorkerDied, ask_all, death_in
 from harness.weight_sync.endpoints import EngineWorker
 from harness.weight_sync.membership import Fleet, LostEngine
 from harness.weight_sync.plan import TransferPlan
+from harness.weight_sync.simulated import SimulatedTransport
 from harness.weight_sync.transports import (
+    GroupTransport,
     LocalTransport,
     Receiver,
     Sender,
     TransferOutcome,
-    WeightTransport,
     ask_each,
     stage,
     swap,
 )
+
+WeightTransport = GroupTransport | LocalTransport | SimulatedTransport
 
 Observe = Callable[[Iterable[Span]], None]
 """Called with the spans of each worker that took part in a transfer."""

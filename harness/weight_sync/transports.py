@@ -6,7 +6,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Protocol, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -48,29 +48,6 @@ class TransferOutcome:
         return self + TransferOutcome(failed=dict(errors))
 
 
-class WeightTransport(Protocol):
-    """A way for weights from training ranks to receivers."""
-
-    @property
-    def timeout_s(self) -> float | None:
-        """The longest wait of one end for the others; None where nothing can go missing."""
-
-    async def connect(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], plan: TransferPlan) -> None:
-        """Give every training rank its sender, and each receiver its end; returns when all have joined. Again, where
-        the receivers are others than before, or one side failed."""
-
-    async def transfer(
-        self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int
-    ) -> TransferOutcome:
-        """Bring the trained weights to every receiver, and load them there."""
-
-    def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
-        """Training ranks that send, as they are connected; the others help to gather."""
-
-    async def abort(self) -> None:
-        """End all waits after one end died: the others are not to wait for it. They have to be connected again."""
-
-
 @dataclass
 class GroupTransport:
     """A transport between real processes, which meet as a process group: in a file of one host's, or where the first
@@ -84,6 +61,8 @@ class GroupTransport:
     _senders: int = field(default=1, init=False, compare=False)
 
     async def connect(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], plan: TransferPlan) -> None:
+        """Give every training rank its sender, and each receiver its end; returns when all have joined. Again, where
+        the receivers are others than before, or one side failed."""
         senders = self._senders = sending_ranks(self.name, len(trainers), None if plan.in_stages else len(plan.buckets))
         await ask_all(trainers[senders:], lambda actor: actor.gather_only(plan, senders))
         first, *beside = trainers[:senders]
@@ -108,10 +87,12 @@ class GroupTransport:
     async def transfer(
         self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int
     ) -> TransferOutcome:
+        """Bring the trained weights to every receiver, and load them there."""
         steps = stage_then_swap if transport_of(self.name).staged else send_and_receive
         return await steps(trainers, receivers, version, self.timeout_s, self.abort)
 
     def sending(self, trainers: Sequence[Sender]) -> Sequence[Sender]:
+        """Training ranks that send, as they are connected; the others help to gather."""
         return trainers[: self._senders]
 
     def close(self) -> None:
@@ -119,6 +100,7 @@ class GroupTransport:
         forget(self._place)
 
     async def abort(self) -> None:
+        """End all waits after one end died: the others are not to wait for it. They have to be connected again."""
         if self._rendezvous is not None:
             await asyncio.to_thread(self._rendezvous.abort)
 
