@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from harness.config import ConfigError, ModelConfig
+from harness.config.fields import some
 from harness.config.model_folder import (
     DRAWN,
     DRAWN_WITH_EXPERTS,
@@ -18,7 +19,6 @@ from harness.config.model_folder import (
     read_config,
     require_shape,
     shape_of,
-    some,
     stored_tensors,
 )
 
@@ -263,7 +263,9 @@ def _load(found: PretrainedConfig, checkpoint: str, folder: Path, dtype: torch.d
     )
     odd = [f"{what.split('_')[0]} {name}" for what in ("missing_keys", "unexpected_keys") for name in loading[what]]
     if odd:
-        raise ValueError(f"checkpoint {checkpoint} does not hold the weights that its config.json names: {_few(odd)}")
+        raise ValueError(
+            f"checkpoint {checkpoint} does not hold the weights that its config.json names: {some(sorted(odd), 4)}"
+        )
     return model
 
 
@@ -273,11 +275,6 @@ def _require_open(model: PreTrainedModel, checkpoint: str) -> None:
         raise ValueError(f"checkpoint {checkpoint}: {type(model).__name__} cannot attend by functions of others")
     if getattr(model.get_output_embeddings(), "bias", None) is not None:
         raise ValueError(f"checkpoint {checkpoint}: the output layer of {type(model).__name__} has a bias")
-
-
-def _few(names: list[str]) -> str:
-    shown = "; ".join(sorted(names)[:4])
-    return shown if len(names) <= 4 else f"{shown}; and {len(names) - 4} more"
 
 
 def transformers_config(config: ModelConfig) -> PretrainedConfig:

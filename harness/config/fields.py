@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from typing import Annotated, Any
 
 from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
@@ -81,6 +82,12 @@ class ConfigError(ValueError):
 def whole_number(text: str) -> int | None:
     """The number that a text is: of up to 18 ASCII digits; None where it is none."""
     return int(text) if text.isascii() and text.isdecimal() and len(text) <= 18 else None
+
+
+def some(names: Sequence[object], most: int = 3) -> str:
+    """The first few of these names."""
+    more = len(names) - most
+    return ", ".join(map(str, names[:most])) + (f" and {more} more" if more > 0 else "")
 
 
 def checked_name(setting: str, name: str) -> str:

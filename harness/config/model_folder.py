@@ -22,7 +22,7 @@ from typing import Any
 
 import numpy as np
 
-from harness.config.fields import ConfigError
+from harness.config.fields import ConfigError, some
 from harness.config.job import ModelConfig
 
 HUB = "hf:"
@@ -312,11 +312,6 @@ def stored_tensors(folder: Path, where: str) -> dict[str, StoredTensor]:
             f"{where}: {placed[lacking[0]]} lacks {some(lacking)}, which {INDEX} has there; save the model again"
         )
     return found
-
-
-def some(names: list[str]) -> str:
-    """The first few of these names."""
-    return ", ".join(names[:3]) + (f" and {len(names) - 3} more" if len(names) > 3 else "")
 
 
 def weight_map(path: Path, where: str) -> dict[str, str]:

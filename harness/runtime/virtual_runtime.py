@@ -15,6 +15,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Generic, NoReturn, TypeVar, TypeVarTuple
 
+from harness.config.fields import some
 from harness.runtime.runtime import Build, Handle, RealClock, Role, RoleName, Storage, role_name
 from harness.transfer_queue import QueueSpec, TransferQueue
 from harness.transfer_queue.local import LocalQueue
@@ -181,7 +182,7 @@ def waiting_tasks(loop: asyncio.AbstractEventLoop) -> list[str]:
     tasks = [task for task in asyncio.all_tasks(loop) if not task.done()]
     for name, task in sorted(((task.get_name(), task) for task in tasks), key=lambda pair: (len(pair[0]), pair[0])):
         standing.setdefault(" > ".join(_chain(task.get_coro())), []).append(name)
-    return [f"{_some(names)}: {chain}" for chain, names in standing.items()]
+    return [f"{some(names)}: {chain}" for chain, names in standing.items()]
 
 
 def _chain(awaiting: Any) -> list[str]:
@@ -191,11 +192,6 @@ def _chain(awaiting: Any) -> list[str]:
         names.append(name)
         awaiting = getattr(awaiting, "cr_await", None)
     return names
-
-
-def _some(names: list[str], most: int = 3) -> str:
-    more = len(names) - most
-    return ", ".join(names[:most]) + (f" and {more} more" if more > 0 else "")
 
 
 @contextmanager

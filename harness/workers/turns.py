@@ -16,6 +16,7 @@ from contextlib import AbstractAsyncContextManager, AsyncExitStack, asynccontext
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from harness.config.fields import some
 from harness.runtime.runtime import Waits, open_ended, retrieved
 from harness.transfer_queue.remote.client import RemoteQueue
 
@@ -295,7 +296,7 @@ def _loop(who: str) -> str:
 
 
 def _ranks(ranks: Sequence[int]) -> str:
-    names = ", ".join(map(str, ranks[:_NAMED])) + (f" and {len(ranks) - _NAMED} more" if len(ranks) > _NAMED else "")
+    names = some(ranks, _NAMED)
     return f"rank {names} has" if len(ranks) == 1 else f"ranks {names} have"
 
 
