@@ -12,10 +12,9 @@ import torch
 import torch.distributed as dist
 
 from engines.loading import ModelWeights
-from engines.torch.compiled import compile_blocks
 from engines.torch.experts import Routers
 from engines.torch.first_weights import local_part
-from engines.torch.model import float32_head
+from engines.torch.model import compile_blocks, float32_head
 from engines.torch.packing import pack_batch, pad_batch, use_packed_attention
 from engines.torch.pipeline import Elsewhere, Pipeline
 from harness.config import Layout, TrainingConfig

@@ -266,9 +266,7 @@ def _check_weights(model: ModelConfig) -> None:
                 "folder with weights as model.checkpoint"
             )
         return
-    if model.checkpoint.startswith(
-        HUB
-    ):  # its weights are checked when they are there: harness/driver/initial_weights.py
+    if model.checkpoint.startswith(HUB):  # its weights are checked when they are there: harness/driver/model_folders.py
         require_shape(model, read_config(local_folder(model.checkpoint, weights=False), model.checkpoint))
         return
     from engines.torch.model import check_weights
@@ -307,7 +305,7 @@ def _check_compile(config: JobConfig, gpu: bool) -> None:
     }.items():
         if why:
             raise ConfigError(f"training.compile=true does not work with {setting}: {why}; set it to false")
-    from engines.torch.compiled import require_compiler
+    from engines.torch.model import require_compiler
 
     require_compiler(gpu)
 

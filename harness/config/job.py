@@ -340,7 +340,7 @@ class TrainingConfig:
     tokens_per_micro_batch: Read[Count | None] = None  # most tokens of a pass, whole samples; None: no limit
     recompute_activations: RealOrRoofline[Switch] = False  # none are kept inside of layers; costs another forward pass
     logit_bytes: RealOrRoofline[Count] = 128 << 20  # float32 logits of the output layer that exist at a time
-    compile: Real[Switch] = False  # blocks by torch.compile; engines/torch/compiled.py says what that costs
+    compile: Real[Switch] = False  # blocks by torch.compile; engines/torch/model.py says what that costs
     optimizer_offload: OnGPU[OptimizerOffload] = "none"  # AdamW's moments rest on the host; engines/torch/moments.py
     reference_offload: HostMemory[BesideReference[Switch]] = False  # beside the actor, on the host: a copy a layer
     routing_replay: Real[WithExperts[Switch]] = False  # training and its scorers route as rollout did; docs/data.md

@@ -29,10 +29,9 @@ from harness.driver.checkpoint_files import CHECKPOINTS
 from harness.driver.checkpointing import Left
 from harness.driver.earlier import EarlierAttempt, NothingToGoBackTo
 from harness.driver.evaluation import Evaluated
-from harness.driver.final_model import model_card, write_beside
-from harness.driver.initial_weights import initial_model
 from harness.driver.listeners import IterationListener, RunListener
 from harness.driver.loggers import LoggedRun, Loggers
+from harness.driver.model_folders import initial_model, model_card, write_beside
 from harness.driver.progress import ProgressDisplay, waiting_for
 from harness.driver.restarts import GivenUp, Restarts, how, roles_in
 from harness.driver.session import Session

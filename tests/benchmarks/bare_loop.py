@@ -27,7 +27,7 @@ from engines.torch.rollout import TorchRollout
 from engines.torch.scoring import TorchLogProb
 from harness.config import JobConfig
 from harness.config.compose import compose_job
-from harness.driver.initial_weights import initial_model
+from harness.driver.model_folders import initial_model
 from harness.protocols import Completion, Request, Sampling, TrainBatch
 from harness.rl.advantages import advantages_of
 from harness.runtime.runtime import RealClock

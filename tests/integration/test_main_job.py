@@ -9,7 +9,7 @@ import pytest
 
 from harness.comparison.promises import read_finished
 from harness.config.compose import compose_job
-from harness.driver.initial_weights import initial_model
+from harness.driver.model_folders import initial_model
 from harness.metrics.run_files import load_metrics
 from harness.rl import warm_start as recipe
 from harness.tasks import make_task

@@ -11,8 +11,7 @@ from harness.config.transports import transport_of
 from harness.cost_model.cost import offload_s, reload_s
 from harness.driver.build import fair_share
 from harness.driver.event_model.engine import Engine
-from harness.driver.event_model.queue import Wanted
-from harness.driver.event_model.readers import Arrivals, Frontier
+from harness.driver.event_model.queue import Arrivals, Frontier, Wanted
 from harness.rl.advantages import needs_whole_batch
 from harness.workers.turns import HeldTurn, Turns
 from schedules.base import gather

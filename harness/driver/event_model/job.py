@@ -18,8 +18,7 @@ from harness.cost_model.lengths import ResponseLengths
 from harness.cost_model.transfer import sender_links
 from harness.driver.event_model.engine import Engine, Moments
 from harness.driver.event_model.fronts import Lent, Prompts, Rewards, Rollout, Scoring, Trainer, Weights
-from harness.driver.event_model.queue import Queue
-from harness.driver.event_model.readers import Arrivals, Frontier
+from harness.driver.event_model.queue import Arrivals, Frontier, Queue
 from harness.driver.filtering import places_of
 from harness.runtime.virtual_runtime import VirtualLoop
 from harness.workers.stages import DrawnJudge

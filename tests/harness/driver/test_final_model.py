@@ -13,7 +13,7 @@ from engines.torch.model import build_model
 from engines.torch.scoring import TorchLogProb
 from harness.config import ModelConfig
 from harness.config.model_folder import model_settings
-from harness.driver.final_model import model_card, write_beside
+from harness.driver.model_folders import model_card, write_beside
 from harness.tasks import load_tokenizer
 from harness.transfer_queue import Ragged
 from harness.weight_sync.saving import save_weights, write_policy_config

@@ -18,7 +18,7 @@ from harness.config.model_folder import DRAWN, DRAWN_WITH_EXPERTS
 from harness.config.registries import find
 from harness.driver import engine_factories
 from harness.driver.engine_factories import RealEngines
-from harness.driver.initial_weights import initial_model
+from harness.driver.model_folders import initial_model
 from harness.metrics.atomic_files import Lock
 from harness.rl import warm_start as warm_start_module
 from harness.runtime.runtime import RealClock

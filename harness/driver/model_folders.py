@@ -1,4 +1,5 @@
-"""The policy that a run starts from: made once per model and recipe, then kept under results/."""
+"""Folders of models: the policy that a run starts from, made once per model and recipe, then kept under results/; and
+that of its final weights, which transformers, vLLM and SGLang load, with a card that says what made it."""
 
 from __future__ import annotations
 
@@ -7,20 +8,27 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
 
+import yaml  # type: ignore[import-untyped]
+
 from harness.config import ModelConfig
+from harness.config.job import trained_in_iteration
 from harness.config.model_folder import HUB, local_folder
 from harness.metrics.atomic_files import Lock
-from harness.tasks import Task
+from harness.tasks import Task, Tokenizer
 
 RECIPE = 1
 """Raise this when the warm start's arithmetic changes, so that kept weights are made anew."""
 _MADE_WITHIN_S = 1800.0  # by another process: a minute or two on a machine that is not busy
 _COMPARED = 256  # problems that distinguish tasks of one name
+_TOKENIZER = (
+    *("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json", "added_tokens.json", "chat_template.*"),
+    *("vocab.*", "merges.txt", "tokenizer.model"),
+)
 
 
 def initial_model(
@@ -83,3 +91,46 @@ def _make(model: ModelConfig, task: Task, folder: Path, progress: Callable[[int,
     except BaseException:
         shutil.rmtree(unfinished)
         raise
+
+
+def write_beside(folder: Path, tokenizer: Tokenizer, card: str) -> None:
+    """The tokenizer's files and the card, beside weights and what a worker writes with them."""
+    for pattern in _TOKENIZER:
+        for file in tokenizer.folder.glob(pattern):
+            shutil.copyfile(file, folder / file.name)
+    (folder / "README.md").write_text(card, encoding="utf-8")
+
+
+def model_card(manifest: Mapping[str, Any], config: Mapping[str, Any], learning_rate: float) -> str:
+    """README.md of the folder: front matter as the hub reads it, and how the weights were made. config: config.yaml of
+    the run; learning_rate: the highest."""
+    asked, base = config["model"].get("checkpoint"), manifest["model"]
+    library = "peft" if config.get("training", {}).get("lora_rank") else "transformers"
+    front: dict[str, Any] = {"library_name": library, "pipeline_tag": "text-generation"}
+    front["tags"] = ["reinforcement-learning", "grpo", "cadence"]
+    if asked is not None and asked.startswith(HUB):
+        base = asked.removeprefix(HUB).partition("@")[0]
+        front["base_model"] = base
+    git = manifest.get("git") or {}
+    algorithm = config["algorithm"]
+    rows = {
+        "starts from": asked or f"{base}, weights made for the run",
+        "schedule": manifest["schedule"],
+        "task": config["task"]["name"],
+        "engine": manifest["engine"],
+        "iterations": config["iterations"],
+        "samples an iteration": trained_in_iteration(algorithm),
+        "learning rate": f"{learning_rate:g}{' (auto)' if algorithm['learning_rate'] == 'auto' else ''}",
+        "correction": algorithm["correction"],
+        "seed": manifest["seed"],
+        "run": f"{manifest['experiment']}/{manifest['cell']}/seed={manifest['seed']}",
+        "commit": f"{git.get('commit', 'unknown')}{' with changes' if git.get('dirty') else ''}",
+        "started": manifest["started_at"],
+    }
+    lines = ["---", yaml.safe_dump(front, sort_keys=False).rstrip(), "---", "", f"# {base}, trained by Cadence", ""]
+    lines += ["Weights after the last iteration of a run of reinforcement learning.", "", "| | |", "|---|---|"]
+    lines += [f"| {name} | {value} |" for name, value in rows.items()]
+    settings = "\n".join(
+        ["", "## Settings", "", "```yaml", yaml.safe_dump(dict(config), sort_keys=False).rstrip(), "```"]
+    )
+    return "\n".join(lines) + "\n" + settings + "\n"
