@@ -18,7 +18,7 @@ from engines.torch.model import compile_blocks, float32_head
 from engines.torch.packing import pack_batch, pad_batch, use_packed_attention
 from engines.torch.pipeline import Elsewhere, Pipeline
 from harness.config import Layout, TrainingConfig
-from harness.rl.log_probs import head_gradient_squares, head_log_probs
+from harness.rl.log_probs import head_log_probs
 from harness.rl.micro_batches import Part, passes_over
 from harness.transfer_queue import Ragged
 
@@ -80,9 +80,9 @@ class Head:
         self, laid: LaidOut, hidden: torch.Tensor, weight: torch.Tensor, gradient_squares: bool = False
     ) -> Scores:
         """Scores by the last hidden states, [rows, tokens, H], and the output layer's weight, [V, H]."""
-        score = head_gradient_squares if gradient_squares else head_log_probs
-        how = (self.temperature, self.group, self.float32, self.logit_bytes)
-        return Scores(*map(laid.at_responses, score(laid.at_targets(hidden), weight, laid.targets, *how)))
+        how = (self.temperature, self.group, self.float32, self.logit_bytes, gradient_squares)
+        found = head_log_probs(laid.at_targets(hidden), weight, laid.targets, *how)
+        return Scores(*map(laid.at_responses, found))
 
 
 class ScoringModel(torch.nn.Module, ABC):

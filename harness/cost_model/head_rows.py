@@ -9,11 +9,6 @@ _CHUNKS_PER_PRODUCT = 4
 """Gradients that wait for a product, by the bytes of a chunk."""
 
 
-def rows_at_once(columns: int, limit: int) -> int:
-    """Rows of so many float32 logits that are within the limit (bytes), one at least."""
-    return max(1, limit // (4 * columns))
-
-
 @dataclass(frozen=True)
 class HeadRows:
     """The output layer's matrix on a rank, [columns, hidden] numbers of `itemsize` bytes. limit: bytes of float32
@@ -26,8 +21,8 @@ class HeadRows:
 
     @property
     def chunk(self) -> int:
-        """Rows of logits at a time; a row is never split."""
-        return rows_at_once(self.columns, self.limit)
+        """Rows of float32 logits at a time, one at least; a row is never split."""
+        return max(1, self.limit // (4 * self.columns))
 
     def product(self, rows: int) -> int:
         """How many, of so many rows, have their gradients by the logits made for one product: whole chunks in four

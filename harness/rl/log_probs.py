@@ -1,10 +1,9 @@
-"""Log-probabilities of tokens in float32, from logits or straight from hidden states.
+"""Log-probabilities of tokens in float32, from hidden states.
 
 A vocabulary of 150 thousand makes the logits of a micro-batch the largest tensor by far. `head_log_probs` applies the
 output layer to a few rows at a time, forward and again backward, so that no more than so many bytes of logits exist at
 once. Their gradients wait, in the dtype of the model, for one product with each of the other two matrices: adding to a
 gradient as large as the vocabulary costs the same however many rows it is of (`harness.cost_model.head_rows`).
-`token_log_probs` takes logits that exist, and makes no float32 copy of all of them.
 """
 
 from __future__ import annotations
@@ -16,51 +15,10 @@ import torch
 import torch.distributed as dist
 
 from harness.config import TrainingConfig
-from harness.cost_model.head_rows import HeadRows, rows_at_once
+from harness.cost_model.head_rows import HeadRows
 
 LOGIT_BYTES = TrainingConfig.logit_bytes
 """Bytes of float32 logits at a time, where nobody says otherwise."""
-
-
-def token_log_probs(logits: torch.Tensor, tokens: torch.Tensor, temperature: float = 1.0) -> torch.Tensor:
-    """log softmax(logits / temperature) at the tokens: [B, T, V], int64 [B, T] -> float32 [B, T], differentiable.
-
-    logits[b, t] are those that predict tokens[b, t]. temperature (> 0) is the one the tokens were sampled with: then
-    these are log-probabilities of the distribution that was drawn from, as long as top-p is 1.
-    Autograd keeps the logits it was given and one float per row; the softmax is recomputed in the backward pass.
-    """
-    if temperature <= 0:
-        raise ValueError(f"temperature must be above 0, not {temperature}; train at the temperature that samples")
-    return TokenLogProbs.apply(logits, tokens, temperature)
-
-
-class TokenLogProbs(torch.autograd.Function):
-    """d log p(token) / d logits = (onehot(token) - softmax(logits / temperature)) / temperature."""
-
-    @staticmethod
-    def forward(ctx: Any, logits: torch.Tensor, tokens: torch.Tensor, temperature: float) -> torch.Tensor:
-        """Log-probabilities, float32; keeps the normalisers."""
-        rows, columns = logits.reshape(-1, logits.shape[-1]), tokens.reshape(-1, 1)
-        normalisers = rows.new_empty(len(rows), dtype=torch.float32)
-        for chunk in _chunks(*rows.shape):
-            normalisers[chunk] = torch.logsumexp(rows[chunk].float() / temperature, dim=-1)
-        ctx.save_for_backward(logits, tokens, normalisers)
-        ctx.temperature = temperature
-        return (rows.gather(1, columns).squeeze(1).float() / temperature - normalisers).view(tokens.shape)
-
-    @staticmethod
-    @torch.autograd.function.once_differentiable
-    def backward(ctx: Any, grad: torch.Tensor) -> tuple[torch.Tensor, None, None]:
-        """The gradient by the logits, in chunks of rows."""
-        logits, tokens, normalisers = ctx.saved_tensors
-        rows, columns = logits.reshape(-1, logits.shape[-1]), tokens.reshape(-1, 1)
-        scale = (grad.reshape(-1, 1) / ctx.temperature).float()
-        grad_rows = torch.empty_like(rows)
-        for chunk in _chunks(*rows.shape):
-            softmax = torch.exp(rows[chunk].float() / ctx.temperature - normalisers[chunk].unsqueeze(1))
-            softmax.mul_(-scale[chunk])
-            grad_rows[chunk] = softmax.scatter_add_(1, columns[chunk], scale[chunk]).to(rows.dtype)
-        return grad_rows.view(logits.shape), None, None
 
 
 def head_log_probs(
@@ -71,7 +29,8 @@ def head_log_probs(
     group: dist.ProcessGroup | None = None,
     float32: bool = False,
     logit_bytes: int = LOGIT_BYTES,
-) -> tuple[torch.Tensor, torch.Tensor]:
+    gradient_squares: bool = False,
+) -> tuple[torch.Tensor, ...]:
     """log softmax(hidden weight^T / temperature) at the tokens, and the entropy of each row in nats: two float32 [N].
 
     hidden [N, H] and weight [V, H] are of one dtype, in which logits are computed, or in float32 where that is asked;
@@ -79,28 +38,13 @@ def head_log_probs(
 
     group: its ranks hold V rows of the vocabulary each, in the order of ranks, and the same hidden and tokens; all get
     the same numbers. logit_bytes: of float32 logits that exist at a time.
+
+    gradient_squares: then, from the same pass, a third one: for each log-probability the square of its gradient by the
+    logits over the temperature, not differentiable: |onehot - p|^2 = 1 - 2 p(token) + sum of p^2. Summed as it stands,
+    so that of a token of probability near 1 something is left.
     """
-    log_probs, entropies, _ = HeadLogProbs.apply(
-        hidden, weight, tokens, temperature, group, float32, logit_bytes, False
-    )
-    return log_probs, entropies
-
-
-def head_gradient_squares(
-    hidden: torch.Tensor,
-    weight: torch.Tensor,
-    tokens: torch.Tensor,
-    temperature: float = 1.0,
-    group: dist.ProcessGroup | None = None,
-    float32: bool = False,
-    logit_bytes: int = LOGIT_BYTES,
-) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
-    """`head_log_probs` and, from the same pass, for each log-probability the square of its gradient by the logits over
-    the temperature, float32 [N], not differentiable: |onehot - p|^2 = 1 - 2 p(token) + sum of p^2.
-
-    Summed as it stands, so that of a token of probability near 1 something is left.
-    """
-    return HeadLogProbs.apply(hidden, weight, tokens, temperature, group, float32, logit_bytes, True)
+    found = HeadLogProbs.apply(hidden, weight, tokens, temperature, group, float32, logit_bytes, gradient_squares)
+    return found if gradient_squares else found[:2]
 
 
 class HeadLogProbs(torch.autograd.Function):
@@ -243,10 +187,6 @@ def _entropy_gradient(log_probs: torch.Tensor, entropies: torch.Tensor, grad: to
     """-p (log p + entropy) times `grad` of each row: [n, V], [n], [n] -> [n, V]. 0 * -inf counts as 0."""
     surprise = (log_probs.exp() * (log_probs + entropies.unsqueeze(1))).nan_to_num_(0.0)
     return surprise.mul_(-grad.unsqueeze(1))
-
-
-def _chunks(rows: int, vocabulary: int) -> Iterator[slice]:
-    return _slices(0, rows, rows_at_once(vocabulary, LOGIT_BYTES))
 
 
 def _slices(start: int, stop: int, size: int) -> Iterator[slice]:

@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import torch
 
-from harness.rl.log_probs import token_log_probs
 from harness.tasks.environment import transcript
 from harness.tasks.task import Task
 
@@ -55,7 +54,8 @@ def warm_start(
             tokens, present, answers = demonstrations(task, seed, step, batch, noise_level(step, steps))
             logits = model(input_ids=tokens, attention_mask=present.long()).logits[:, :-1]
             targets = answers[:, 1:]
-            loss = -token_log_probs(logits, tokens[:, 1:])[targets].mean()
+            log_probs = logits.gather(2, tokens[:, 1:, None]).squeeze(2) - logits.logsumexp(2)
+            loss = -log_probs[targets].mean()
             optimizer.zero_grad()
             loss.backward()
             torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)

@@ -16,7 +16,7 @@ from harness.config.registries import AGGREGATIONS, KL_ESTIMATORS, REJECTIONS
 from harness.rl.advantages import advantages_of
 from harness.rl.diagnostics import off_policy_metrics, off_policy_sums
 from harness.rl.kl import RewardKL, estimator_of, less_costs
-from harness.rl.log_probs import head_gradient_squares
+from harness.rl.log_probs import head_log_probs
 from harness.rl.losses import policy_loss
 from harness.rl.rejection import rejection_of
 from harness.rl.token_advantages import gae_of, token_advantages_of
@@ -514,7 +514,7 @@ def test_squares_of_gradients_are_made_of_the_sums_of_squared_probabilities_of_v
         size = 10.0 if number >= RANDOM else 1.0
         hidden, weight = (torch.from_numpy(random.normal(0, size, shape)).float() for shape in ((9, 4), (11, 4)))
         tokens = torch.from_numpy(random.integers(0, 11, 9))
-        *_, found = head_gradient_squares(hidden, weight, tokens, temperature)
+        *_, found = head_log_probs(hidden, weight, tokens, temperature, gradient_squares=True)
         scaled = (hidden @ weight.T).div(temperature)
         sums = torch_functional.calculate_sum_pi_squared_from_logits(scaled.double())
         expected = 1 - 2 * scaled.double().log_softmax(-1).gather(1, tokens[:, None]).squeeze(1).exp() + sums

@@ -6,52 +6,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
 from harness.cost_model.head_rows import HeadRows
-from harness.rl import log_probs as module
-from harness.rl.log_probs import head_gradient_squares, head_log_probs, token_log_probs
-
-# --- from logits ------------------------------------------------------------------------------------------------------
-
-
-def logits_and_tokens(dtype: torch.dtype = torch.float32) -> tuple[torch.Tensor, torch.Tensor]:
-    random = torch.Generator().manual_seed(0)
-    return torch.randn(3, 5, 11, generator=random).mul(3).to(dtype), torch.randint(11, (3, 5), generator=random)
-
-
-@pytest.mark.parametrize("temperature", [1.0, 0.6, 2.0])
-def test_log_probs_of_logits_and_their_gradient_are_those_of_log_softmax(temperature: float) -> None:
-    logits, tokens = logits_and_tokens()
-    weights = torch.randn(3, 5, generator=torch.Generator().manual_seed(1))
-    chunked, plain = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    expected = (plain / temperature).log_softmax(-1).gather(2, tokens[..., None]).squeeze(2)
-    found = token_log_probs(chunked, tokens, temperature)
-    torch.testing.assert_close(found, expected)
-    (found * weights).sum().backward()
-    (expected * weights).sum().backward()
-    torch.testing.assert_close(chunked.grad, plain.grad)
-
-
-def test_chunks_slices_and_bfloat16_change_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    logits, tokens = logits_and_tokens(torch.bfloat16)
-    found = token_log_probs(logits.requires_grad_(), tokens)
-    assert found.dtype == torch.float32
-    torch.testing.assert_close(found, logits.float().log_softmax(-1).gather(2, tokens[..., None]).squeeze(2))
-    found.sum().backward()
-    assert logits.grad.dtype == torch.bfloat16
-    logits, tokens = logits_and_tokens()
-    whole, parts = logits.clone().requires_grad_(), logits.clone().requires_grad_()
-    one = token_log_probs(whole, tokens, 0.9)
-    one.sum().backward()
-    monkeypatch.setattr(module, "LOGIT_BYTES", 4 * 23)
-    other = token_log_probs(parts, tokens, 0.9)
-    other.sum().backward()
-    assert torch.equal(one, other) and torch.equal(whole.grad, parts.grad)
-    logits, tokens = logits_and_tokens()
-    logits.requires_grad_()
-    token_log_probs(logits[:, :-1], tokens[:, 1:]).sum().backward()
-    assert logits.grad[:, -1].eq(0).all() and logits.grad[:, :-1].ne(0).any()
-
-
-# --- from hidden states -----------------------------------------------------------------------------------------------
+from harness.rl.log_probs import head_log_probs
 
 ROWS, WIDTH, VOCABULARY = 15, 8, 11
 
@@ -96,7 +51,9 @@ def test_values_and_gradients_of_a_head_are_exact(of_both: bool, temperature: fl
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_squares_of_gradients_are_those_by_the_logits(temperature: float, logit_bytes: int) -> None:
     hidden, weight, tokens = case()
-    *scores, squares = head_gradient_squares(hidden, weight, tokens, temperature, logit_bytes=logit_bytes)
+    *scores, squares = head_log_probs(
+        hidden, weight, tokens, temperature, logit_bytes=logit_bytes, gradient_squares=True
+    )
     expected = head_log_probs(hidden, weight, tokens, temperature, logit_bytes=logit_bytes)
     assert all(map(torch.equal, scores, expected))
     assert all(map(torch.equal, *(gradients(sum(each), hidden, weight) for each in (scores, expected))))
@@ -110,7 +67,7 @@ def test_squares_of_gradients_are_those_by_the_logits(temperature: float, logit_
 def test_a_head_is_exact_by_finite_differences_and_for_nearly_certain_tokens() -> None:
     """1 - 2 p + the sum of p^2 in float32 would be 0, or less."""
     weight = torch.tensor([[12.0], [0.0], [0.0]])
-    *_, squares = head_gradient_squares(torch.ones(1, 1), weight, torch.tensor([0]))
+    *_, squares = head_log_probs(torch.ones(1, 1), weight, torch.tensor([0]), gradient_squares=True)
     p = weight[:, 0].double().softmax(0)
     expected = (1 - p[0]) ** 2 + p[1:].square().sum()
     assert squares.item() == pytest.approx(expected.item(), rel=5e-2)
@@ -152,8 +109,6 @@ def test_entropy_is_log_n_or_zero_and_a_temperature_of_zero_is_refused() -> None
     torch.testing.assert_close(entropies, torch.tensor([5.0]).log())
     with pytest.raises(ValueError, match="temperature must be above 0, not 0"):
         head_log_probs(*case(), 0.0)
-    with pytest.raises(ValueError, match="temperature must be above 0, not 0"):
-        token_log_probs(*logits_and_tokens(), 0.0)
 
 
 class LargestTensor(TorchDispatchMode):
