@@ -8,7 +8,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -31,14 +31,7 @@ _TOKENIZER = (
 )
 
 
-def initial_model(
-    model: ModelConfig,
-    task: Task,
-    results: Path,
-    progress: Callable[[int, int], None] | None = None,
-    *,
-    in_files: bool = False,
-) -> ModelConfig:
+def initial_model(model: ModelConfig, task: Task, results: Path, *, in_files: bool = False) -> ModelConfig:
     """`model` with a folder to start from, where it has a checkpoint, asks for a warm start, or is to lie in files
     because engines read them; itself otherwise.
 
@@ -64,7 +57,7 @@ def initial_model(
     busy = f"another process has been making weights for {_MADE_WITHIN_S:g} s; see whether it lives, and try again"
     with Lock(folder.parent / ".lock", within_s=_MADE_WITHIN_S, busy=busy):
         if not folder.exists():
-            _make(model, task, folder, progress)
+            _make(model, task, folder)
     return replace(model, checkpoint=str(folder))
 
 
@@ -74,7 +67,7 @@ def _problems(task: Task) -> list[list[Any]]:
     return [[problem.prompt.tolist(), problem.answer] for problem in problems]
 
 
-def _make(model: ModelConfig, task: Task, folder: Path, progress: Callable[[int, int], None] | None) -> None:
+def _make(model: ModelConfig, task: Task, folder: Path) -> None:
     from transformers.utils import logging
 
     from engines.torch.model import build_model
@@ -83,7 +76,7 @@ def _make(model: ModelConfig, task: Task, folder: Path, progress: Callable[[int,
     logging.disable_progress_bar()
     policy = build_model(model, seed=0)
     if model.warm_start:
-        warm_start(policy, task, progress=progress)
+        warm_start(policy, task)
     unfinished = Path(tempfile.mkdtemp(prefix=".unfinished-", dir=folder.parent))
     try:
         policy.save_pretrained(unfinished)

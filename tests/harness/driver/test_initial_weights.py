@@ -1,7 +1,6 @@
 """The warm start is made once, whole or not at all, and always the same."""
 
 import threading
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -45,9 +44,9 @@ def few_steps(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     made: list[int] = []
     real = warm_start_module.warm_start
 
-    def short(model: object, task: object, *, progress: Callable[[int, int], None] | None = None) -> None:
+    def short(model: object, task: object) -> None:
         made.append(1)
-        real(model, task, steps=3, batch=4, progress=progress)  # type: ignore[arg-type]
+        real(model, task, steps=3, batch=4)  # type: ignore[arg-type]
 
     monkeypatch.setattr(warm_start_module, "warm_start", short)
     return made
