@@ -5,7 +5,6 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -76,36 +75,28 @@ class DealerState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
     out: list[DealtProblem]
 
 
-@dataclass(frozen=True)
-class _Out:
-    """A group that was dealt, and is not over."""
-
-    problem: Problem
-    group: int
-
-
 class Dealer:
     """Deals problems to groups, the task's own or those of a buffer, which hears of every group's end. Groups are named
     by the id of their first sample."""
 
     def __init__(self, task: Task, seed: int, buffer: DataBuffer | None = None) -> None:
         self._task, self._seed, self.buffer = task, seed, buffer
-        self._out: dict[int, _Out] = {}
+        self._out: dict[int, tuple[Problem, int]] = {}  # with their groups, which are not over
 
     def problem(self, group: int, first_sample: int) -> Problem:
         """The problem of a group; the same one again where the run went on from a checkpoint."""
         if self.buffer is None:
             return self._task.problem(group, self._seed).numbered(group)
         if (out := self._out.get(first_sample)) is not None:  # before the run went on from a checkpoint
-            return out.problem
+            return out[0]
         problem = self.buffer.take(self._task, group, self._seed)
-        self._out[first_sample] = _Out(problem, group)
+        self._out[first_sample] = problem, group
         return problem
 
     def record_rewards(self, first_sample: int, rewards: Sequence[float]) -> None:
         """Tell the buffer the rewards of a group that was trained, or refused."""
         if self.buffer is not None and (out := self._out.pop(first_sample, None)) is not None:
-            self.buffer.record_rewards(out.problem, out.group, rewards)
+            self.buffer.record_rewards(*out, rewards)
 
     def forget(self, first_sample: int) -> None:
         """Forget a group that was dropped, and whose rewards nobody knows."""
@@ -117,8 +108,8 @@ class Dealer:
         if self.buffer is None:
             return None
         out = [
-            DealtProblem(first, one.group, one.problem.prompt.tolist(), one.problem.answer, one.problem.row)
-            for first, one in self._out.items()
+            DealtProblem(first, group, problem.prompt.tolist(), problem.answer, problem.row)
+            for first, (problem, group) in self._out.items()
         ]
         try:
             return DealerState(json.dumps(dict(self.buffer.state())), out)
@@ -140,6 +131,6 @@ class Dealer:
                 f"{type(error).__name__}: {why}; let load take what state gives, or start anew with force=true"
             ) from error
         self._out = {
-            one.first_sample: _Out(Problem(np.array(one.prompt, np.int64), one.answer, one.row), one.group)
+            one.first_sample: (Problem(np.array(one.prompt, np.int64), one.answer, one.row), one.group)
             for one in state.out
         }

@@ -128,10 +128,7 @@ class Generated:
 def generated(task: Task, path: str, options: Mapping[str, Any], *, turns: int, timeout_s: float) -> Generated:
     """The task, its samples played by the function that `path` names. Raises ConfigError where that is no coroutine of
     a problem and a sample, or has no such options."""
-    found = load(path, "task.generate")
-    check_called(found, 2, "task.generate", path, "await generate(problem, sample)")
-    if not inspect.iscoroutinefunction(found):
-        raise ConfigError(f"task.generate={path} is no coroutine; write `async def`")
+    found = _coroutine("task.generate", path, 2, "await generate(problem, sample)")
     play = partial(found, **keywords(found, options, "task.generate_options", path))
     return Generated(task, GeneratedTurns(play, turns, timeout_s))
 
@@ -163,12 +160,16 @@ Evaluate = Callable[[EvaluatedPolicy], Awaitable[Mapping[str, float]]]
 
 def evaluation_of(path: str) -> Evaluate:
     """The function that `eval.function` names. Raises ConfigError where that is no coroutine of a policy."""
-    found: Any = load(path, "eval.function")
-    check_called(found, 1, "eval.function", path, "await evaluate(policy)")
-    if not inspect.iscoroutinefunction(found):
-        raise ConfigError(f"eval.function={path} is no coroutine; write `async def`")
-    evaluate: Evaluate = found
+    evaluate: Evaluate = _coroutine("eval.function", path, 1, "await evaluate(policy)")
     return evaluate
+
+
+def _coroutine(setting: str, path: str, positional: int, call: str) -> Any:
+    found = load(path, setting)
+    check_called(found, positional, setting, path, call)
+    if not inspect.iscoroutinefunction(found):
+        raise ConfigError(f"{setting}={path} is no coroutine; write `async def`")
+    return found
 
 
 async def found_by(path: str, policy: EvaluatedPolicy) -> dict[str, float]:
