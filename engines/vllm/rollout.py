@@ -34,7 +34,7 @@ class VLLMRollout(SlotEngine):
 
     device: of this process; tensor_parallel: devices that share each layer, that one and those after it.
 
-    `model` gives the weights to start with and is not kept. Eighteen attributes: most say what is under way between
+    `model` gives the weights to start with and is not kept. Nineteen attributes: most say what is under way between
     this process and vLLM's.
     """
 
@@ -71,6 +71,7 @@ class VLLMRollout(SlotEngine):
         self._numbers: dict[int, str] = {}  # of running samples, as vLLM knows them
         self._starting = asyncio.Lock()  # held while samples are handed to vLLM, and while vLLM is paused
         self._tasks: set[asyncio.Task[None]] = set()
+        self._start_task: asyncio.Task[None] | None = None
         self._handed_over = 0
         self._failure: BaseException | None = None
         self._stale = False  # the cache is to be dropped before anything goes on
@@ -189,14 +190,15 @@ class VLLMRollout(SlotEngine):
     def _go_on(self) -> None:
         """Start what may start. `finished` looks again whether there is anything that cannot."""
         self._changed.set()
-        if self._waiting:
-            self._keep(self._start())
+        if self._waiting and (self._start_task is None or self._start_task.done()):  # one looks at all that waits
+            self._start_task = self._keep(self._start())
 
-    def _keep(self, loop: Coroutine[Any, Any, None]) -> None:
+    def _keep(self, loop: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         """Run `loop` beside the others; if it fails, the engine has failed."""
         task = asyncio.create_task(loop)
         self._tasks.add(task)
         task.add_done_callback(self._ended)
+        return task
 
     def _ended(self, task: asyncio.Task[None]) -> None:
         self._tasks.discard(task)
