@@ -23,7 +23,6 @@ from harness.transfer_queue.rows.columns import taken
 from harness.transfer_queue.snapshots.snapshot import SavedRows, saved_rows
 from harness.workers.dataflow import ROLLOUT_COLUMNS, Numbering, partition_name, text_column
 from harness.workers.training import TrainReport
-from harness.workers.turns import abandon
 
 _CONSUMER = "restored"
 
@@ -170,17 +169,11 @@ class PromptSource:
     async def admit(self, below: int) -> None:
         below = min(self.numbering.of(below), self.groups)
         while self.next < below:
-            creating = self._create(below) if self.next == self._end else None
+            if self.next == self._end:
+                await self._create(below)
+            await asyncio.sleep(0)  # what else was asked for leaves before the prompts are made
             groups = range(self.next, min(below, self._end))
-            try:
-                await asyncio.sleep(0)  # it leaves before the prompts are made
-                problems = [self._problem(group) for group in groups]
-                if creating is not None:
-                    await creating
-            except BaseException:
-                if creating is not None:
-                    abandon(creating)
-                raise
+            problems = [self._problem(group) for group in groups]
             self.next = groups.stop  # in one step with what the observer is told: a checkpoint has both or neither
             await self._put(partition_name(len(self._ranges) - 1), groups, problems)
 
@@ -332,8 +325,8 @@ class PromptSource:
         """Number after the last group of the newest partition."""
         return self._ranges[-1][1] if self._ranges else 0
 
-    def _create(self, below: int) -> asyncio.Task[None]:
-        """A partition from the next group on: its batch, or, past the last batch, only what is admitted right now,
+    async def _create(self, below: int) -> None:
+        """Make a partition from the next group on: its batch, or, past the last batch, only what is admitted right now,
         since more may be dropped later, and a partition has to be filled to come to its end."""
         n, end = self.group_size, self.next + self.batch
         if self.next >= self.planned:
@@ -342,7 +335,7 @@ class PromptSource:
         if self._places is not None:
             self._places.made(len(self._ranges), self.next, end - self.next)
         self._ranges.append((self.next, end))
-        return asyncio.create_task(self.queue.create_partition(name, rows, n), name="prompts.create")
+        await self.queue.create_partition(name, rows, n)
 
     async def _put(self, partition: str, groups: Sequence[int], problems: Sequence[Problem]) -> None:
         now = self.clock.now()
