@@ -1,13 +1,16 @@
 """`cadence.run` and `cadence.load`: from a notebook cell, from a script, and the tables that they give."""
 
 import asyncio
+import json
 import os
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
+import matplotlib
 import pytest
+from matplotlib.pyplot import close
 
 import cadence
 from cadence.api import Results, _written
@@ -129,3 +132,20 @@ def test_a_real_run_from_a_cell_leaves_its_files(tmp_path: Path, capsys: pytest.
     assert made.samples.reward.notna().all() and made.ledger.trained.to_list() == [len(made.samples)]
     assert (made.path / "model/model.safetensors").exists()
     assert "fully_async | tiny | reverse | seed 0 | measured" in capsys.readouterr().out
+
+
+def test_the_notebook_runs_and_draws_what_it_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.delenv("CADENCE_RESULTS", raising=False)
+    matplotlib.use("agg")
+    names: dict[str, Any] = {}
+    cells = json.loads((ROOT / "examples/notebook/schedules.ipynb").read_text(encoding="utf-8"))["cells"]
+    for cell in cells:
+        assert cell["source"] and (cell["cell_type"] != "code" or not cell["outputs"]), "as it is before it is run"
+        if cell["cell_type"] == "code":
+            exec("".join(cell["source"]), names)
+    close("all")
+    compared = names["found"].comparison
+    speed = compared[compared.measure == "throughput/samples_per_s"].set_index("label")
+    assert list(speed.index) == ["colocate_sync", "fully_async"] and speed.against["fully_async"] > 1
+    assert len(names["speed"]) == 6 and set(names["trained"].schedule) == set(speed.index)

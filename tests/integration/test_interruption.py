@@ -123,10 +123,6 @@ def test_signals_end_a_run_whole_however_many_there_are(
     assert not (folder / "DONE").exists() and not list(folder.glob(".*.tmp"))
 
 
-VICTIMS = {"device[0]": "rollout[0]", "host": "advantages[0]", "queue": "transfer queue"}
-"""A trainer that dies is in test_restarts."""
-
-
 def test_an_engine_that_stops_without_dying_is_noticed_and_started_again(results: Path, drivers: Drivers) -> None:
     settings = (*SETTINGS, "iterations=10", "cluster.heartbeat_timeout_s=10")
     code, output = drivers.run_killed(results, "stopped_0", settings, [("device[0]", 3)], signal.SIGSTOP)
@@ -146,13 +142,11 @@ def test_a_process_that_stops_without_dying_is_noticed_and_named(results: Path, 
     assert not (folder_of(results, "stopped_1") / "DONE").exists()
 
 
-@pytest.mark.parametrize("victim", VICTIMS)
-def test_a_process_that_dies_ends_the_run_and_is_named(results: Path, victim: str, drivers: Drivers) -> None:
-    experiment = f"victim_{list(VICTIMS).index(victim)}"
-    code, output = drivers.run_killed(results, experiment, (*SETTINGS, "restarts.limit=0"), [(victim, 3)])
-    assert code == 1 and VICTIMS[victim] in output, output
-    assert "Traceback" not in output, output
-    assert not (folder_of(results, experiment) / "DONE").exists()
+def test_a_queue_that_dies_ends_the_run_and_is_named(results: Path, drivers: Drivers) -> None:
+    """What else dies is in test_restarts and test_lost_engines_of_runs."""
+    code, output = drivers.run_killed(results, "victim_queue", (*SETTINGS, "restarts.limit=0"), [("queue", 3)])
+    assert code == 1 and "transfer queue" in output and "Traceback" not in output, output
+    assert not (folder_of(results, "victim_queue") / "DONE").exists()
 
 
 def test_the_server_that_forks_a_runs_processes_is_named_where_it_dies(results: Path) -> None:

@@ -21,6 +21,7 @@ from harness.driver.backends import RunBackend, RunSpec, open_backend
 from harness.driver.recorder import Recorder
 from harness.driver.session import Session, simulate
 from harness.metrics.run_files import load_manifest, load_metrics
+from harness.protocols import Span
 from harness.runtime.runtime import RealClock, Stalled
 from harness.runtime.virtual_runtime import Deadlock
 from schedules.fully_async import FullyAsync
@@ -232,9 +233,8 @@ SIMULATED = "SIMULATED: every time below comes from a cost model; no model is tr
 def test_a_virtual_run_leaves_a_runs_files_without_a_model(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ("experiment=virtual", "schedule=half_step", "backend=virtual")
     said = bench(capsys, *settings)
-    assert said.startswith(f"{SIMULATED} ")  # a slow machine then waits for MLflow, and says so
-    assert "half_step | tiny | reverse | seed 0 | simulated Runs, rates after warm-up " in said
-    assert said.count("simulated") == 3, "the title and both tables say so"
+    assert said.startswith(f"{SIMULATED} Runs, rates after warm-up ")
+    assert said.count("simulated") == 2, "both tables say so"
     (folder,) = (results / "virtual").glob("half_step-tiny-reverse-*/seed=0")
     left = {path.name for path in folder.iterdir() if not path.name.startswith(".")}
     files = {"config.yaml", "manifest.json", "metrics.jsonl", "system.jsonl", "samples.parquet", "trace.json"}
@@ -329,3 +329,34 @@ def test_every_schedule_keeps_its_promises_with_several_steps_a_batch(schedule: 
     config = compose_job([*SMALL, "algorithm.batch_groups=8", "backend=virtual", f"schedule={schedule}", *loss])
     recorder = simulate(config, 0)
     check_run(FinishedRun(config, recorder.samples(), recorder.ledger.counts(), recorder.timeline))
+
+
+GROUP, SAMPLES = 2, 4 * 4 * 2
+
+
+def spans(schedule: str, sample_s: float) -> list[Span]:
+    """Of a run whose rewards take time: on the host, one sample after the other, while engines go on generating."""
+    config = job(schedule)
+    assert isinstance(config.cost, CostConfig)
+    return list(simulate(replace(config, cost=replace(config.cost, reward_s_per_sample=sample_s)), 0).timeline.spans)
+
+
+@pytest.mark.parametrize("schedule", ["separated_sync", "fully_async"])
+def test_scoring_takes_its_time_in_turn_and_beside_generation(schedule: str) -> None:
+    seen = spans(schedule, 0.002)
+    scored = sorted((span.start, span.end) for span in seen if span.role == "reward")
+    assert sum(end - start for start, end in scored) == pytest.approx(SAMPLES * 0.002)
+    assert all(end - start <= GROUP * 0.002 + 1e-9 for start, end in scored), "who waits for a group gets it early"
+    assert all(before[1] <= after[0] for before, after in zip(scored[:-1], scored[1:], strict=True))
+    generated = [(span.start, span.end) for span in seen if span.kind == "generate"]
+    assert any(
+        start < end_of_one and end > start_of_one for start, end in generated for start_of_one, end_of_one in scored
+    )
+
+
+def test_slow_rewards_hold_up_training_and_free_ones_do_not() -> None:
+    def trained_at(sample_s: float) -> float:
+        return max(span.end for span in spans("separated_sync", sample_s) if span.role == "actor")
+
+    free, slow = trained_at(0.0), trained_at(1.0)
+    assert SAMPLES < slow < SAMPLES + free

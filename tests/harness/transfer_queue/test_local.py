@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 
 from harness.transfer_queue import QueueClosed, Ragged, TaskSpec
-from harness.transfer_queue.control.policies import POLICIES
 from harness.transfer_queue.rows.columns import Column
 from harness.transfer_queue.rows.frames import Frame
 from harness.transfer_queue.storage.inline import LocalStorage
@@ -104,9 +103,6 @@ async def test_a_cancelled_get_takes_nothing_even_if_it_was_just_answered() -> N
     assert ids(await q.get("score", 2)) == [0, 1]
 
 
-# -- data-parallel ranks
-
-
 # -- bounds
 
 
@@ -120,9 +116,6 @@ async def test_a_consumer_bounded_from_below_passes_over_what_others_left(policy
     assert "ids from 104 to 106 (the bound of consumer 'e0')" in "".join(await q.waiting())
     await q.set_bound("roll", "e0", 102)
     assert ids(await get) == [100, 101]
-
-
-# -- leases
 
 
 # -- room, clearing, description
@@ -220,12 +213,3 @@ async def test_describe_says_what_is_ready_done_and_missing() -> None:
     await q.acknowledge(batch.lease)
     await q.get("train", 1)
     assert (await q.describe())["depth_samples"] == 3
-
-
-def test_a_policy_takes_nothing_where_it_cannot_take_enough() -> None:
-    for name, make in POLICIES.items():
-        policy = make(100_000)
-        policy.add(np.arange(100_000), 1)
-        taken = policy.take(16, 16, 100_000)
-        assert taken is not None and taken.tolist() == list(range(16)), name
-        assert policy.take(16, 16, 20) is None and len(policy) == 100_000 - 16

@@ -103,12 +103,6 @@ async def test_a_first_that_cannot_be_is_refused(task: str, first: Any, message:
         await q.get(task, 2, first=first)
 
 
-# -- first, as far as there is room
-
-
-# -- drop
-
-
 # -- retiring partitions
 
 

@@ -41,9 +41,6 @@ def ids(batch: Batch | None) -> list[int]:
     return batch.rows.tolist()
 
 
-# -- groups
-
-
 # -- who waits for whom
 
 
@@ -104,9 +101,6 @@ def test_two_workers_of_a_data_loader_get_each_batch_once(start: str) -> None:
         assert sorted(batches) == [list(range(i, i + 4)) for i in range(0, 64, 4)]
         with process.sync() as queue:
             assert queue.describe()["partitions"]["a"]["tasks"]["train"]["done"] == 64
-
-
-# -- versions
 
 
 # -- trust
