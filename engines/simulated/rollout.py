@@ -85,16 +85,6 @@ class SimulatedRollout:
         """Decode steps, each a token of every running sample."""
         return self._decoding.steps(self._clock.now())
 
-    @property
-    def preemptions(self) -> int:
-        """How often a running sample lost its place in the KV cache, so far."""
-        return self._decoding.preemptions
-
-    @property
-    def recomputed_tokens(self) -> int:
-        """Tokens that were prefilled again after a preemption, so far."""
-        return self._decoding.recomputed_tokens
-
     def submit(self, requests: Sequence[Request]) -> None:
         """Raises ValueError for a prompt that is not one value, for a partial that is not the sample's own, and for a
         sample that the KV cache will never hold."""

@@ -1,7 +1,6 @@
 """What `engines.simulated.decoding` jumps over, token by token: slow, and simple enough to believe."""
 
 import math
-from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from engines.simulated.decoding import SimulatedSample
@@ -79,15 +78,6 @@ class TokenByToken:
             if self.end is None or self.end > now + SAME:
                 break
             self.end_step(self.end)
-
-    def run_until(self, happened: Callable[[], bool], now: float) -> float:
-        """When, from now on, it has happened."""
-        while not happened():
-            if self.end is None:
-                self.begin_step()
-            assert self.end is not None, "nothing runs"
-            self.end_step(self.end)
-        return max(self.at, now)
 
     def submit(self, samples: list[Sample], now: float) -> None:
         self.advance(now)

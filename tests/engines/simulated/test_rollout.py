@@ -47,6 +47,33 @@ def test_what_comes_while_weights_load_into_an_idle_engine_starts_under_the_new_
     assert (runs(done), done.started_at, done.finished_at) == ([(1, 2)], 5.0, 7.0)
 
 
+def test_an_aborted_sample_goes_on_from_its_tokens_and_one_that_only_waited_begins_then() -> None:
+    """A prompt takes 5 s, a token 1 s; at 20 s the cache of the second is lost in the middle of its first step."""
+
+    async def main() -> dict[int, Completion]:
+        engine = make_engine(5, 2, slots=1, prefill_s_per_token=0.5)
+        engine.submit(requests(0, 1))
+        await asyncio.sleep(7.5)
+        await engine.pause("abort")
+        assert now() == 8.0
+        partials = await engine.finished()
+        await engine.load_weights(1, iter(()))
+        await asyncio.sleep(2.0)
+        await engine.resume()
+        engine.submit([Request(partial.sample_id, np.array([10]), partial) for partial in partials])
+        asyncio.get_running_loop().call_at(20.0, engine.drop_cache)
+        return await drain(engine)
+
+    first, second = (done for _, done in sorted(run_virtual(main()).items()))
+    assert (runs(first), first.started_at, first.first_token_at, first.finished_at) == (
+        [(0, 3), (1, 2)],
+        0.0,
+        6.0,
+        18.5,
+    )
+    assert (runs(second), second.started_at, second.first_token_at, second.finished_at) == ([(1, 2)], 18.5, 24.5, 31.0)
+
+
 def test_loading_lasts_as_long_as_it_should_and_no_longer_than_the_weights_take() -> None:
     async def main() -> tuple[float, float]:
         clock = VirtualClock(asyncio.get_running_loop())
