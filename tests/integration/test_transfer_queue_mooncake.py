@@ -66,7 +66,7 @@ async def test_frames_are_read_by_another_and_dropped(backend: MooncakeBackend) 
     assert (await store.fetch("train_0", first))["reward"].size == 32
     refused = writer.write("train_0", columns(range(4)))
     writer.discard("train_0", refused)
-    with pytest.raises(RuntimeError, match="has 0 bytes of the 88 bytes of column 'tokens' in partition 'train_0'"):
+    with pytest.raises(RuntimeError, match="has 0 bytes of the 80 bytes of column 'tokens' in partition 'train_0'"):
         reader.read(assignment((refused, 0, 4)), SPECS)
     store.drop("train_0")
     store._dropping.submit(int).result()  # its thread was there

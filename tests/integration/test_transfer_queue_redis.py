@@ -145,7 +145,7 @@ def test_rows_that_a_server_lost_are_named(backend: RedisBackend, servers: tuple
         with server.client() as client:
             client.flushall()
     with pytest.raises(
-        RuntimeError, match="socket has nothing of the 88 bytes of column 'tokens' in partition 'train_0'"
+        RuntimeError, match="socket has nothing of the 80 bytes of column 'tokens' in partition 'train_0'"
     ):
         storage.read(assignment((frame, 0, 4)), SPECS)
     with pytest.raises(ValueError, match="said to lie in unit 7 of 2"):
@@ -235,7 +235,7 @@ async def test_a_get_that_fails_gives_its_rows_back(backend: RedisBackend, serve
         for server in servers:
             with server.client() as client:
                 client.flushall()
-        with pytest.raises(RuntimeError, match="has nothing of the 88 bytes of column 'tokens'"):
+        with pytest.raises(RuntimeError, match="has nothing of the 80 bytes of column 'tokens'"):
             await queue.get("train", 4, timeout_s=60)
         described = await queue.describe()
         assert described["open_leases"] == 0 and described["partitions"]["train_0"]["tasks"]["train"]["ready"] == 4

@@ -57,5 +57,5 @@ def test_missing_and_unknown_weights_are_named(tmp_path: Path) -> None:
     weights = load_file(file)
     weights["strange"] = weights.pop("model.layers.1.mlp.up_proj.weight")
     save_file(weights, file, metadata={"format": "pt"})
-    with pytest.raises(ValueError, match="missing model.layers.1.mlp.up_proj.weight; unexpected strange"):
+    with pytest.raises(ValueError, match="missing model.layers.1.mlp.up_proj.weight, unexpected strange"):
         build_model(config)
