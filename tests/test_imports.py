@@ -80,7 +80,9 @@ def test_the_command_line_answers_without_torch_ray_or_mlflow() -> None:
     )
     planned = "job.plan_job(c, compose.make_schedule(c), machine.this_machine())"
     assert brought_along(f"{light}; c = compose.compose_job(['backend=real']); {planned}", (*HEAVY, "mlflow")) == []
-    commands = "harness.cli.bench, harness.cli.compare, harness.cli.plan, harness.cli.paper, harness.cli.predict"
+    commands = (
+        "harness.cli.bench, harness.cli.compare, harness.cli.plan, harness.cli.predict, harness.studies.papers.run"
+    )
     assert brought_along(commands, ("seaborn",)) == [], "a second, and only what draws needs it"
 
 

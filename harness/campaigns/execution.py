@@ -316,15 +316,15 @@ def print_preview(
         rows.append((cell.label, cell.pools, _listed(done), _listed(due), time_text(estimate.of(cell))))
     console.print(Table("", ("cell", "devices", "seeds done", "seeds to run", "a run takes"), rows))
     for left_out in skipped:
-        console.print(f"{left_out.label} is left out: {left_out.why}", style="yellow", highlight=False, markup=False)
+        say(console, f"{left_out.label} is left out: {left_out.why}", "yellow")
     for line in said:
-        console.print(line, style="yellow", highlight=False, markup=False)
+        say(console, line, "yellow")
     left = estimate.left([cell for cell, _ in pending], [], runs.at_once)
     if gate_due and left is not None:
         left += GATE_S
     what = f"{len(pending)} of {len(runs.all)} runs to do" + (", and the equivalence gate" if gate_due else "")
     what = f"{what}: {time_text(left)}" if pending or gate_due else "all runs are done already"
-    console.print(what, style="bold", highlight=False)
+    say(console, what, "bold")
 
 
 def print_failures(failed: Iterable[FailedRun], console: Console) -> None:

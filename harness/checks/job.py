@@ -7,7 +7,6 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
-from harness.checks.adapters import check_adapters
 from harness.checks.earlier_run import check_begin_with, check_replay
 from harness.checks.layout import check_batch, check_layout
 from harness.checks.machine import (
@@ -42,9 +41,10 @@ from harness.config.model_folder import (
 from harness.config.placement import ENGINE_ROLES, Communicator, Placement, check_communicators, communicators
 from harness.config.readers import described_engine
 from harness.config.registries import ENGINES
-from harness.cost_model.engine_memory import is_fp8
 from harness.cost_model.job_cost import check_memory
+from harness.cost_model.memory import is_fp8
 from harness.cost_model.memory_plan import EngineShare, Lengths
+from harness.cost_model.shape import linear_layers
 from harness.tasks import Task, environment_of, extra_metrics, make_task, max_tokens
 from schedules import Schedule
 
@@ -470,3 +470,40 @@ def only_simulated(config: JobConfig) -> str | None:
             f"only, real ones are those of {', '.join(WITH_EXPERTS)}; use such a model, or backend=virtual"
         )
     return None
+
+
+def check_adapters(config: JobConfig) -> None:
+    """Check rank and targets, and refuse what is not built for adapters."""
+    training, model = config.training, config.model
+    where = f"training.lora_rank={training.lora_rank}"
+    if not training.lora_rank:
+        return
+    if training.lora_rank > model.hidden:
+        raise ConfigError(
+            f"{where} is more than model.hidden={model.hidden}, beyond which a rank adds nothing; set it to "
+            f"{model.hidden} or less, such as 8"
+        )
+    layers = linear_layers(model)
+    if unknown := [name for name in training.lora_targets if name not in layers]:
+        raise ConfigError(
+            f"training.lora_targets names {', '.join(unknown)}; linear layers of model={model.name} are "
+            f"{', '.join(layers)}"
+        )
+    if len(set(training.lora_targets)) < len(training.lora_targets):
+        raise ConfigError(f"training.lora_targets={training.lora_targets} names a layer twice; name each once")
+    refused = {
+        f"training.tensor_parallel={training.tensor_parallel}": training.tensor_parallel > 1,
+        f"training.pipeline_parallel={training.pipeline_parallel}": training.pipeline_parallel > 1,
+        f"training.expert_parallel={training.expert_parallel}": training.expert_parallel > 1,
+        "cluster.delta_weights=true": config.cluster.delta_weights,
+    }
+    engine = described_engine(config.engine.name)
+    if not getattr(engine, "reads_files", lambda: True)():
+        raise ConfigError(
+            f"{where}: servers of engine={config.engine.name} that run already have files of their own, which adapters "
+            "cannot be merged into here; have them started for the job (docs/engines.md), or set training.lora_rank=0"
+        )
+    for setting, is_set in refused.items():
+        if is_set:
+            off = "false" if setting.endswith("true") else "1"
+            raise ConfigError(f"{where} is not built for {setting}; set that to {off}, or training.lora_rank=0")

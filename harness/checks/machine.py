@@ -11,9 +11,9 @@ from harness.config.compose import as_arguments, changed
 from harness.config.machine import Machine, host_bytes
 from harness.config.placement import Communicator, Placement, resolve_split
 from harness.config.transports import transport_of
-from harness.cost_model.engine_memory import EngineMemory
 from harness.cost_model.host_memory import HostMemory, Hosts
 from harness.cost_model.job_cost import too_much
+from harness.cost_model.memory import EngineMemory
 from harness.cost_model.memory_plan import (
     USABLE,
     EngineShare,

@@ -49,7 +49,7 @@ def _simulated(chosen: dict[str, int], folder: Path, console: Console) -> int:
         paths = write_campaign(campaign, folder)
     if late:
         say(console, late, "red")
-    console.print(summary(campaign), highlight=False, soft_wrap=True)
+    say(console, summary(campaign))
     for one in campaign.failed:
         line = f"{repeat_command(one.seed)}   {one.schedule}: {one.problems[0].splitlines()[0]}"
         say(console, line, "red")
@@ -64,7 +64,7 @@ def _real(chosen: dict[str, int], folder: Path, console: Console) -> int:
     felt, began = [], time.monotonic()
     for fault in draw_real_faults(chosen["real"], chosen["first"]):
         if time.monotonic() - began > chosen["limit"]:
-            console.print(f"no time was left for faults {fault.number} and beyond", style="yellow", highlight=False)
+            say(console, f"no time was left for faults {fault.number} and beyond", "yellow")
             break
         with working(f"fault {fault.number}: {fault.what}, {fault.whom}, {fault.schedule}", console):
             felt.append(feel(fault, folder / "runs"))

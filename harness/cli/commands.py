@@ -146,6 +146,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             (_plain("paper", "a name, or all", "NAME"),),
             "paper=relax",
             one_thread=True,
+            file="studies",
         ),
         "speedrun": Command(
             "how soon a schedule gets a frozen job to its target: a record, and the book of all",
@@ -253,6 +254,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             (_plain("of", "schedules, staleness, memory, transfers or scaling", "NAME", "schedules"),),
             "of=memory",
             one_thread=True,
+            file="studies",
         ),
     },
     "this machine, and what there is": {
@@ -271,6 +273,7 @@ GROUPS: dict[str, dict[str, Command]] = {
             "a small model with a tokenizer, and problems for it, to try text with",
             (_plain("folder", "where to", "FOLDER"),),
             "folder=my",
+            file="studies",
         ),
         "serve": Command(
             "rows and weights of a job over HTTP, for a trainer and engines of your own",

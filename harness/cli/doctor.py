@@ -53,7 +53,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         mark, style = {"ok": ("ok", "green"), "note": ("note", "yellow"), "bad": ("missing", "red")}[finding.grade]
         console.print(f"[{style}]{mark:>8}[/]  {finding.what}: {finding.found}", highlight=False)
         if finding.meaning:
-            console.print(f"          {finding.meaning}", style="dim", highlight=False, soft_wrap=True)
+            say(console, f"          {finding.meaning}", "dim")
     return 1 if any(finding.grade == "bad" for finding in findings) else 0
 
 
@@ -72,13 +72,12 @@ def _memory_of(arguments: Sequence[str], console: Console) -> int:
     found = planned_memory(arguments)
     config, machine, plan = found.config, found.machine, found.plan
     memory, node = machine.gpu_bytes / _GIB, "" if machine.nodes == 1 else f" in {machine.nodes} nodes"
-    console.print(
+    say(
+        console,
         f"{config.schedule.name}, {config.model.name} on {config.cluster.devices} of {machine.gpus} x {memory:.1f} GiB"
         f"{node}, of which {plan.there / _GIB:.1f} may be used; samples of up to {found.lengths.sample:,} tokens"
         f"{', as they are simulated: max_tokens= says otherwise' * found.as_simulated}",
-        style="bold",
-        highlight=False,
-        soft_wrap=True,
+        "bold",
     )
     for line in found.messages:
         say(console, line)
@@ -90,11 +89,11 @@ def _memory_of(arguments: Sequence[str], console: Console) -> int:
     if plan.host is not None:
         console.print(_host_table(plan.host))
     fullest = plan.fullest
-    console.print(
+    say(
+        console,
         f"{'fits' if plan.fits else 'does not fit'}: at most {fullest.peak / _GIB:.1f} of {plan.there / _GIB:.1f} GiB, "
         f"on {fullest.name} in {fullest.peak_phase}{'' if plan.hosts_fit else '; the host has too little'}",
-        style="green" if plan.fits else "red",
-        highlight=False,
+        "green" if plan.fits else "red",
     )
     if not plan.fits:
         fixes = ", or ".join(found.fixes) or "more or larger devices, as in device=h200"

@@ -35,7 +35,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     console.print("paper= (of `cadence paper`)", style="bold")
     console.print(Table("", ("name", "what it is"), papers))
     console.print(f"Settings of each stand in {EXPERIMENTS.name}/<group>/<name>.yaml; change them by name, such as")
-    console.print("  cadence bench schedule.max_staleness=1 algorithm.correction=tis", highlight=False)
+    say(console, "  cadence bench schedule.max_staleness=1 algorithm.correction=tis")
     return 0
 
 

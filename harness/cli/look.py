@@ -36,16 +36,25 @@ def report(arguments: Sequence[str], results: Path, console: Console) -> int:
 
     own = last_values(own_arguments(arguments, "experiment", "margin")[0])
     folder, margin = folder_of(own.get("experiment"), results), share_of("margin", own)
-    drawn = [] if is_done(folder) or finished_runs(folder) else _drawn_again(folder)
+    drawn = [] if is_done(folder) or finished_runs(folder) else drawn_again(folder)
     print_written(drawn or write_report(comparison_in(folder, margin), folder), console)
     return 0
 
 
-def _drawn_again(folder: Path) -> list[Path]:
+def drawn_again(folder: Path) -> list[Path]:
+    """Every picture that is drawn from the table beside it, by the columns of that table."""
     from harness.report.drawing import draw_again
-    from harness.studies.pictures import DRAWINGS
+    from harness.report.page.pictures import DRAWINGS
+    from harness.studies.papers.report import draw_bars
+    from harness.studies.scaling import draw_scaling
+    from harness.studies.staleness import draw_formulas
 
-    return draw_again(folder, DRAWINGS)
+    of_studies = {
+        draw_bars: frozenset({"quantity", "published", "measured_on_tiny"}),
+        draw_scaling: frozenset({"model", "schedule", "devices", "of_ideal"}),
+        draw_formulas: frozenset({"sigma", "fifo", "fifo_formula"}),
+    }
+    return draw_again(folder, DRAWINGS | of_studies)
 
 
 _OF_SEVERAL, _OF_ONE = 600, 100_000  # characters of a text
@@ -80,7 +89,7 @@ def show(arguments: Sequence[str], results: Path, console: Console) -> int:
         )
 
     def print_sample(one: ShownSample) -> None:
-        console.print(f"\n{visible(one.title)}", style="bold", highlight=False, markup=False)
+        say(console, f"\n{visible(one.title)}", "bold")
         longest = max(map(len, one.facts))
         for name, fact in one.facts.items():
             console.print(Text.assemble((f"{visible(name):<{longest}}  ", "dim"), visible(fact)))
@@ -96,12 +105,11 @@ def show(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 def _overview(counts: Mapping[str, str], console: Console) -> None:
     for name, count in counts.items():
-        console.print(f"{name}: {count}", highlight=False, markup=False)
-    console.print(
+        say(console, f"{name}: {count}")
+    say(
+        console,
         "sample=<id> shows one, worst=5 those with the lowest rewards, best=5 with the highest, dropped=5 some that "
         "were not trained, row=train.jsonl:17 those of a problem, held_out=last responses to held-out problems",
-        highlight=False,
-        markup=False,
     )
 
 
@@ -213,7 +221,7 @@ def _print_changes(changes: Changes, console: Console) -> None:
         why = "fewer than three seeds, or other processes kept the machine busy"
         say(console, f"not judged ({why}): {', '.join(changes.open)}", "yellow")
     elif not changes.worse:
-        console.print("no result is called worse", style="bold", highlight=False)
+        say(console, "no result is called worse", "bold")
 
 
 def _cells(named: str, results: Path) -> list[Cell]:
@@ -253,7 +261,7 @@ def mlflow_sync(arguments: Sequence[str], results: Path, console: Console) -> in
     except MlflowException as failure:
         raise ConfigError(f"{uri}: {first_line(failure)}; start the server, or set MLFLOW_TRACKING_URI") from failure
     changed = sum(filled.changed for filled in runs)
-    console.print(f"{len(runs)} finished runs, {changed} brought up to date in {uri}", highlight=False, soft_wrap=True)
+    say(console, f"{len(runs)} finished runs, {changed} brought up to date in {uri}")
     return 0
 
 

@@ -15,6 +15,7 @@ from harness.cli.arguments import own_arguments
 from harness.cli.steps import StepsBar
 from harness.config import JobConfig
 from harness.metrics.atomic_files import write_text
+from harness.metrics.formatting import say
 from harness.planner.judgement import DRAWS, Judgements, judge
 from harness.planner.plan import DEFAULTS, EFFORT, Plan, fixed_by, make_plan, own_difference, plan_jobs
 from harness.planner.report import as_json, draw_plan, print_plan
@@ -38,7 +39,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         told = (
             f"its step took {read.row.step_s:.3g} s; it narrows intervals, while trials stand on the data sheet's costs"
         )
-        console.print("\n".join([f"{read.evidence.source}: {read.row}", *read.notes, told]), highlight=False)
+        say(console, "\n".join([f"{read.evidence.source}: {read.row}", *read.notes, told]))
         arguments = [*kept, *read.settings]
         evidence = replace(read.evidence, rows=(in_turn(read.row),), settings=read.arguments)
     jobs, settings = plan_jobs(arguments)
@@ -50,15 +51,13 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     seconds = time.monotonic() - started
     print_plan(plan, settings, console, judged)
     off = f"{own_difference(plan.best):.2g} of an iteration"
-    console.print(
-        f"\nChecked: the virtual clock itself differs by {off} over two iterations of a part of it", highlight=False
-    )
-    console.print(f"Predictions are scored: {how_often()} (docs/predictions.md)", highlight=False, soft_wrap=True)
+    say(console, f"\nChecked: the virtual clock itself differs by {off} over two iterations of a part of it")
+    say(console, f"Predictions are scored: {how_often()} (docs/predictions.md)")
     folder = _folder(jobs, settings, results)
     write_plan(plan, settings, seconds, folder, judged)
-    console.print(f"\nplanned in {seconds:.0f} s", style="dim", highlight=False)
-    console.print(f"{folder}/", style="bold", soft_wrap=True, highlight=False, markup=False)
-    console.print("  plan.json plan.png", highlight=False)
+    say(console, f"\nplanned in {seconds:.0f} s", "dim")
+    say(console, f"{folder}/", "bold")
+    say(console, "  plan.json plan.png")
     return 0
 
 

@@ -34,12 +34,12 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
         evidence = read_evidence(path, settings)
         predicted = predict(evidence, given=given, processes=2, checks=CHECKS, progress=show)
     print_predictions(predicted, console)
-    console.print(f"Scored: {how_often()} (docs/predictions.md)", highlight=False, soft_wrap=True)
+    say(console, f"Scored: {how_often()} (docs/predictions.md)")
     folder = results / "predict"
     folder.mkdir(parents=True, exist_ok=True)
     for write, end in ((write_csv, "csv"), (partial(draw, name=path.stem), "png")):
         write(folder / f"{path.stem}-{given}.{end}", predicted=predicted)
-        console.print(f"{folder / f'{path.stem}-{given}.{end}'}", highlight=False, soft_wrap=True, markup=False)
+        say(console, folder / f"{path.stem}-{given}.{end}")
     return 0
 
 
@@ -64,17 +64,19 @@ def _of_log(logs: Sequence[Path], settings: Sequence[str], results: Path, consol
 def _scores(results: Path, console: Console) -> int:
     """Score every published row and simulated truths, and write both tables, which are committed by copying them."""
     from harness.prediction.scores import (
+        COUNT,
         GIVEN,
         SCORES,
         TRUTHS,
+        made_truths,
         of_given,
         read_scores,
         score_tables,
+        score_truths,
         summary,
         write_scores,
         write_summaries,
     )
-    from harness.prediction.truths import COUNT, made_truths, score_truths
 
     folder = results / "predict"
     folder.mkdir(parents=True, exist_ok=True)
@@ -87,12 +89,11 @@ def _scores(results: Path, console: Console) -> int:
     for name, scores in (("published, before", read_scores(SCORES)), ("published", tables), ("simulated", truths)):
         for given in GIVEN:
             of = summary(of_given(scores, given))
-            console.print(
+            say(
+                console,
                 f"{name}, given {given}: {of.covered:.0%} of {of.rows} in their intervals, CRPS {of.crps:.3f}, skill "
                 f"{of.own_phases_skill:.2f} over own phases, {of.no_change_skill:.2f} over no change, medians "
                 f"{of.off:+.3f} in logarithms",
-                highlight=False,
-                soft_wrap=True,
             )
-    console.print(f"to commit them: cp {folder}/{{scores,truths}}.csv {SCORES.parent}", highlight=False, soft_wrap=True)
+    say(console, f"to commit them: cp {folder}/{{scores,truths}}.csv {SCORES.parent}")
     return 0

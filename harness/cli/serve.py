@@ -15,6 +15,7 @@ from rich.console import Console
 from harness.cli.arguments import own_arguments
 from harness.config import ConfigError
 from harness.config.fields import whole_number
+from harness.metrics.formatting import say
 
 TOKEN = "CADENCE_TOKEN"
 _PORT = "8767"
@@ -76,7 +77,7 @@ async def _serve(host: str, port: int, token: str, certificate: tuple[Path, Path
     with TemporaryDirectory(prefix="cadence-service-") as folder:  # which nobody else may enter
         app = service_app(token, Path(folder))
         async with serving(app, host, port, certificate=certificate, connections=many) as url:
-            console.print(f"serving one job on {url} (Ctrl-C ends it)", highlight=False)
+            say(console, f"serving one job on {url} (Ctrl-C ends it)")
             return await ended
 
 

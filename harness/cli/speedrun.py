@@ -83,11 +83,10 @@ def _race(given: dict[str, str], settings: list[str], results: Path, console: Co
     refuse_unnamed_code(git)
     assert git is not None
     runs = Runs((cell,), track.seeds_of(plain(cell.config), git["commit"]), results, force=True)
-    console.print(
+    say(
+        console,
         f"track={track.name}: {cell.config.schedule.name} on {cell.pools}, seeds {', '.join(map(str, runs.seeds))}, "
         f"until held-out exact match is {track.target:g}",
-        highlight=False,
-        soft_wrap=True,
     )
     if dry:
         return 0
@@ -102,7 +101,7 @@ def _race(given: dict[str, str], settings: list[str], results: Path, console: Co
     write_record(record, finished, folder)
     if key is not None:
         sign(folder, key)
-    console.print(f"{record.schedule}: {_seconds(record)}", style="bold", highlight=False)
+    say(console, f"{record.schedule}: {_seconds(record)}", "bold")
     for path in (folder, write_book(results)):
         say(console, path)
     return 0

@@ -36,8 +36,7 @@ from harness.comparison.statistics import (
     steady_rate,
 )
 from harness.config.placement import HOST_ROLES
-from harness.metrics.definitions import Better, definition
-from harness.metrics.samples import CUSTOM
+from harness.metrics.definitions import CUSTOM, Better, definition
 
 SPEED = "throughput/samples_per_s"
 EXACT_MATCH = "reward/exact_match"

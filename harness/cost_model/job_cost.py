@@ -7,8 +7,7 @@ from dataclasses import replace
 from harness.config import ConfigError, CostConfig, JobConfig, RooflineConfig
 from harness.config.cost import RecurringCost
 from harness.config.placement import Placement
-from harness.cost_model.engine_memory import is_fp8
-from harness.cost_model.memory import JobLayout, advice, kv_tokens
+from harness.cost_model.memory import JobLayout, advice, is_fp8, kv_tokens
 from harness.cost_model.memory_plan import GIB, Lengths, MemoryPlan, PlanSetting, PoolMemory, plan_memory
 from harness.cost_model.roofline import roofline
 from harness.cost_model.shape import adapter_parameters, sent_bytes, weight_bytes

@@ -15,8 +15,8 @@ from harness.config import JobConfig
 from harness.config.placement import ENGINE_ROLES, Placement
 from harness.config.readers import described_engine
 from harness.config.transports import TransferMemory, transport_of
-from harness.cost_model.engine_memory import EngineMemory
 from harness.cost_model.host_memory import HostLoad, HostMemory, Hosts, fullest_host, row_bytes
+from harness.cost_model.memory import EngineMemory
 from harness.cost_model.shape import (
     adapter_parameters,
     bytes_per_number,

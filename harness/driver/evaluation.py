@@ -22,7 +22,7 @@ import numpy as np
 
 from harness.config import EvalConfig
 from harness.driver.endings import NothingScored
-from harness.metrics.samples import CUSTOM
+from harness.metrics.definitions import CUSTOM
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.messages import BYTES_OF_A_TOKEN, FRAME_LIMIT
 from harness.runtime.runtime import Handle, RealClock, Runtime, ask_all

@@ -12,8 +12,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from harness.metrics.samples import CUSTOM
 from harness.tasks.task import EXTRA_NAME
+
+CUSTOM = "custom/"
+"""Beginning of the columns, and the metrics, of extra values of scores."""
 
 Better = Literal["higher", "lower"]
 Iterations = Sequence[Mapping[str, float]]

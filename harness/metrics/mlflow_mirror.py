@@ -41,10 +41,9 @@ from sqlalchemy.exc import SQLAlchemyError
 
 from harness.config.job import flatten
 from harness.metrics.atomic_files import Lock
-from harness.metrics.colours import of_schedules
 from harness.metrics.definitions import DEFINITIONS, logged
 from harness.metrics.done import INCOMPLETE, check_files, read_done
-from harness.metrics.formatting import redacted
+from harness.metrics.formatting import of_schedules, redacted
 from harness.metrics.manifest import RunIdentity, identity_of
 from harness.metrics.run_files import (
     config_as_written,

@@ -22,8 +22,8 @@ import pyarrow.compute
 from harness.config.files import refuse_special
 from harness.metrics.arrivals import ARRIVALS, Arrivals, RunOf, line_of, run_starts
 from harness.metrics.atomic_files import GrowingFile
+from harness.metrics.definitions import CUSTOM
 from harness.metrics.samples import (
-    CUSTOM,
     HELD_OUT_SCHEMA,
     LONGEST_ANSWER,
     PROBLEM_ROW,

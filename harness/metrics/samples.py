@@ -16,6 +16,7 @@ import pyarrow.parquet as pq
 from harness.config.files import refuse_special
 from harness.config.job import DEALT_AGAIN
 from harness.metrics.atomic_files import replacing
+from harness.metrics.definitions import CUSTOM, LATENCIES, LATENCY_PERCENTILES
 from harness.protocols import FINISH_REASONS
 
 Fate = Literal[
@@ -29,8 +30,6 @@ Fate = Literal[
     "in_flight",
 ]
 FATES: tuple[str, ...] = get_args(Fate)
-CUSTOM = "custom/"
-"""Beginning of the columns, and the metrics, of extra values of scores."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -573,3 +572,46 @@ def write_tokens(path: Path, table: pa.Table) -> None:
 def read_responses(path: Path) -> pa.Table:
     """The table of responses.parquet; loss_mask is null where an older run wrote it."""
     return pq.read_table(path, schema=RESPONSES_SCHEMA)
+
+
+TIMES = ("admitted_at", "started_at", "first_token_at", "finished_at", "response_tokens")
+PERCENTILES = (50, 90, 99)
+
+
+def latencies(times: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
+    """Each of `LATENCIES`, seconds, float64 [k]; NaN where it is not known. times: float64 [k] by the names in `TIMES`,
+    NaN where there is none."""
+    admitted, started, first, finished, tokens = (times[name] for name in TIMES)
+    between = np.where(tokens > 1, tokens - 1, np.nan)
+    values = (started - admitted, first - started, (finished - first) / between, finished - started)
+    return dict(zip(LATENCIES, values, strict=True))
+
+
+def latency_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
+    """latency/* of the trained samples among `records`, in seconds: what is known of them."""
+    rows = [[getattr(one, name) for name in TIMES] for one in records if one.fate == "trained"]
+    columns = np.array(rows, np.float64).reshape(-1, len(TIMES)).T  # None is NaN
+    parts = latencies(dict(zip(TIMES, columns, strict=True)))
+    return {
+        f"latency/{part}_p{percentile}_s": value
+        for part, values in parts.items()
+        for percentile, value in percentiles(values, LATENCY_PERCENTILES).items()
+    }
+
+
+def percentiles(values: np.ndarray, which: Iterable[int] = PERCENTILES) -> dict[int, float]:
+    """Percentiles of the values that are known, with linear interpolation; none where none is."""
+    known = values[~np.isnan(values)]
+    return {one: float(np.percentile(known, one)) for one in which} if known.size else {}
+
+
+def latencies_by_engine(samples: Iterable[pa.Table]) -> dict[str, dict[str, np.ndarray]]:
+    """`latencies` of the trained samples of runs, by the engine that finished them, engines in order. samples: of each
+    run its samples.parquet."""
+    table = pa.concat_tables([one.select(["engine", "fate", *TIMES]) for one in samples])
+    trained = table.filter(pa.compute.equal(table["fate"], "trained"))
+    times = {name: trained[name].cast(pa.float64()).to_numpy() for name in TIMES}
+    numbers, which = np.unique(trained["engine"].cast(pa.int64()).to_numpy(), return_inverse=True)
+    order, ends = np.argsort(which, kind="stable"), np.cumsum(np.bincount(which))[:-1]
+    parts = {part: np.split(values[order], ends) for part, values in latencies(times).items()}
+    return {str(number): {part: of[place] for part, of in parts.items()} for place, number in enumerate(numbers)}

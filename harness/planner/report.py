@@ -14,8 +14,7 @@ from rich.console import Console
 
 from harness.checks.layout import device_roles
 from harness.config.compose import plain
-from harness.metrics.colours import of_schedules
-from harness.metrics.formatting import percent
+from harness.metrics.formatting import of_schedules, percent, say
 from harness.metrics.tables import Table
 from harness.planner.judgement import DRAWS, Judgement, Judgements
 from harness.planner.plan import WORTH, Choice, Plan, bench_command, devices_and_batch, layout, origin, rate, why_none
@@ -34,34 +33,32 @@ def print_plan(plan: Plan, settings: list[str], console: Console, judged: Judgem
     job = plan.best.config
     devices, batch = devices_and_batch(job)
     title = f"SIMULATED plan: {job.model.name} on {devices}, costs {origin(job)}"
-    console.print(title, style="bold yellow", highlight=False, soft_wrap=True)
-    console.print(
+    say(console, title, "bold yellow")
+    say(
+        console,
         f"{batch} an iteration, as bench and compare have it only where settings say so; lags in iterations; splits in "
         "devices; every figure is of the schedule's own file, driven by the event model (docs/planner.md)",
-        highlight=False,
-        soft_wrap=True,
     )
-    console.print(verdict(plan, judged), style="bold", highlight=False, soft_wrap=True)
+    say(console, verdict(plan, judged), "bold")
     console.print(_schedules(plan))
     if judged.why_none:
-        console.print(f"Not judged, how sure that is: {judged.why_none}", highlight=False, soft_wrap=True)
+        say(console, f"Not judged, how sure that is: {judged.why_none}")
     else:
         console.print(_judgements(plan, judged))
-        console.print(
+        say(
+            console,
             f"{DRAWS} systems drawn from experiments/priors.yaml, {judged.stands_on}. In each the same choices run, "
             "those that are best at the plan's own costs: another system may have a better split",
-            style="dim",
-            highlight=False,
-            soft_wrap=True,
+            "dim",
         )
     console.print(_layouts(plan))
     console.print(_front(plan))
     if plan.runner_up is not None:
-        console.print(f"Runner-up: {why_slower(plan.runner_up, plan.best)}", highlight=False, soft_wrap=True)
+        say(console, f"Runner-up: {why_slower(plan.runner_up, plan.best)}")
     for line in searched(plan):
-        console.print(line, style="dim", highlight=False, soft_wrap=True)
+        say(console, line, "dim")
     console.print("\nRun the best one:", style="bold")
-    console.print(f"  {bench_command(plan.best, settings)}", highlight=False, soft_wrap=True, markup=False)
+    say(console, f"  {bench_command(plan.best, settings)}")
 
 
 def verdict(plan: Plan, judged: Judgements) -> str:

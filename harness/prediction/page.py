@@ -12,6 +12,7 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from harness.metrics.atomic_files import write_text
+from harness.metrics.formatting import say
 from harness.metrics.tables import Table
 from harness.prediction.forecast import SURE, Forecast, interval
 from harness.prediction.prediction import Predicted
@@ -53,9 +54,9 @@ def print_predictions(predicted: Predicted, console: Console) -> None:
             texts.append(f"the schedule's own file differs by {predicted.checks[one.row.label]:.2%} of a step at most")
         if one.implausible:
             texts.insert(0, one.implausible)
-        console.print(f"{one.row}, beside {one.reference}", style="bold", highlight=False, markup=False)
+        say(console, f"{one.row}, beside {one.reference}", "bold")
         for text in texts:
-            console.print(f"  {text}", highlight=False, markup=False)
+            say(console, f"  {text}")
 
 
 def published_speedup(forecast: Forecast) -> float | None:

@@ -11,20 +11,20 @@ import dataclasses
 import io
 import math
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import numpy as np
 from pydantic import TypeAdapter
 
 from harness.config.compose import EXPERIMENTS
 from harness.metrics.atomic_files import write_text
-from harness.prediction.evidence import Evidence, StepRow
+from harness.prediction.evidence import SHARED, Evidence, StepRow, Workload
 from harness.prediction.forecast import SURE, Forecast
-from harness.prediction.posterior import TRAINED, Given
-from harness.prediction.prediction import Predicted, RowDraws, posteriors
-from harness.prediction.priors import Draws, read_priors
+from harness.prediction.posterior import OLD, SECOND, TRAINED, Given, System
+from harness.prediction.prediction import Predicted, RowDraws, posteriors, predict
+from harness.prediction.priors import Draws, Priors, read_priors
 from harness.prediction.table import read_evidence
 from harness.rpc.children import parallel_map
 
@@ -32,7 +32,7 @@ SCORES = EXPERIMENTS / "predictions" / "scores.csv"
 """Scores of published rows, as they were last."""
 
 TRUTHS = EXPERIMENTS / "predictions" / "truths.csv"
-"""Means over simulated truths (`harness.prediction.truths`)."""
+"""Means over simulated truths (`made_truths`)."""
 
 DRAWS = 64
 """Draws of a row that is scored."""
@@ -211,7 +211,7 @@ def read_scores(path: Path) -> list[Score]:
 def write_summaries(path: Path, scores: Sequence[Score]) -> None:
     """A line for each row and what it was given, over all truths that had it, as CSV."""
     text = io.StringIO()
-    text.write("# Made by `cadence predict --score`: simulated truths (harness/prediction/truths.py), means of them.\n")
+    text.write("# Made by `cadence predict --score`: simulated truths (harness/prediction/scores.py), means of them.\n")
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(["row", "given", *(one.name for one in dataclasses.fields(Summary))])
     for row, given in sorted({(one.row, one.given) for one in scores}):
@@ -250,3 +250,64 @@ def how_often() -> str:
 def of_given(scores: Sequence[Score], given: Given) -> list[Score]:
     """Scores of predictions that were given this."""
     return [one for one in scores if one.given == given]
+
+
+COUNT = 400
+"""Truths, half of them for each GIVEN: the coverage of all has a standard error of .02."""
+
+TRUTH_DRAWS = 32
+"""Draws of a prediction: intervals are unbiased in whatever number of them (`forecast.interval`)."""
+
+WORKLOAD = Workload(model="qwen7b", device="h20", batch_groups=16, group_size=4, cap=2000)
+"""A batch of 64 samples, which takes milliseconds."""
+
+SYNC = StepRow("truth", SHARED, 2, 2)
+
+ASKED = (
+    StepRow("asked", "one_step_off", 1, 1),
+    StepRow("asked", "fully_async", 1, 1, options={"max_staleness": "0.5"}),
+)
+
+
+def made_truths(count: int, seed: int = 0, priors: Priors | None = None) -> list[Evidence]:
+    """Tables, `count` of them and `SECOND` at most, with rows of ASKED in turn: figures of a synchronous row and of
+    the asked one in one draw of the priors."""
+    assert count <= SECOND, f"{count} truths are more than {SECOND} draws"
+    priors = priors or read_priors()
+    bare = Evidence("simulated truths", WORKLOAD, (SYNC,), ASKED)
+    (system,) = posteriors(bare, count, seed, given="sync", priors=priors).values()
+    sync = _rows(SYNC, system, bare, priors, seed + 1)
+    asked = [_rows(row, system, bare, priors, seed + 2 + place) for place, row in enumerate(ASKED)]
+    return [
+        replace(bare, rows=(sync[draw],), asked=(asked[draw % len(ASKED)][draw],))
+        for draw in range(len(system.uncapped))
+    ]
+
+
+def _rows(row: StepRow, system: System, evidence: Evidence, priors: Priors, seed: int) -> list[StepRow]:
+    """The row with its figures in each draw."""
+    draws = RowDraws(row, system, evidence, "sync", priors, seed)
+    forecast = draws.forecast()
+    made = []
+    for draw, step in enumerate(forecast.step_s):
+        figures = {"step_s": step, "update_s": draws.update[draw], "old_log_prob_s": draws.scoring[OLD][draw]}
+        if row.shared:
+            share = system.quantities["around_sharing"][draw]
+            generate = forecast.generation_s[draw]
+            figures |= {"generate_s": generate, "rollout_s": generate + draws.around.before[draw] / (1 - share)}
+        own: dict[str, Any] = {name: float(value) for name, value in figures.items()}
+        made.append(replace(row, **own))
+    return made
+
+
+def score_truths(truths: Sequence[Evidence], processes: int = 1) -> list[Score]:
+    """Scores of truths, each given one of GIVEN in turn, and predicted by draws of its own: by those that truths are
+    made of, each would find itself among them."""
+    cases = [(truth, GIVEN[number // len(ASKED) % len(GIVEN)], SECOND + number) for number, truth in enumerate(truths)]
+    return parallel_map(_score_truth, cases, processes=processes, timeout_s=_TIMEOUT_S, what="simulated truths")
+
+
+def _score_truth(case: tuple[Evidence, Given, int]) -> Score:
+    evidence, given, seed = case
+    (forecast,) = predict(evidence, TRUTH_DRAWS, seed, given=given).forecasts
+    return score_of("truth", forecast, given)

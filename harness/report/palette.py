@@ -6,7 +6,7 @@ from collections.abc import Iterable, Sequence
 from itertools import cycle
 from typing import TYPE_CHECKING
 
-from harness.metrics.colours import CELLS, MORE, OWN, of_schedules
+from harness.metrics.formatting import CELLS, MORE, OWN, of_schedules
 
 if TYPE_CHECKING:
     from harness.comparison.runs import Cell

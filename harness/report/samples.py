@@ -13,9 +13,9 @@ import numpy as np
 import pyarrow as pa
 import pyarrow.compute as pc
 
+from harness.metrics.definitions import CUSTOM
 from harness.metrics.formatting import number, plural
 from harness.metrics.run_files import load_kept, load_known_config, load_manifest, load_samples
-from harness.metrics.samples import CUSTOM
 from harness.tasks import Tokenizer, load_tokenizer
 
 _MOST_REWARDS = 16  # of a group

@@ -11,6 +11,7 @@ from typing import Any
 import msgspec
 from rich.console import Console
 
+from harness.metrics.definitions import CUSTOM
 from harness.metrics.done import is_done
 from harness.metrics.formatting import number, percent, say
 from harness.metrics.ledger import ENGINE_EVENTS
@@ -24,7 +25,7 @@ from harness.metrics.run_files import (
     load_summary,
     load_timeline,
 )
-from harness.metrics.samples import CUSTOM, FATES
+from harness.metrics.samples import FATES
 from harness.metrics.schemas import Restart
 from harness.metrics.tables import Table
 
@@ -149,9 +150,9 @@ def print_summary(run_dirs: Iterable[Path], console: Console) -> None:
     for run in runs:
         if (load := run.others_load or 0.0) > BUSY:
             text = f"warning: other processes used {percent(load)} of the machine meanwhile; its times are too long"
-            console.print(text, style="yellow", highlight=False)
+            say(console, text, "yellow")
         for fault in load_faults(run.path):
-            console.print(f"warning: {fault.text}", style="yellow", highlight=False, markup=False)
+            say(console, f"warning: {fault.text}", "yellow")
         for event in (run.ledger or {}).get("engines", []):
             why = f": {event['why']}" if event["why"] else ""
             text = f"{event['at_s']:.1f} s: {event['engine']} {ENGINE_EVENTS[event['what']]}{why}"
@@ -162,7 +163,7 @@ def print_summary(run_dirs: Iterable[Path], console: Console) -> None:
         pictures = sorted(path.name for path in run.path.glob("*.png"))
         written = [name for name in _FILES if (run.path / name).exists()] + pictures
         say(console, f"{run.path}/", "bold")
-        console.print("  " + " ".join(written), highlight=False)
+        say(console, "  " + " ".join(written))
 
 
 def _name(run: RunSummary) -> str:

@@ -3,7 +3,7 @@
 A vocabulary of 150 thousand makes the logits of a micro-batch the largest tensor by far. `head_log_probs` applies the
 output layer to a few rows at a time, forward and again backward, so that no more than so many bytes of logits exist at
 once. Their gradients wait, in the dtype of the model, for one product with each of the other two matrices: adding to a
-gradient as large as the vocabulary costs the same however many rows it is of (`harness.cost_model.head_rows`).
+gradient as large as the vocabulary costs the same however many rows it is of (`harness.cost_model.training_memory`).
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import torch
 import torch.distributed as dist
 
 from harness.config import TrainingConfig
-from harness.cost_model.head_rows import HeadRows
+from harness.cost_model.training_memory import HeadRows
 
 LOGIT_BYTES = TrainingConfig.logit_bytes
 """Bytes of float32 logits at a time, where nobody says otherwise."""

@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from harness.config.compose import DOCS
 from harness.metrics.atomic_files import write_text
-from harness.metrics.colours import of_schedules
+from harness.metrics.formatting import of_schedules
 from harness.planner.explore import Effort, Exploration
 from harness.planner.judgement import judge
 from harness.planner.plan import Plan, Progress, explore_all, origin, plan_jobs

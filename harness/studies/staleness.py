@@ -17,7 +17,7 @@ from harness.config import CostConfig, JobConfig, LengthsConfig
 from harness.config.compose import DOCS, compose_job
 from harness.driver.event_model import fast_steps
 from harness.metrics.atomic_files import write_text
-from harness.metrics.colours import CELLS
+from harness.metrics.formatting import CELLS
 from harness.planner.mean_lag import (
     BALANCED,
     REGIMES,

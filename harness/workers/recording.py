@@ -22,7 +22,6 @@ from harness.config import ModelConfig
 from harness.config.job import DEALT_AGAIN
 from harness.cost_model.shape import sample_flops
 from harness.metrics.arrivals import Arrivals, RunOf, Sampled, runs_of
-from harness.metrics.latency import latency_metrics
 from harness.metrics.parts import SampleParts
 from harness.metrics.samples import (
     Fate,
@@ -32,6 +31,7 @@ from harness.metrics.samples import (
     custom_metrics,
     discarded_metrics,
     filter_metrics,
+    latency_metrics,
     length_metrics,
     masked_metrics,
     reward_metrics,

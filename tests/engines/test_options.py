@@ -20,7 +20,7 @@ from harness.config.compose import EXPERIMENTS, compose_job, make_schedule, plai
 from harness.config.job import COMMON_TO_ENGINES
 from harness.config.machine import NO_MACHINE
 from harness.config.registries import ENGINES
-from harness.cost_model.engine_memory import EngineMemory
+from harness.cost_model.memory import EngineMemory
 from harness.cost_model.memory_plan import EngineShare
 from harness.cost_model.shape import served_bytes
 

@@ -21,8 +21,7 @@ from harness.metrics.atomic_files import write_text
 from harness.metrics.formatting import say, visible
 from harness.report.drawing import FORMATS
 from harness.report.page.data import curves_data, timelines_data
-from harness.report.page.markdown import markdown
-from harness.report.page.paper_table import table_tex
+from harness.report.page.markdown import markdown, table_tex
 from harness.report.page.pictures import draw_comparison
 from harness.report.page.tables import (
     checks_html,
@@ -78,7 +77,7 @@ def print_written(paths: Sequence[Path], console: Console) -> None:
         if path.suffix[1:] not in FORMATS and path.stem not in pictures:
             say(console, path)
     told = f"pictures, as PNG, SVG and PDF, with their data: {', '.join(pictures)}"
-    console.print(told, soft_wrap=True, highlight=False)
+    say(console, told)
 
 
 def document(comparison: Comparison) -> str:

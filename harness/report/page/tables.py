@@ -21,7 +21,7 @@ from harness.comparison.measures import CellMeasure, Measure
 from harness.comparison.runs import Cell
 from harness.metrics.definitions import LATENCIES
 from harness.metrics.formatting import number, percent, visible
-from harness.metrics.latency import latencies_by_engine, percentiles
+from harness.metrics.samples import latencies_by_engine, percentiles
 from harness.report.drawing import inline_svg
 from harness.report.page.pictures import COLORS, draw_lags, draw_profile, profiles
 from harness.report.page.text import SAMPLE_KINDS, SAMPLES, checks, commands, histogram_text, lag_text, profile_text

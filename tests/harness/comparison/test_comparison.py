@@ -28,8 +28,7 @@ from harness.comparison.verdict import collapsed, collapses_of
 from harness.config import ConfigError
 from harness.metrics.timeline import Place
 from harness.report.page.document import document
-from harness.report.page.markdown import markdown
-from harness.report.page.paper_table import table_tex
+from harness.report.page.markdown import markdown, table_tex
 from harness.report.page.verdict_chart import caption_of, verdict_table
 from tests.support.fabricated_cells import BATCH, Made, make_cell, make_run
 from tests.support.project import ROOT

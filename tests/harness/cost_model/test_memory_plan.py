@@ -16,8 +16,8 @@ from harness.config.compose import choices, compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.config.model_folder import model_settings
 from harness.config.placement import resolve_split
-from harness.cost_model.engine_memory import EngineMemory
 from harness.cost_model.host_memory import PINNED
+from harness.cost_model.memory import EngineMemory
 from harness.cost_model.memory_plan import GIB, EngineShare, Lengths, MemoryPlan, PoolMemory, engine_share, plan_memory
 from harness.cost_model.roofline import roofline
 from harness.cost_model.shape import (
@@ -62,7 +62,7 @@ def test_training_state_is_cut_over_ranks_and_caches_have_room_for_every_slot() 
     config, plan = planned("engine.slots=16", response=200)
     assert bytes_of(plan, "rollout", "KV cache") == 16 * 240 * 2 * 28 * 4 * 128 * 2, "228 tokens, in steps of 16"
     from engines.torch import kv_slots
-    from harness.cost_model import engine_memory
+    from harness.cost_model import memory as engine_memory
 
     assert engine_memory.PREFILL_TOKENS == kv_slots.PREFILL_TOKENS
     assert all(engine_memory.key_length(n) == kv_slots.key_length(n) for n in (1, 16, 17, 256, 257, 8200))

@@ -19,8 +19,8 @@ from rich.console import Console
 
 from harness.config import ConfigError
 from harness.driver.loggers import LoggedRun, MlflowLogger
-from harness.metrics.colours import OWN
 from harness.metrics.done import INCOMPLETE
+from harness.metrics.formatting import OWN
 from harness.metrics.manifest import RunIdentity
 from harness.metrics.run_files import RunDirectory
 from tests.support.mirrored_run import CONFIG, ITERATIONS, STARTED_AT, finished_run, manifest_of, mirrored, points

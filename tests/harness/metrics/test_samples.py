@@ -14,7 +14,6 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.metrics.definitions import LATENCIES
-from harness.metrics.latency import latencies, latencies_by_engine, latency_metrics
 from harness.metrics.parts import read_growing
 from harness.metrics.samples import (
     FILE_SCHEMA,
@@ -23,6 +22,9 @@ from harness.metrics.samples import (
     SampleRecord,
     TrainedSamples,
     custom_metrics,
+    latencies,
+    latencies_by_engine,
+    latency_metrics,
     length_metrics,
     masked_metrics,
     read_columns,

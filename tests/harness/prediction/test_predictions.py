@@ -37,7 +37,7 @@ from harness.prediction.scores import (
     write_summaries,
 )
 from harness.prediction.table import read_evidence
-from harness.prediction.truths import made_truths, score_truths
+from harness.prediction.scores import made_truths, score_truths
 
 SMALL = ["model=qwen1.5b", "device=h100", "algorithm.batch_groups=16", "algorithm.group_size=4"]
 SMALL += ["cost.lengths.cap=2000", "cost.lengths.mean=400"]

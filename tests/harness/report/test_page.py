@@ -29,8 +29,7 @@ from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
 from harness.report.page.data import MOST_ENGINES, timeline_data
 from harness.report.page.document import as_script, document, write_report
-from harness.report.page.markdown import markdown
-from harness.report.page.paper_table import TEXT_PT
+from harness.report.page.markdown import TEXT_PT, markdown
 from harness.report.page.pictures import ENDINGS, PICTURES, profiles, score_range
 from harness.report.page.text import profile_text
 from harness.report.palette import (

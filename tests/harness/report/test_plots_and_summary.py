@@ -31,7 +31,7 @@ from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
 from harness.report.drawing import COLUMN, PAGE, draw_again, read_table, save_in_every_format
 from harness.report.gantt import MOST_BARS, data_versions, draw_same_seconds, same_seconds
-from harness.report.page.paper_table import TEXT_PT
+from harness.report.page.markdown import TEXT_PT
 from harness.report.page.pictures import DRAWINGS, PICTURES, draw_comparison, draw_front, draw_matrix
 from harness.report.plots import draw_idle, draw_run, idle_times
 from harness.report.summary import print_summary, summarize

@@ -5,7 +5,7 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from harness.cost_model.head_rows import HeadRows
+from harness.cost_model.training_memory import HeadRows
 from harness.rl.log_probs import head_log_probs
 
 ROWS, WIDTH, VOCABULARY = 15, 8, 11

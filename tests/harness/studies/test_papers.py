@@ -10,12 +10,12 @@ import pytest
 from rich.console import Console
 
 from harness.campaigns.process import RunProcess
+from harness.cli.look import drawn_again
 from harness.config import ConfigError
 from harness.config.compose import compose_job
 from harness.planner.candidates import Candidate
 from harness.planner.explore import TrialResult
 from harness.planner.judgement import InTurn, systems
-from harness.report.drawing import draw_again
 from harness.studies.papers.experiment import Context, PaperExperiment, names, parse, read_experiment
 from harness.studies.papers.fits import (
     Calibrated,
@@ -42,7 +42,6 @@ from harness.studies.papers.result import Result, ResultLine
 from harness.studies.papers.run import KINDS, run_papers
 from harness.studies.papers.scaling import ScalingStep, ScalingVariation, jobs_of, linearity
 from harness.studies.papers.simulated import Gantt, run_gantt
-from harness.studies.pictures import DRAWINGS
 from harness.studies.schedule_table import AGENTS, CONDITIONS, SIZES, ScheduleFigures, as_csv, page
 
 SMALL = [
@@ -244,7 +243,7 @@ def test_a_result_is_printed_written_and_drawn(tmp_path: Path) -> None:
     assert [path.name for path in more] == ["relax.svg", "relax.pdf", "relax-column.pdf"]
     drawn = more[0].read_text()
     assert ">30.0 to 50.0</text>" in drawn and ">1.10 (+10.0%)</text>" in drawn and ">a seed</text>" in drawn
-    assert len(draw_again(tmp_path, DRAWINGS)) == 4 and ">1.10 (+10.0%)</text>" in more[0].read_text()
+    assert len(drawn_again(tmp_path)) == 4 and ">1.10 (+10.0%)</text>" in more[0].read_text()
 
 
 def _printed(result: Result, width: int) -> list[str]:
