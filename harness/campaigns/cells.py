@@ -98,14 +98,6 @@ class ResolvedCell:
         return ", ".join(pools)
 
 
-@dataclass(frozen=True)
-class SkippedCell:
-    """A cell that cannot run, and why."""
-
-    label: str
-    why: str
-
-
 def _purpose(roles: str) -> str:
     """Purpose of a pool, by the names of its roles with + between them."""
     named = roles.split("+")
@@ -221,14 +213,14 @@ def resolve_cell(request: CellRequest, machine: Machine) -> ResolvedCell:
 
 def resolve_cells(
     requests: Sequence[CellRequest], known: Mapping[str, Sequence[str]], machine: Machine
-) -> tuple[list[ResolvedCell], list[SkippedCell]]:
-    """Every cell that can run, and those that cannot.
+) -> tuple[list[ResolvedCell], dict[str, str]]:
+    """Every cell that can run, and why, by label, others cannot.
 
     known: complete settings by label, where an earlier call found them: then nothing is planned anew. Raises
     ConfigError where no cell can run, where two would be the same, or where some would be simulated, others measured.
     """
     cells: list[ResolvedCell] = []
-    skipped: list[SkippedCell] = []
+    skipped: dict[str, str] = {}
     errors: list[ConfigError] = []
     for request in requests:
         settings = known.get(request.label, request.settings)
@@ -236,7 +228,7 @@ def resolve_cells(
             cells.append(resolve_cell(CellRequest(request.label, tuple(settings)), machine))
         except ConfigError as error:
             errors.append(error)
-            skipped.append(SkippedCell(request.label, str(error)))
+            skipped[request.label] = str(error)
     if not cells:
         raise errors[0]
     _refuse_same(cells)
@@ -311,15 +303,7 @@ _LAYOUT = frozenset({"algorithm.micro_batch_groups"})
 _AT = "@"
 
 
-@dataclass(frozen=True)
-class NamedCorrection:
-    """A correction that was asked for. name: as it was asked for, which heads its column; settings: of the job."""
-
-    name: str
-    settings: tuple[str, ...]
-
-
-def named_corrections(listed: str) -> list[NamedCorrection]:
+def named_corrections(listed: str) -> list[CellRequest]:
     """Corrections of a list. listed: names with commas, each of a loss, of a bundle in experiments/corrections.yaml, or
     an import path; with `@2e-4` behind it at that learning rate. Raises ConfigError for another one."""
     bundles = read_bundles()
@@ -332,11 +316,11 @@ def correction_axes() -> tuple[str, ...]:
     return (_CORRECTION, *sorted({_RATE, *bundled} - {_CORRECTION, *_LAYOUT}))
 
 
-def refuse_overridden(corrections: Sequence[NamedCorrection], shared: Sequence[str]) -> None:
+def refuse_overridden(corrections: Sequence[CellRequest], shared: Sequence[str]) -> None:
     """Raise ConfigError where a setting of all cells would take the place of one that a correction stands for."""
     for setting in shared:
         name = setting.partition("=")[0]
-        of = [each.name for each in corrections if name in names_of(each.settings) - _LAYOUT]
+        of = [each.label for each in corrections if name in names_of(each.settings) - _LAYOUT]
         if of:
             raise ConfigError(f"{setting} is for all cells, but corrections={of[0]} sets {name}, too; leave out one")
 
@@ -353,7 +337,7 @@ def read_bundles(path: Path = BUNDLES) -> dict[str, dict[str, str]]:
     }
 
 
-def _correction(asked: str, bundles: dict[str, dict[str, str]]) -> NamedCorrection:
+def _correction(asked: str, bundles: dict[str, dict[str, str]]) -> CellRequest:
     name, at, rate = asked.partition(_AT)
     if name not in bundles and name not in CORRECTIONS and not is_path(name):
         known = ",".join(dict.fromkeys((*CORRECTIONS, *bundles)))
@@ -361,4 +345,4 @@ def _correction(asked: str, bundles: dict[str, dict[str, str]]) -> NamedCorrecti
     settings = {_CORRECTION: name, **bundles.get(name, {})}
     if at:
         settings[_RATE] = rate
-    return NamedCorrection(asked, tuple(f"{setting}={value}" for setting, value in settings.items()))
+    return CellRequest(asked, tuple(f"{setting}={value}" for setting, value in settings.items()))

@@ -6,7 +6,7 @@ import os
 import signal
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from datetime import datetime
@@ -16,7 +16,7 @@ from types import FrameType
 
 from rich.console import Console
 
-from harness.campaigns.cells import ResolvedCell, SkippedCell
+from harness.campaigns.cells import ResolvedCell
 from harness.campaigns.process import RunProcess
 from harness.config.compose import cell_prefix
 from harness.config.machine import Machine
@@ -298,7 +298,7 @@ def machine_warnings(cells: Sequence[ResolvedCell], machine: Machine) -> list[st
 
 
 def print_preview(
-    runs: Runs, skipped: Iterable[SkippedCell], said: Iterable[str], gate_due: bool, console: Console
+    runs: Runs, skipped: Mapping[str, str], said: Iterable[str], gate_due: bool, console: Console
 ) -> None:
     """Every cell with its devices and seeds, what cannot run and why, other lines of the cells, and how long all of it
     will take."""
@@ -315,16 +315,16 @@ def print_preview(
         done = [seed for seed in runs.seeds if seed not in due]
         rows.append((cell.label, cell.pools, _listed(done), _listed(due), time_text(estimate.of(cell))))
     console.print(Table("", ("cell", "devices", "seeds done", "seeds to run", "a run takes"), rows))
-    for left_out in skipped:
-        say(console, f"{left_out.label} is left out: {left_out.why}", "yellow")
+    for label, why in skipped.items():
+        console.print(f"{label} is left out: {why}", style="yellow", highlight=False, markup=False)
     for line in said:
-        say(console, line, "yellow")
+        console.print(line, style="yellow", highlight=False, markup=False)
     left = estimate.left([cell for cell, _ in pending], [], runs.at_once)
     if gate_due and left is not None:
         left += GATE_S
     what = f"{len(pending)} of {len(runs.all)} runs to do" + (", and the equivalence gate" if gate_due else "")
     what = f"{what}: {time_text(left)}" if pending or gate_due else "all runs are done already"
-    say(console, what, "bold")
+    console.print(what, style="bold", highlight=False)
 
 
 def print_failures(failed: Iterable[FailedRun], console: Console) -> None:

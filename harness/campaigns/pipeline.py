@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from rich.console import Console
 
-from harness.campaigns.cells import CellRequest, ResolvedCell, SkippedCell, device_budget, distinct_cells, resolve_cells
+from harness.campaigns.cells import CellRequest, ResolvedCell, device_budget, distinct_cells, resolve_cells
 from harness.campaigns.execution import Runs, StartRun, machine_warnings, print_failures, print_preview, run_cells
 from harness.campaigns.gate import gate_job, passed_before, run_gate
 from harness.comparison.console import print_comparison
@@ -143,7 +143,7 @@ def conclude(folder: Path, campaign: Campaign, thresholds: Sequence[Threshold], 
 
 
 def _campaign(
-    request: ComparisonRequest, cells: Sequence[ResolvedCell], skipped: Sequence[SkippedCell], warnings: Sequence[str]
+    request: ComparisonRequest, cells: Sequence[ResolvedCell], skipped: Mapping[str, str], warnings: Sequence[str]
 ) -> Campaign:
     """Raises ConfigError where its cells may not be compared: that is known before any has run."""
     keys = {cell.label: fairness_key(plain(cell.config), (), request.axes) for cell in cells}
@@ -155,7 +155,7 @@ def _campaign(
         key=key,
         seeds=request.seeds,
         cells=tuple(ListedCell(cell.label, cell.name, given[cell.label], cell.settings, cell.pools) for cell in cells),
-        left_out={cell.label: cell.why for cell in skipped},
+        left_out=skipped,
         warnings=tuple(warnings),
         margin=request.margin,
     )

@@ -26,13 +26,11 @@ def chaos(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 
 def _chosen(arguments: Sequence[str]) -> dict[str, int]:
-    given, _ = own_arguments(arguments, *DEFAULTS)
     chosen = dict(DEFAULTS)
-    for name, values in given.items():
-        if values and values[-1]:
-            if (number := whole_number(values[-1])) is None:
-                raise ConfigError(f"{name}={values[-1]} is no number; use a whole number from 0 on")
-            chosen[name] = number
+    for name, value in own_arguments(arguments, *DEFAULTS)[0].items():
+        if (number := whole_number(value)) is None:
+            raise ConfigError(f"{name}={value} is no number; use a whole number from 0 on")
+        chosen[name] = number
     return chosen
 
 
@@ -82,5 +80,4 @@ def gate_gpu(arguments: Sequence[str], results: Path, console: Console) -> int:
     from harness.acceptance.gpu_gate import gate
 
     given, _ = own_arguments(arguments, "device", "parts", "force", "limit_s")
-    asked = gate.request({name: values[-1] for name, values in given.items() if values})
-    return gate.run(asked, results, lambda line: say(console, line))
+    return gate.run(given, results, lambda line: say(console, line))

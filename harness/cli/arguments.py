@@ -10,22 +10,24 @@ SEEDS = "seeds=3"
 """Seeds of a comparison, by default: the fewest that give an interval worth printing."""
 
 
-def own_arguments(arguments: Sequence[str], *names: str) -> tuple[dict[str, list[str]], list[str]]:
-    """A command's own arguments, `name=value`, by name; and the others."""
-    own: dict[str, list[str]] = {name: [] for name in names}
+def own_arguments(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
+    """A command's own arguments, `name=value`, by name, each as it was given last, and not as nothing; and the
+    others."""
+    own: dict[str, str] = {}
     others = []
     for argument in arguments:
         name, equals, value = argument.partition("=")
-        if equals and name in own:
-            own[name].append(value)
+        if equals and name in names:
+            own[name] = value
         else:
             others.append(argument)
-    return own, others
+    return {name: value for name, value in own.items() if value}, others
 
 
-def last_values(own: Mapping[str, Sequence[str]]) -> dict[str, str]:
-    """The last value of each argument that was given, and not as nothing."""
-    return {name: values[-1] for name, values in own.items() if values and values[-1]}
+def every_value(name: str, arguments: Sequence[str]) -> tuple[list[str], list[str]]:
+    """All values of an argument that may be given several times; and the other arguments."""
+    values = [argument.partition("=")[2] for argument in arguments if argument.startswith(f"{name}=")]
+    return values, [argument for argument in arguments if not argument.startswith(f"{name}=")]
 
 
 def is_asked_for(name: str, given: Mapping[str, str]) -> bool:
@@ -52,9 +54,9 @@ def share_of(name: str, given: Mapping[str, str]) -> float | None:
 def comparison_arguments(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
     """Arguments of a comparison: its own, those of `names`, `dry`, `margin` and `fail_if`, of which all that were given
     count; and settings of its jobs, always with seeds."""
-    given, settings = own_arguments(arguments, *names, "dry", "margin", "fail_if")
-    given["fail_if"] = [",".join(given["fail_if"])]
+    tests, rest = every_value("fail_if", arguments)
+    given, settings = own_arguments(rest, *names, "dry", "margin")
     if any(setting.startswith("config=") for setting in settings):
         raise ConfigError("config= is one job, for bench; a comparison takes its settings, each by itself")
     chosen = [setting for setting in settings if setting.partition("=")[0] == "seeds"]
-    return last_values(given), settings if chosen and chosen[-1] != "seeds=" else [SEEDS, *settings]
+    return given | {"fail_if": ",".join(tests)}, settings if chosen and chosen[-1] != "seeds=" else [SEEDS, *settings]

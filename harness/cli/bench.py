@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from harness.cli.arguments import is_asked_for, last_values, own_arguments
+from harness.cli.arguments import is_asked_for, own_arguments
 from harness.metrics.formatting import say
 
 if TYPE_CHECKING:
@@ -30,7 +30,7 @@ def run(arguments: Sequence[str], results: Path, console: Console, server: ForkS
     from harness.runtime.runtime import cluster_address, machine_of_runs
 
     own, settings = own_arguments(arguments, "dry")
-    dry = is_asked_for("dry", last_values(own))
+    dry = is_asked_for("dry", own)
     job = (settle if server is None else settle_cell)(settings, machine_of_runs(), plan_split)
     config, plan = job.config, job.plan
     directories = {seed: run_directory(config, seed, results) for seed in config.seed_list}

@@ -131,7 +131,7 @@ def matrix_request(arguments: Sequence[str], machine: Machine) -> ComparisonRequ
     names = _schedules(own.get("schedules", _SCHEDULES))
     rows = [row for name in names for row in _rows(name, own.get("staleness", _STALENESS))]
     cells = [
-        CellRequest(f"{row.label}, {correction.name}", (*row.settings, *correction.settings, *settings))
+        CellRequest(f"{row.label}, {correction.label}", (*row.settings, *correction.settings, *settings))
         for row in sorted(rows, key=lambda row: _eta(row, settings))
         for correction in corrections
     ]

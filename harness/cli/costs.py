@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from harness.cli.arguments import own_arguments
+from harness.cli.arguments import every_value, own_arguments
 from harness.cli.steps import working
 from harness.config import ConfigError
 from harness.config.fields import checked_name
@@ -24,13 +24,14 @@ def calibrate(arguments: Sequence[str], results: Path, console: Console) -> int:
     from harness.calibration.profile.rows import GATE, read_gate
     from harness.calibration.runs import base_job, calibrate_runs
 
-    own, settings = own_arguments(arguments, "run", "name")
-    if not own["run"]:
+    runs, rest = every_value("run", arguments)
+    own, settings = own_arguments(rest, "name")
+    if not runs:
         raise ConfigError("which run? run=results/bench/<cell>/seed=0, or several of them")
-    if own["run"][0].endswith(GATE):
-        return _fit_profile(read_gate(Path(own["run"][0])), settings, own["name"], results, console)
-    fitted = calibrate_runs([Path(run) for run in own["run"]], base_job(settings), *own["name"][-1:])
-    path = write_costs(results / "costs", fitted, [f"Fitted to {' and '.join(own['run'])}."])
+    if runs[0].endswith(GATE):
+        return _fit_profile(read_gate(Path(runs[0])), settings, own.get("name"), results, console)
+    fitted = calibrate_runs(list(map(Path, runs)), base_job(settings), own.get("name"))
+    path = write_costs(results / "costs", fitted, [f"Fitted to {' and '.join(runs)}."])
     print_costs(path, explained(fitted), console)
     return 0
 
@@ -51,9 +52,9 @@ def profile(arguments: Sequence[str], results: Path, console: Console) -> int:
 
     own, settings = own_arguments(arguments, "name", "profile")
     job = compose_job(settings)
-    name = checked_name("name", own["name"][-1] if own["name"] else f"{job.model.name}_profile")
-    path = Path(own["profile"][-1]) if own["profile"] else results / "profiles" / f"{name}.json"
-    if own["profile"]:
+    name = checked_name("name", own.get("name", f"{job.model.name}_profile"))
+    path = Path(own["profile"]) if "profile" in own else results / "profiles" / f"{name}.json"
+    if "profile" in own:
         found = read_profile(path)
     else:
         with working("timing", console) as show:
@@ -66,16 +67,16 @@ def profile(arguments: Sequence[str], results: Path, console: Console) -> int:
             )
         write_profile(path, found)
         say(console, path)
-    return _fit_profile(found, settings, [name], results, console)
+    return _fit_profile(found, settings, name, results, console)
 
 
 def _fit_profile(
-    found: DeviceProfile, settings: Sequence[str], name: Sequence[str], results: Path, console: Console
+    found: DeviceProfile, settings: Sequence[str], name: str | None, results: Path, console: Console
 ) -> int:
     from harness.calibration.fitting import explained, write_costs
     from harness.calibration.profile.fitting import about, base_of, fitted_costs, peak_shares
 
-    fitted = fitted_costs(found, base_of(found, settings), name[-1] if name else f"{found.model.name}_profile")
+    fitted = fitted_costs(found, base_of(found, settings), name or f"{found.model.name}_profile")
     shares = peak_shares(found, fitted.cost)
     written = write_costs(results / "costs", fitted, [*about(found), *shares])
     print_costs(written, [*about(found), *explained(fitted), *shares], console)

@@ -10,7 +10,7 @@ from textwrap import indent
 
 from rich.console import Console
 
-from harness.cli.arguments import last_values, own_arguments
+from harness.cli.arguments import own_arguments
 from harness.config import ConfigError
 from harness.metrics.formatting import say
 from harness.metrics.tables import Table
@@ -23,7 +23,7 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     from harness.studies.papers.experiment import names, read_experiment
 
     own, _ = own_arguments(arguments, "of")
-    if setting := last_values(own).get("of"):
+    if setting := own.get("of"):
         _explain(setting, console)
         return 0
     for group in GROUPS:

@@ -14,7 +14,7 @@ from rich.console import Console
 from rich.padding import Padding
 from rich.text import Text
 
-from harness.cli.arguments import last_values, own_arguments, share_of
+from harness.cli.arguments import every_value, own_arguments, share_of
 from harness.config import ConfigError
 from harness.config.fields import checked_name, whole_number
 from harness.config.files import FAR, found_below
@@ -34,7 +34,7 @@ def report(arguments: Sequence[str], results: Path, console: Console) -> int:
     from harness.metrics.run_files import finished_runs
     from harness.report.page.document import print_written, write_report
 
-    own = last_values(own_arguments(arguments, "experiment", "margin")[0])
+    own, _ = own_arguments(arguments, "experiment", "margin")
     folder, margin = folder_of(own.get("experiment"), results), share_of("margin", own)
     drawn = [] if is_done(folder) or finished_runs(folder) else drawn_again(folder)
     print_written(drawn or write_report(comparison_in(folder, margin), folder), console)
@@ -65,8 +65,7 @@ def show(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Print the samples that were asked for, or what there is to ask for."""
     from harness.report.samples import RunSamples, ShownSample, shortened
 
-    own, _ = own_arguments(arguments, "run", "sample", "row", "worst", "best", "dropped", "held_out")
-    given = last_values(own)
+    given, _ = own_arguments(arguments, "run", "sample", "row", "worst", "best", "dropped", "held_out")
     samples = RunSamples(_run_folder(given.pop("run", None), results))
     say(console, samples.folder, "dim")
     if not given:
@@ -89,7 +88,7 @@ def show(arguments: Sequence[str], results: Path, console: Console) -> int:
         )
 
     def print_sample(one: ShownSample) -> None:
-        say(console, f"\n{visible(one.title)}", "bold")
+        console.print(f"\n{visible(one.title)}", style="bold", highlight=False, markup=False)
         longest = max(map(len, one.facts))
         for name, fact in one.facts.items():
             console.print(Text.assemble((f"{visible(name):<{longest}}  ", "dim"), visible(fact)))
@@ -105,11 +104,12 @@ def show(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 def _overview(counts: Mapping[str, str], console: Console) -> None:
     for name, count in counts.items():
-        say(console, f"{name}: {count}")
-    say(
-        console,
+        console.print(f"{name}: {count}", highlight=False, markup=False)
+    console.print(
         "sample=<id> shows one, worst=5 those with the lowest rewards, best=5 with the highest, dropped=5 some that "
         "were not trained, row=train.jsonl:17 those of a problem, held_out=last responses to held-out problems",
+        highlight=False,
+        markup=False,
     )
 
 
@@ -173,10 +173,11 @@ def diff(arguments: Sequence[str], results: Path, console: Console) -> int:
     from harness.comparison.statistics import MARGIN
     from harness.comparison.thresholds import CROSSED, crossed, read_thresholds
 
-    own, others = own_arguments(arguments, "before", "after", "margin", "fail_if")
-    thresholds = read_thresholds(",".join(own.pop("fail_if")))
-    margin = share_of("margin", last_values({"margin": own.pop("margin")})) or MARGIN
-    both = [*last_values(own).values(), *others]
+    tests, rest = every_value("fail_if", arguments)
+    given, rest = own_arguments(rest, "margin")
+    own, others = own_arguments(rest, "before", "after")
+    thresholds, margin = read_thresholds(",".join(tests)), share_of("margin", given) or MARGIN
+    both = [*own.values(), *others]
     if len(both) != 2:
         raise ConfigError("diff takes two: cadence diff <before> <after>, experiments, folders, or commits")
     before, after = (_cells(named, results) for named in both)
@@ -247,7 +248,7 @@ def mlflow_sync(arguments: Sequence[str], results: Path, console: Console) -> in
     from harness.metrics.mlflow_mirror import MlflowException, SyncedRun, first_line, sync, tracking_uri
 
     own, _ = own_arguments(arguments, "experiment")
-    named = [checked_name("experiment", name) for name in own["experiment"][-1:]]
+    named = [checked_name("experiment", name) for name in own.values()]
     uri, folder = redacted(tracking_uri(results)), results.joinpath(*named)
     if not folder.is_dir():
         raise ConfigError(f"{folder} is not there; run `cadence bench` first")

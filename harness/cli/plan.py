@@ -11,7 +11,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.cli.arguments import own_arguments
+from harness.cli.arguments import every_value
 from harness.cli.steps import StepsBar
 from harness.config import JobConfig
 from harness.metrics.atomic_files import write_text
@@ -27,15 +27,15 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     plan.png into results/plan/<job>/. log: of a run, whose job is planned, at
     the costs of a plan."""
     started = time.monotonic()
-    own, arguments = own_arguments(arguments, "log")
+    logs, arguments = every_value("log", arguments)
     evidence = None
-    if own["log"]:
+    if logs:
         from harness.prediction.logs.answer import in_turn
         from harness.prediction.logs.read import read_log
 
         kept = [one for one in arguments if one.partition("=")[0] == "schedule"]
         rest = [one for one in arguments if one not in kept]
-        read = read_log([Path(log) for log in own["log"]], rest)
+        read = read_log([Path(log) for log in logs], rest)
         told = (
             f"its step took {read.row.step_s:.3g} s; it narrows intervals, while trials stand on the data sheet's costs"
         )

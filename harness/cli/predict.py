@@ -8,7 +8,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.cli.arguments import is_asked_for, last_values, own_arguments
+from harness.cli.arguments import every_value, is_asked_for, own_arguments
 from harness.cli.steps import working
 from harness.config import ConfigError
 from harness.metrics.formatting import say
@@ -22,14 +22,15 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     from harness.prediction.scores import how_often
     from harness.prediction.table import read_evidence
 
-    own, settings = own_arguments(arguments, "table", "given", "log", "score")
-    if is_asked_for("score", last_values(own)):
+    logs, rest = every_value("log", arguments)
+    own, settings = own_arguments(rest, "table", "given", "score")
+    if is_asked_for("score", own):
         return _scores(results, console)
-    if own["log"]:
-        return _of_log([Path(log) for log in own["log"]], settings, results, console)
-    if not own["table"]:
+    if logs:
+        return _of_log([Path(log) for log in logs], settings, results, console)
+    if "table" not in own:
         raise ConfigError("which table? For example table=experiments/papers/verl_fully_async.csv")
-    path, given = Path(own["table"][-1]), check_given(own["given"][-1] if own["given"] else "train")
+    path, given = Path(own["table"]), check_given(own.get("given", "train"))
     with working("reading", console) as show:
         evidence = read_evidence(path, settings)
         predicted = predict(evidence, given=given, processes=2, checks=CHECKS, progress=show)

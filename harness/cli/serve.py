@@ -24,8 +24,7 @@ _OTHERS = 256  # connections, beside two of each engine: for rows, and for weigh
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Serve one job until interrupted, on loopback; on another address with a certificate only."""
-    own, _ = own_arguments(arguments, "port", "host", "certificate", "key")
-    given = {name: values[-1] for name, values in own.items() if values and values[-1]}
+    given, _ = own_arguments(arguments, "port", "host", "certificate", "key")
     port = whole_number(given.get("port", _PORT))
     if port is None or not port < 65536:
         raise ConfigError(f"port={given['port']} is no port; use a number such as port={_PORT}, or 0 for a free one")

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 
 from rich.console import Console
 
-from harness.cli.arguments import is_asked_for, last_values, own_arguments
+from harness.cli.arguments import is_asked_for, own_arguments
 from harness.config import ConfigError
 from harness.metrics.formatting import say
 
@@ -22,8 +22,7 @@ _TRACKS_OWN = ("seeds", "experiment")
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Run a track's job with fresh seeds, and write the record that it makes, and the book of all; `key=` signs it,
     `dry=true` says what would run. `verify=<folder>` checks a record instead. Returns the exit code."""
-    own, settings = own_arguments(arguments, "track", "key", "verify", "dry")
-    given = last_values(own)
+    given, settings = own_arguments(arguments, "track", "key", "verify", "dry")
     if "verify" in given:
         if settings or len(given) > 1:
             raise ConfigError("verify= checks a record that is there, and takes nothing besides")

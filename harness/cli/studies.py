@@ -10,7 +10,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from harness.cli.arguments import last_values, own_arguments
+from harness.cli.arguments import own_arguments
 from harness.cli.steps import StepsBar, working
 from harness.config import ConfigError
 from harness.metrics.formatting import say
@@ -24,11 +24,11 @@ def paper(arguments: Sequence[str], results: Path, console: Console) -> int:
     from harness.studies.papers.run import run_papers
 
     own, _ = own_arguments(arguments, "paper")
-    if not own["paper"]:
+    if "paper" not in own:
         raise ConfigError(f"which? paper=all, or one of {', '.join(names())}")
     with working("reading", console) as show, ForkedRuns() as runs:
         context = Context(results, console, runs.start, processes=os.cpu_count() or 1, progress=show)
-        paths = run_papers(own["paper"][-1], context)
+        paths = run_papers(own["paper"], context)
     print_written(paths, console)
     return 0
 
@@ -45,7 +45,7 @@ STUDIES = {
 def table(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Make the table that `of` names, the schedules' by default, and write its page."""
     own, _ = own_arguments(arguments, "of")
-    of = last_values(own).get("of", "schedules")
+    of = own.get("of", "schedules")
     if of == "scaling":
         from harness.studies.scaling import write_study
 

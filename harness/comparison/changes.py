@@ -4,7 +4,7 @@ setting."""
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 from harness.comparison.conservation import Conservation, check_conservation
@@ -110,10 +110,7 @@ def _by_label(cells: Sequence[Cell]) -> dict[str, Cell]:
 
 def _same_seeds(one: Cell, other: Cell) -> tuple[Cell, Cell]:
     shared = set(one.seeds) & set(other.seeds) or {*one.seeds, *other.seeds}
-    first, second = (
-        replace(cell, runs=tuple(run for run in cell.runs if run.identity.seed in shared)) for cell in (one, other)
-    )
-    return first, second
+    return one.of_seeds(shared), other.of_seeds(shared)
 
 
 def _alone(one: Cell, other: Cell, pair: tuple[Cell, Cell]) -> Iterator[str]:

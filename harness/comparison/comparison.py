@@ -27,7 +27,6 @@ from harness.comparison.verdict import (
     collapse_sentence,
     collapse_warnings,
     collapses_of,
-    faults_of,
     no_verdict,
     question_of,
     unjudged,
@@ -73,12 +72,17 @@ class Comparison:
 
     @property
     def faults(self) -> tuple[str, ...]:
-        """Reasons against a verdict."""
+        """Reasons against a verdict, a line each."""
         base, speed = self.cells[self.baseline], self.measure(SPEED)
         alone = self.simulated or speed is None or len(self.cells) == 1
         odd = [] if alone or speed is None else [line for line, _ in outlying_runs(base, speed.cells[self.baseline])]
-        unscored = withheld_by(self.cells)
-        return faults_of(self.gate, self.conservation, (*self.missing, *unscored), odd)
+        return (
+            *([] if self.gate is None or self.gate.passed else [self.gate.summary()[0]]),
+            *([] if self.conservation.passed else [self.conservation.summary()]),
+            *self.missing,
+            *withheld_by(self.cells),
+            *(f"of the baseline, {line}" for line in odd),
+        )
 
     @property
     def verdict(self) -> str:

@@ -9,7 +9,7 @@ from rich.console import Console
 from harness.comparison.comparison import Comparison
 from harness.comparison.measure_text import Scale, against, beside_mean, bounds, scale_of
 from harness.comparison.measures import HELD_OUT, SPEED, CellMeasure, Measure
-from harness.metrics.formatting import number, say
+from harness.metrics.formatting import number
 from harness.metrics.manifest import HOW_TIMED
 from harness.metrics.tables import Table
 
@@ -147,4 +147,4 @@ def _range(cell: CellMeasure, scale: Scale) -> str:
 
 
 def _line(console: Console, text: str, style: str = "") -> None:
-    say(console, text, style)
+    console.print(text, style=style, highlight=False, markup=False)

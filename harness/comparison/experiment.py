@@ -201,9 +201,7 @@ def comparable(cells: Sequence[Cell]) -> tuple[list[Cell], dict[str, str]]:
             shared.append(cell)
         else:
             left_out[cell.label] = f"it has none of the seeds {', '.join(map(str, sorted(seeds)))}"
-    return [
-        replace(cell, runs=tuple(run for run in cell.runs if run.identity.seed in seeds)) for cell in shared
-    ], left_out
+    return [cell.of_seeds(seeds) for cell in shared], left_out
 
 
 def _seeds_left_out(found: Sequence[Cell], kept: Sequence[Cell]) -> list[str]:

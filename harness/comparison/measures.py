@@ -262,14 +262,16 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
     """Metrics that every one of these runs can give: a simulated run has no rewards, one of another version may have
     metrics that others lack."""
     metrics = [
-        _rate(SPEED, _samples_per_s),
-        _rate("throughput/tokens_per_s", _tokens_per_s),
-        MetricDefinition("seconds", "whole run, warm-up included", "s", "lower", "ratio", _duration),
+        _rate(SPEED, trained_per_iteration),
+        _rate("throughput/tokens_per_s", tokens),
+        MetricDefinition(
+            "seconds", "whole run, warm-up included", "s", "lower", "ratio", lambda run: float(seconds(run)[-1])
+        ),
         _share(
             "throughput/fraction_of_bound",
             definition("throughput/fraction_of_bound").title,
             "higher",
-            _fraction_of_bound,
+            lambda run: run.timeline.fraction_of_bound(),
         ),
     ]
     metrics += [
@@ -289,7 +291,7 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
     if in_every_iteration(runs, GOOD):
         metrics += [
             _share(GOOD, f"{definition(GOOD).title}, of all iterations", "higher", _mean(GOOD)),
-            _rate(GOOD_RATE, _good_per_s),
+            _rate(GOOD_RATE, lambda run: column(run, GOOD) * trained_per_iteration(run)),
         ]
     metrics += [
         _declared(LAG, _lag_mean),
@@ -303,10 +305,18 @@ def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
     if in_every_iteration(runs, sync):
         metrics.append(replace(_declared(sync, _mean(sync)), better=definition(sync).better))
     if any(run.ledger["dropped_stale"] for run in runs):
-        metrics.append(_share("ledger/dropped_stale", "dropped as stale", "lower", _dropped))
+        metrics.append(
+            _share(
+                *("ledger/dropped_stale", "dropped as stale", "lower"),
+                lambda run: run.ledger["dropped_stale"] / run.ledger["admitted"],
+            )
+        )
     metrics += _of_selection(runs)
     metrics += [
-        replace(_share(f"idle/{role}", f"idle, devices of {role}", "lower", _idle(role)), alike=_pool_of(role))
+        replace(
+            _share(f"idle/{role}", f"idle, devices of {role}", "lower", lambda run, role=role: run.timeline.idle(role)),
+            alike=_pool_of(role),
+        )
         for role in _device_roles(runs)
     ]
     return metrics + [
@@ -404,6 +414,11 @@ def tokens(run: Run) -> np.ndarray:
     return column(run, "throughput/tokens_per_s") * column(run, "time/iteration_s")
 
 
+def trained_per_iteration(run: Run) -> np.ndarray:
+    """float64 [iterations]: samples that each trained."""
+    return np.diff(column(run, "samples"), prepend=0.0)
+
+
 def warmup(run: Run) -> int:
     """Iterations left out of rates."""
     return int(run.config["warmup_iterations"])
@@ -476,33 +491,18 @@ def _declared(key: str, of: Callable[[Run], float]) -> MetricDefinition:
     return _neutral(key, definition(key).title, definition(key).unit, of)
 
 
-def _rate(key: str, of: Callable[[Run], float]) -> MetricDefinition:
+def _rate(key: str, amounts: Callable[[Run], np.ndarray]) -> MetricDefinition:
+    """An amount per second after warm-up. amounts: float64 [iterations], what each made."""
     metric = definition(key)
+
+    def of(run: Run) -> float:
+        return steady_rate(seconds(run), amounts(run), warmup(run))
+
     return MetricDefinition(key, metric.title, metric.unit, metric.better, "ratio", of)
 
 
 def _mean(key: str) -> Callable[[Run], float]:
     return lambda run: float(np.mean(column(run, key)))
-
-
-def _samples_per_s(run: Run) -> float:
-    return steady_rate(seconds(run), np.diff(column(run, "samples"), prepend=0.0), warmup(run))
-
-
-def _good_per_s(run: Run) -> float:
-    return steady_rate(seconds(run), column(run, GOOD) * np.diff(column(run, "samples"), prepend=0.0), warmup(run))
-
-
-def _tokens_per_s(run: Run) -> float:
-    return steady_rate(seconds(run), tokens(run), warmup(run))
-
-
-def _duration(run: Run) -> float:
-    return float(seconds(run)[-1])
-
-
-def _fraction_of_bound(run: Run) -> float:
-    return run.timeline.fraction_of_bound()
 
 
 def _lag_mean(run: Run) -> float:
@@ -511,14 +511,6 @@ def _lag_mean(run: Run) -> float:
 
 def _lag_worst(run: Run) -> float:
     return float(np.max(trained(run, "lag_worst")))
-
-
-def _dropped(run: Run) -> float:
-    return run.ledger["dropped_stale"] / run.ledger["admitted"]
-
-
-def _idle(role: str) -> Callable[[Run], float]:
-    return lambda run: run.timeline.idle(role)
 
 
 def _pool_of(role: str) -> Callable[[Run], object]:

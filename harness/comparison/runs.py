@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Container
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -83,6 +84,10 @@ class Cell:
     def seeds(self) -> tuple[int, ...]:
         """Seeds of its runs, in their order."""
         return tuple(run.identity.seed for run in self.runs)
+
+    def of_seeds(self, seeds: Container[int]) -> Cell:
+        """The cell with its runs of these seeds alone."""
+        return replace(self, runs=tuple(run for run in self.runs if run.identity.seed in seeds))
 
     @property
     def others_load(self) -> float | None:

@@ -9,8 +9,6 @@ from dataclasses import dataclass
 import numpy as np
 from scipy import stats
 
-from harness.comparison.conservation import Conservation
-from harness.comparison.equivalence import Gate
 from harness.comparison.measures import EXACT_MATCH, SPEED, CellMeasure, Measure, outcome_of, ratio_of
 from harness.comparison.runs import Cell
 from harness.comparison.statistics import (
@@ -258,23 +256,6 @@ def _certainty(cell: Cell, baseline: Cell, ratio: Difference) -> str:
     paired = f"{pairs} paired seed{'s' * (pairs > 1)}"
     seeds = paired if pairs else f"{len(cell.runs)} and {len(baseline.runs)} seeds, unpaired"
     return f"{ratio.interval.low:.2f} to {ratio.interval.high:.2f}, {seeds}" if ratio.interval.bounded else seeds
-
-
-def faults_of(
-    gate: Gate | None, conservation: Conservation, missing: Sequence[str], baseline_outliers: Sequence[str]
-) -> tuple[str, ...]:
-    """A line each. missing: what was asked for and is not there; baseline_outliers: of the cell that all others are
-    held against."""
-
-    def lines() -> Iterator[str]:
-        if gate is not None and not gate.passed:
-            yield gate.summary()[0]
-        if not conservation.passed:
-            yield conservation.summary()
-        yield from missing
-        yield from (f"of the baseline, {line}" for line in baseline_outliers)
-
-    return tuple(lines())
 
 
 def no_verdict(faults: Sequence[str]) -> str:

@@ -245,18 +245,10 @@ def why_slower(slower: Choice, best: Choice) -> str:
     return f"{head}: {cause(slower, best)}."
 
 
-def _rollout_idles(slower: Choice, best: Choice) -> str:
-    return (
-        f"its rollout devices do nothing for {abs(slower.outcome.rollout_idle):.0%} of the time "
-        f"(against {abs(best.outcome.rollout_idle):.0%}), {_waiting(slower, 'for training and weights')}"
-    )
-
-
-def _training_idles(slower: Choice, best: Choice) -> str:
-    return (
-        f"its training devices do nothing for {abs(slower.outcome.training_idle):.0%} of the time "
-        f"(against {abs(best.outcome.training_idle):.0%}), {_waiting(slower, 'for samples')}"
-    )
+def _idles(devices: str, slower: Choice, best: Choice, otherwise: str) -> str:
+    mine, others = (abs(getattr(choice.outcome, f"{devices}_idle")) for choice in (slower, best))
+    waiting = _waiting(slower, otherwise)
+    return f"its {devices} devices do nothing for {mine:.0%} of the time (against {others:.0%}), {waiting}"
 
 
 def _waiting(choice: Choice, otherwise: str) -> str:
@@ -274,8 +266,14 @@ def _transfer_shows(slower: Choice, best: Choice) -> str:
 
 
 _CAUSES: tuple[tuple[Callable[[Choice], float], Callable[[Choice, Choice], str]], ...] = (
-    (lambda choice: choice.outcome.rollout_idle * choice.outcome.seconds, _rollout_idles),
-    (lambda choice: choice.outcome.training_idle * choice.outcome.seconds, _training_idles),
+    (
+        lambda choice: choice.outcome.rollout_idle * choice.outcome.seconds,
+        lambda slower, best: _idles("rollout", slower, best, "for training and weights"),
+    ),
+    (
+        lambda choice: choice.outcome.training_idle * choice.outcome.seconds,
+        lambda slower, best: _idles("training", slower, best, "for samples"),
+    ),
     (lambda choice: choice.outcome.exposed_s, _transfer_shows),
 )
 """Seconds of an iteration that are lost, and the sentence that says so."""

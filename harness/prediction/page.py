@@ -12,7 +12,6 @@ from matplotlib.figure import Figure
 from rich.console import Console
 
 from harness.metrics.atomic_files import write_text
-from harness.metrics.formatting import say
 from harness.metrics.tables import Table
 from harness.prediction.forecast import SURE, Forecast, interval
 from harness.prediction.prediction import Predicted
@@ -54,9 +53,9 @@ def print_predictions(predicted: Predicted, console: Console) -> None:
             texts.append(f"the schedule's own file differs by {predicted.checks[one.row.label]:.2%} of a step at most")
         if one.implausible:
             texts.insert(0, one.implausible)
-        say(console, f"{one.row}, beside {one.reference}", "bold")
+        console.print(f"{one.row}, beside {one.reference}", style="bold", highlight=False, markup=False)
         for text in texts:
-            say(console, f"  {text}")
+            console.print(f"  {text}", highlight=False, markup=False)
 
 
 def published_speedup(forecast: Forecast) -> float | None:

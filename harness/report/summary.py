@@ -150,9 +150,9 @@ def print_summary(run_dirs: Iterable[Path], console: Console) -> None:
     for run in runs:
         if (load := run.others_load or 0.0) > BUSY:
             text = f"warning: other processes used {percent(load)} of the machine meanwhile; its times are too long"
-            say(console, text, "yellow")
+            console.print(text, style="yellow", highlight=False)
         for fault in load_faults(run.path):
-            say(console, f"warning: {fault.text}", "yellow")
+            console.print(f"warning: {fault.text}", style="yellow", highlight=False, markup=False)
         for event in (run.ledger or {}).get("engines", []):
             why = f": {event['why']}" if event["why"] else ""
             text = f"{event['at_s']:.1f} s: {event['engine']} {ENGINE_EVENTS[event['what']]}{why}"
@@ -163,7 +163,7 @@ def print_summary(run_dirs: Iterable[Path], console: Console) -> None:
         pictures = sorted(path.name for path in run.path.glob("*.png"))
         written = [name for name in _FILES if (run.path / name).exists()] + pictures
         say(console, f"{run.path}/", "bold")
-        say(console, "  " + " ".join(written))
+        console.print("  " + " ".join(written), highlight=False)
 
 
 def _name(run: RunSummary) -> str:

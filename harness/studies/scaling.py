@@ -17,7 +17,7 @@ from matplotlib.ticker import FuncFormatter, LogLocator, NullFormatter
 
 from harness.config.compose import DOCS
 from harness.metrics.atomic_files import write_text
-from harness.metrics.formatting import of_schedules
+from harness.metrics.formatting import markdown_table, of_schedules
 from harness.planner.explore import Effort, Exploration
 from harness.planner.judgement import judge
 from harness.planner.plan import Plan, Progress, explore_all, origin, plan_jobs
@@ -162,18 +162,16 @@ def page(study: ScalingStudy, seconds: float) -> str:
 
 def _speedups(study: ScalingStudy, model: str, sizes: Sequence[int]) -> str:
     """Medians, intervals and verdicts, as a plan of each size has them."""
-    lines = [
-        f"Times as fast as `{SHARED}` on as many devices, in systems drawn from "
-        f"[priors](../../../docs/predictions.md): median, {SURE:.0%} interval, verdict:",
-        "",
-        "| schedule | " + " | ".join(f"{size:,}" for size in sizes) + " |",
-        "|---|" + "---:|" * len(sizes),
-    ]
+    rows = []
     for schedule in study.schedules(model):
         drawn = {p.devices: p.speedup for p in study.of(model, schedule) if p.speedup is not None}
         if drawn:
-            lines.append(f"| {schedule} | {' | '.join(_cell(drawn.get(size)) for size in sizes)} |")
-    return "\n".join(lines)
+            rows.append([schedule, *(_cell(drawn.get(size)) for size in sizes)])
+    return (
+        f"Times as fast as `{SHARED}` on as many devices, in systems drawn from "
+        f"[priors](../../../docs/predictions.md): median, {SURE:.0%} interval, verdict:\n\n"
+        + markdown_table(["schedule", *(f"{size:,}" for size in sizes)], rows)
+    )
 
 
 def _cell(speedup: Draws | None) -> str:
@@ -184,26 +182,24 @@ def _cell(speedup: Draws | None) -> str:
 
 
 def _rates(study: ScalingStudy, model: str, sizes: Sequence[int]) -> str:
-    head = "| samples/s (of ideal) | " + " | ".join(f"{size:,}" for size in sizes) + " | lag mean |"
-    lines = [head, "|---|" + "---:|" * (len(sizes) + 1)]
+    rows = []
     for schedule in study.schedules(model):
         points = study.of(model, schedule)
         rates = {
             p.devices: f"{p.samples_per_s:,.1f} ({e:.0%})" for p, e in zip(points, efficiency(points), strict=True)
         }
-        cells = " | ".join(rates.get(size, "-") for size in sizes)
-        lines.append(f"| {schedule} | {cells} | {points[-1].lag_mean:.2f} |")
-    return "\n".join(lines)
+        rows.append([schedule, *(rates.get(size, "-") for size in sizes), f"{points[-1].lag_mean:.2f}"])
+    return markdown_table(["samples/s (of ideal)", *(f"{size:,}" for size in sizes), "lag mean"], rows)
 
 
 def _plans(study: ScalingStudy, model: str, size: int) -> str:
-    lines = [f"The plans at {size:,} devices:", "", "| schedule | devices | layout | idle |", "|---|---|---|---:|"]
-    for schedule in study.schedules(model):
-        for point in study.of(model, schedule):
-            if point.devices == size:
-                idle = f"{abs(point.rollout_idle):.0%}, {abs(point.training_idle):.0%}"
-                lines.append(f"| {schedule} | {point.split} | {point.layout} | {idle} |")
-    return "\n".join(lines)
+    points = [point for schedule in study.schedules(model) for point in study.of(model, schedule)]
+    rows = [
+        [p.schedule, p.split, p.layout, f"{abs(p.rollout_idle):.0%}, {abs(p.training_idle):.0%}"]
+        for p in points
+        if p.devices == size
+    ]
+    return f"The plans at {size:,} devices:\n\n{markdown_table(('schedule', 'devices', 'layout', 'idle'), rows)}"
 
 
 def as_table(study: ScalingStudy) -> pd.DataFrame:

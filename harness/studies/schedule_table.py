@@ -11,6 +11,7 @@ from dataclasses import astuple, dataclass, fields, replace
 from itertools import product
 from pathlib import Path
 from statistics import NormalDist
+from typing import Any
 
 import numpy as np
 
@@ -18,6 +19,7 @@ from harness.config import CostConfig, JobConfig, LatencyConfig, LengthsConfig
 from harness.config.compose import DOCS, choices, compose_job, make_schedule
 from harness.driver.event_model import FastSteps, fast_steps
 from harness.metrics.atomic_files import write_text
+from harness.metrics.formatting import markdown_table
 
 PAGE = DOCS.parent / "results/reference/simulated/schedule_table.md"
 
@@ -144,34 +146,47 @@ def job(settings: tuple[str, ...], condition: Condition) -> JobConfig:
             "algorithm.recompute_log_probs=false",
         ]
     )
-    split = dict(config.schedule.split)
-    if split["rollout"] != "actor":  # pools of their own: half and half
-        split |= dict.fromkeys(("rollout", "actor"), condition.devices // 2)
     decode_s = decode_seconds(condition)
     transfer, train_pool = TRANSFER_S[condition.transfer], condition.devices // 2
     tokens = condition.samples * mean_length(TAILS[condition.tail])
-    cost = CostConfig(
-        name="table",
+    cost = costs_of(
+        "table",
+        TAILS[condition.tail],
         decode_step_s=0.5 * decode_s,
         decode_step_s_per_sample=0.5 * decode_s / SLOTS,
-        prefill_s_per_token=0.0,
-        log_prob_s_per_token=0.0,
         train_s_per_token=TRAIN_S * train_pool / tokens,
-        train_step_s=0.0,
-        call_s=0.0,
-        weight_bytes=1.0,
         network_bytes_per_s=1.0 / transfer,
         host_bytes_per_s=1.0 / min(transfer, 0.5),
-        sync_s=0.0,
         offload_s=0.5,
         reload_s=0.5,
-        prompt_tokens=1,
-        lengths=TAILS[condition.tail],
     )
     if latency := TOOLS[condition.tools]:
         cost = replace(cost, turns=TURNS, lengths=TURN_TOKENS, observation_tokens=OBSERVATION, tool_latency=latency)
-    engine = replace(config.engine, slots=SLOTS)
-    return replace(config, schedule=replace(config.schedule, split=split), cost=cost, engine=engine)
+    return on_pools(config, dict.fromkeys(("rollout", "actor"), train_pool), cost, SLOTS)
+
+
+def costs_of(name: str, lengths: LengthsConfig, **costs: float) -> CostConfig:
+    """Costs of a study's job: what is not given takes no time, and all weights are a byte."""
+    nothing = (
+        "prefill_s_per_token",
+        "log_prob_s_per_token",
+        "train_step_s",
+        "call_s",
+        "sync_s",
+        "offload_s",
+        "reload_s",
+    )
+    given: dict[str, Any] = dict.fromkeys(nothing, 0.0) | costs
+    return CostConfig(name=name, lengths=lengths, weight_bytes=1.0, prompt_tokens=1, **given)
+
+
+def on_pools(config: JobConfig, pools: Mapping[str, int], cost: CostConfig, slots: int) -> JobConfig:
+    """The job at these costs, on these pools where its roles have some of their own."""
+    split = dict(config.schedule.split)
+    if split["rollout"] != "actor":
+        split |= pools
+    schedule, engine = replace(config.schedule, split=split), replace(config.engine, slots=slots)
+    return replace(config, schedule=schedule, cost=cost, engine=engine)
 
 
 def mean_length(lengths: LengthsConfig) -> float:
@@ -255,8 +270,7 @@ def page(study: TableStudy, minutes: float) -> str:
 
 def _table(heads: list[str], rows: Mapping[str, list[str]]) -> str:
     """A row a schedule."""
-    lines = [f"| schedule | {' | '.join(heads)} |", f"|---|{'---:|' * len(heads)}"]
-    return "\n".join([*lines, *(f"| {name} | {' | '.join(cells)} |" for name, cells in rows.items())])
+    return markdown_table(["schedule", *heads], [[name, *cells] for name, cells in rows.items()])
 
 
 def _rates(study: TableStudy) -> str:

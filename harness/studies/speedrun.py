@@ -11,7 +11,7 @@ import random
 import shutil
 import subprocess
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass as plain_dataclass
+from dataclasses import replace
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Any
@@ -334,29 +334,18 @@ _SEED_LIMIT = 10**6
 
 
 @dataclass(frozen=True, config=STRICT)
-class _File:
-    """The file of a track. settings: that ask for the job; free: settings, or groups of them, that a run may choose;
-    job: all others of its config.yaml."""
+class Track:
+    """A track, as its file has it. target: exact match of samples of the held-out problems, drawn as in training.
+    digest: SHA-256 of its file. settings: that ask for the job; free: settings, or groups of them, that a run may
+    choose; job: all others of its config.yaml."""
 
+    name: str
+    digest: str
     target: Annotated[float, Field(gt=0, le=1)]
     seeds: Annotated[int, Field(ge=3)]
     settings: list[str]
     free: list[str]
     job: dict[str, Any]
-
-
-@plain_dataclass(frozen=True)
-class Track:
-    """A track. target: exact match of samples of the held-out problems, drawn as in training. digest: SHA-256 of its
-    file."""
-
-    name: str
-    digest: str
-    target: float
-    seeds: int
-    settings: tuple[str, ...]
-    free: tuple[str, ...]
-    job: Mapping[str, Any]
 
     def refuse_changed(self, config: Mapping[str, Any]) -> None:
         """Refuse a run whose settings differ from the track's. config: config.yaml, or `plain(config)`. Raises
@@ -394,23 +383,18 @@ def track_names() -> list[str]:
 
 
 def read_track(name: str) -> Track:
-    """Raises ConfigError for a name that none has, listing those there are, and for a file that cannot be read."""
+    """Raises ConfigError for a name that none has, listing those there are, and for a file that cannot be read, naming
+    it and the setting."""
     path = TRACKS / f"{name}.yaml"
     if name not in track_names():
         raise ConfigError(f"track={name} is unknown; choose one of {', '.join(track_names())}")
-    return track_of(path)
-
-
-def track_of(path: Path) -> Track:
-    """The track of a file. Raises ConfigError, naming it and the setting, for one that cannot be read."""
     try:
-        read = TypeAdapter(_File).validate_python(read_settings(path))
+        track = TypeAdapter(Track).validate_python(read_settings(path) | {"name": name, "digest": sha256_of(path)})
     except ValidationError as error:
         raise ConfigError(f"{path}: {first_line(error)}") from error
-    if not flatten(read.job).get("eval.k"):
+    if not flatten(track.job).get("eval.k"):
         raise ConfigError(f"{path}: eval.k must be at least 1: the target is of samples")
-    settings, free = tuple(read.settings), tuple(read.free)
-    return Track(path.stem, sha256_of(path), read.target, read.seeds, settings, free, in_words_of_now(read.job))
+    return replace(track, job=in_words_of_now(track.job))
 
 
 FOLDER, PAGE = "records", "records.md"

@@ -13,11 +13,11 @@ import numpy as np
 import pandas as pd
 from matplotlib.figure import Figure
 
-from harness.config import CostConfig, JobConfig, LengthsConfig
+from harness.config import JobConfig, LengthsConfig
 from harness.config.compose import DOCS, compose_job
 from harness.driver.event_model import fast_steps
 from harness.metrics.atomic_files import write_text
-from harness.metrics.formatting import CELLS
+from harness.metrics.formatting import CELLS, markdown_table
 from harness.planner.mean_lag import (
     BALANCED,
     REGIMES,
@@ -30,6 +30,7 @@ from harness.planner.mean_lag import (
 )
 from harness.report.drawing import legend_below, panels, save_in_every_format
 from harness.report.palette import MUTED, OTHER
+from harness.studies.schedule_table import costs_of, on_pools
 
 PAGE = DOCS.parent / "results/reference/simulated/staleness.md"
 JOBS, ITERATIONS = 160, 96
@@ -46,29 +47,16 @@ def job(flow: Flow, settings: Sequence[str], iterations: int = ITERATIONS) -> Jo
             "algorithm.recompute_log_probs=false",
         ]
     )
-    cost = CostConfig(
-        name="staleness",
+    cost = costs_of(
+        "staleness",
+        flow.lengths,
         decode_step_s=flow.step_s,
         decode_step_s_per_sample=flow.sample_s,
-        prefill_s_per_token=0.0,
-        log_prob_s_per_token=0.0,
         train_s_per_token=flow.train_s / (flow.batch * flow.group * float(drawn(flow.lengths, flow.group).mean())),
-        train_step_s=0.0,
-        call_s=0.0,
-        weight_bytes=1.0,
         network_bytes_per_s=1 / flow.transfer_s,
         host_bytes_per_s=1 / flow.transfer_s,
-        sync_s=0.0,
-        offload_s=0.0,
-        reload_s=0.0,
-        prompt_tokens=1,
-        lengths=flow.lengths,
     )
-    split = dict(config.schedule.split)
-    if split["rollout"] != "actor":
-        split |= {"rollout": flow.engines, "actor": 1}
-    schedule = replace(config.schedule, split=split)
-    return replace(config, schedule=schedule, cost=cost, engine=replace(config.engine, slots=flow.slots))
+    return on_pools(config, {"rollout": flow.engines, "actor": 1}, cost, flow.slots)
 
 
 def simulated(flow: Flow, settings: Sequence[str], iterations: int = ITERATIONS) -> tuple[float, float]:
@@ -202,10 +190,8 @@ TOKENS = {"fifo, all tokens": ("tokens", "tokens_formula")}
 
 
 def _errors(heading: str, rows: Mapping[str, list[Case]], pairs: Mapping[str, tuple[str, str]]) -> str:
-    lines = [f"| {heading} | jobs | {' | '.join(pairs)} |", f"|---|---:|{'---:|' * len(pairs)}"]
-    for name, those in rows.items():
-        lines.append(f"| {name} | {len(those)} | {' | '.join(error(those, *pair) for pair in pairs.values())} |")
-    return "\n".join(lines)
+    cells = [[name, f"{len(those)}", *(error(those, *pair) for pair in pairs.values())] for name, those in rows.items()]
+    return markdown_table([heading, "jobs", *pairs], cells)
 
 
 def page(cases: Sequence[Case], fixed: Mapping[str, float]) -> str:
@@ -300,5 +286,5 @@ def _reasons(free: Sequence[Case], held: Sequence[Case], tails: Sequence[Sequenc
 
 def _fixed(simulated_by: Mapping[str, float]) -> str:
     rows = ((name, *FIXED[name], lag) for name, lag in simulated_by.items())
-    lines = [f"| {name} | {formula} | {value:g} | {lag:.2f} |" for name, formula, value, lag in rows]
-    return "\n".join(("| schedule | formula | is | simulated |", "|---|---|---:|---:|", *lines))
+    cells = [[name, formula, f"{value:g}", f"{lag:.2f}"] for name, formula, value, lag in rows]
+    return markdown_table(("schedule", "formula", "is", "simulated"), cells)

@@ -10,6 +10,7 @@ from harness.config import RooflineConfig
 from harness.config.compose import DOCS, compose_job
 from harness.cost_model.transfer import staged_parts
 from harness.metrics.atomic_files import write_text
+from harness.metrics.formatting import markdown_table
 
 PAGE = DOCS.parent / "results/reference/simulated/transfers.md"
 INTRO = """\
@@ -35,16 +36,15 @@ def table() -> str:
     """The table on H100s: experiments/device/h100.yaml, experiments/cost/roofline.yaml."""
     config = compose_job(["device=h100", "cost=roofline"])
     assert isinstance(config.cost, RooflineConfig)
-    lines = [f"| {' | '.join(_COLUMNS)} |", "|---" + "|---:" * (len(_COLUMNS) - 1) + "|"]
+    rows = []
     for name, parameters, ranks, engines in JOBS:
         weights = BYTES * parameters
         alone, every = (
             staged_parts(weights, ranks, engines, senders, config.device, config.cost) for senders in (1, ranks)
         )
         seconds = (alone.waiting_s, every.waiting_s, alone.background_s, every.background_s)
-        cells = " | ".join(map(_short, seconds))
-        lines.append(f"| {name} | {weights / 1e9:,.0f} | {ranks} | {engines} | {cells} |")
-    return "\n".join(lines)
+        rows.append([name, f"{weights / 1e9:,.0f}", f"{ranks}", f"{engines}", *map(_short, seconds)])
+    return markdown_table(_COLUMNS, rows)
 
 
 def _short(seconds: float) -> str:

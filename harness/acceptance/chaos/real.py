@@ -35,6 +35,7 @@ from harness.config.registries import SCHEDULES
 from harness.driver.checkpoint_files import last_checkpoint
 from harness.metrics.atomic_files import write_text
 from harness.metrics.done import is_done
+from harness.metrics.formatting import markdown_table
 from harness.metrics.run_files import load_metrics
 from harness.rpc.sockets import Address, client_socket, listen, new_address
 from harness.runtime.local_runtime import LocalRuntime
@@ -297,14 +298,15 @@ def _told(felt: Felt) -> str:
 
 def table(felt: Sequence[Felt]) -> str:
     """A table of Markdown, a row for each fault."""
-    lines = ["| fault | schedule | what | whom | after | what happened | samples again |"]
-    lines.append("|---:|---|---|---|---:|---|---:|")
-    for one in felt:
-        seconds = "" if one.seconds is None else f"{one.seconds:.1f} s"
-        cells = (one.fault.number, one.fault.schedule, one.fault.what, one.whom, f"{one.at_s:.1f} s")
-        told = _told(one).replace("|", "/").replace("\n", " ")
-        lines.append("| " + " | ".join(map(str, cells)) + f" | {told} | {seconds} |")
-    return "\n".join(lines) + "\n"
+    heads = ("fault", "schedule", "what", "whom", "after", "what happened", "samples again")
+    rows = [
+        [
+            *(f"{one.fault.number}", one.fault.schedule, one.fault.what, one.whom, f"{one.at_s:.1f} s", _told(one)),
+            "" if one.seconds is None else f"{one.seconds:.1f} s",
+        ]
+        for one in felt
+    ]
+    return markdown_table(heads, rows) + "\n"
 
 
 def write_felt(felt: Sequence[Felt], folder: Path) -> list[Path]:

@@ -51,6 +51,7 @@ from harness.driver.listeners import IterationListener
 from harness.driver.restarts import Restarts
 from harness.driver.session import Session
 from harness.metrics.atomic_files import write_text
+from harness.metrics.formatting import markdown_table
 from harness.metrics.run_files import RunDirectory, load_metrics, load_samples
 from harness.rpc.children import parallel_as_completed
 from harness.runtime.interrupts import run_in
@@ -445,14 +446,14 @@ def page(campaign: ChaosCampaign) -> str:
     schedules: dict[str, list[Chaos]] = {}
     for one in campaign.done:
         schedules.setdefault(one.schedule, []).append(one)
-    lines = ["# Simulated faults", "", summary(campaign), "", "| schedule | runs | attempts | faults | failed |"]
-    lines.append("|---|---:|---:|---:|---:|")
+    rows = []
     for name, its in sorted(schedules.items()):
         counts = (len(its), sum(1 + one.attempts for one in its), sum(one.faults for one in its))
-        failed = sum(bool(one.problems) for one in its)
-        lines.append(f"| {name} | " + " | ".join(f"{count:,}" for count in counts) + f" | {failed} |")
-    lines += ["", "| fault | times |", "|---|---:|"]
-    lines += [f"| {what} | {count:,} |" for what, count in campaign.struck.most_common()]
+        rows.append([name, *(f"{count:,}" for count in counts), f"{sum(bool(one.problems) for one in its)}"])
+    struck = [[what, f"{count:,}"] for what, count in campaign.struck.most_common()]
+    lines = ["# Simulated faults", "", summary(campaign)]
+    lines += ["", markdown_table(("schedule", "runs", "attempts", "faults", "failed"), rows)]
+    lines += ["", markdown_table(("fault", "times"), struck)]
     for one in campaign.failed:
         lines += ["", f"Seed {one.seed}, {one.schedule}: `{repeat_command(one.seed)}`", ""]
         lines += [f"- {line}" for line in (*one.told, *one.problems)]

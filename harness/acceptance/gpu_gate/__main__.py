@@ -6,7 +6,7 @@ from __future__ import annotations
 import sys
 from pathlib import Path
 
-from harness.acceptance.gpu_gate.gate import request, run
+from harness.acceptance.gpu_gate.gate import run
 from harness.config import ConfigError
 
 NAMES = ("device", "parts", "force", "limit_s", "results")
@@ -18,7 +18,7 @@ def main() -> int:
     try:
         if unknown := [name for name in given if name not in NAMES]:
             raise ConfigError(f"{unknown[0]} is no setting of the gate; those are {', '.join(NAMES)}")
-        return run(request(given), Path(given.get("results") or "results"), lambda line: print(line, flush=True))
+        return run(given, Path(given.get("results") or "results"), lambda line: print(line, flush=True))
     except ConfigError as error:
         print(error, file=sys.stderr)
         return 2

@@ -13,10 +13,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Literal
 
 from harness.acceptance.gpu_gate.results import (
     AGAIN,
@@ -38,41 +37,26 @@ FOLDER = "gate-gpu"
 _ASK = "import torch; print(torch.cuda.get_device_name(0) if torch.cuda.is_available() else '')"
 
 
-@dataclass(frozen=True)
-class GateRequest:
-    """A request of the gate. device: "" is what there is. limit_s: begin nothing that could take longer than what is
-    left of them."""
-
-    device: Literal["", "cpu", "gpu"] = ""
-    parts: tuple[str, ...] = ()
-    force: bool = False
-    limit_s: float | None = None
-
-
-def request(given: dict[str, str]) -> GateRequest:
-    """The request that was typed. Raises ConfigError for a value that cannot be."""
+def run(given: Mapping[str, str], results: Path, say: Callable[[str], None]) -> int:
+    """0 where everything was asked and passed, 1 where something failed, 3 where nothing did and something was left out
+    or not begun. given: what was typed: `device`, by default what there is; `parts`; `force`; `limit_s`: begin nothing
+    that could take longer than what is left of them. Raises ConfigError for a value that cannot be, and where a GPU is
+    asked for and there is none."""
     device, limit = given.get("device", ""), given.get("limit_s", "")
     if device not in ("", "cpu", "gpu"):
         raise ConfigError(f"device={device} is unknown; choose cpu or gpu, or leave it out for what there is")
     if limit and not re.fullmatch(r"\d+(\.\d+)?", limit):
         raise ConfigError(f"limit_s={limit} is no number; the gate runs in slices of so many seconds, such as 590")
-    parts = tuple(name for name in given.get("parts", "").split(",") if name)
-    force = given.get("force", "") not in ("", "false", "0")
-    return GateRequest(device, parts, force, float(limit) if limit else None)  # type: ignore[arg-type]
-
-
-def run(asked: GateRequest, results: Path, say: Callable[[str], None]) -> int:
-    """0 where everything was asked and passed, 1 where something failed, 3 where nothing did and something was left out
-    or not begun. Raises ConfigError where a GPU is asked for and there is none."""
-    parts = chosen(PARTS, asked.parts)
-    gpu = "" if asked.device == "cpu" else _gpu_name()
-    if asked.device == "gpu" and not gpu:
+    parts = chosen(PARTS, [name for name in given.get("parts", "").split(",") if name])
+    gpu = "" if device == "cpu" else _gpu_name()
+    if device == "gpu" and not gpu:
         raise ConfigError("device=gpu: torch finds no GPU; device=cpu runs the same gate on the cores")
     kind, name = ("cuda", gpu) if gpu else ("cpu", "cpu")
     folder = results / FOLDER / re.sub(r"[^a-z0-9.]+", "-", name.lower()).strip("-")
     found: list[PartResult] = []
     names = [part.name for part in parts]
-    for result in run_gate(parts, kind, folder, force=asked.force, seconds=asked.limit_s, say=say):
+    force, seconds = given.get("force", "") not in ("", "false", "0"), float(limit) if limit else None
+    for result in run_gate(parts, kind, folder, force=force, seconds=seconds, say=say):
         for line in lines(result):
             say(line)
         found.append(result)

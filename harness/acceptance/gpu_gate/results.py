@@ -11,6 +11,7 @@ from typing import Literal
 
 from harness.calibration.profile.rows import GATE
 from harness.metrics.atomic_files import write_text
+from harness.metrics.formatting import markdown_table
 
 Status = Literal["running", "unfinished", "passed", "failed", "crashed", "timed out", "left out"]
 AGAIN: tuple[Status, ...] = ("running", "unfinished", "left out")
@@ -140,15 +141,14 @@ def write_report(folder: Path, device: str, results: Sequence[PartResult], missi
     status, why = exit_status(results, missing)
     outcome = {0: "passed", NOT_PASSED: "did not pass", NOT_ASKED: "nothing failed, not everything was asked"}[status]
     page = [f"# The gate on {device}: {outcome}", "", summary(results), *[why] * bool(why)]
-    page += ["", "| part | outcome | s | checks | left out |", "|---|---|---:|---:|---:|"]
-    page += [
-        f"| {one.part} | {one.status} | {one.seconds:.1f} | {len(one.checks)} | {len(one.left_out)} |"
-        for one in results
+    of_parts = [
+        [one.part, one.status, f"{one.seconds:.1f}", f"{len(one.checks)}", f"{len(one.left_out)}"] for one in results
     ]
-    figures = [figure for result in results for check in result.checks for figure in check.figures]
+    page += ["", markdown_table(("part", "outcome", "s", "checks", "left out"), of_parts)]
+    figures = [_row(figure) for result in results for check in result.checks for figure in check.figures]
     if figures:
-        page += ["", "| figure | measured | the device has | of it | the cost model says | of it |"]
-        page += ["|---|---:|---:|---:|---:|---:|", *map(_row, figures)]
+        heads = ("figure", "measured", "the device has", "of it", "the cost model says", "of it")
+        page += ["", markdown_table(heads, figures)]
     noted = [(result.part, check) for result in results for check in result.checks if not _fine(check)]
     page += [""] * bool(noted) + [f"- {_mark(check)}{part}, {check.what}: {check.found}" for part, check in noted]
     page += ["", *(f"- {result.part}: {result.why}" for result in results if result.why)]
@@ -168,11 +168,11 @@ def _fine(check: Check) -> bool:
     return check.passed and not check.left_out
 
 
-def _row(figure: Figure) -> str:
-    def against(other: float | None) -> str:
-        return "- | -" if other is None else f"{amount(other, figure.unit)} | {figure.value / other:.0%}"
+def _row(figure: Figure) -> list[str]:
+    def against(other: float | None) -> list[str]:
+        return ["-", "-"] if other is None else [amount(other, figure.unit), f"{figure.value / other:.0%}"]
 
-    return f"| {figure.what} | {amount(figure.value, figure.unit)} | {against(figure.card)} | {against(figure.model)} |"
+    return [figure.what, amount(figure.value, figure.unit), *against(figure.card), *against(figure.model)]
 
 
 def amount(value: float, unit: str) -> str:

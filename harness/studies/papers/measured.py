@@ -66,7 +66,7 @@ def run_measured(experiment: PaperExperiment, context: Context) -> Result:
         [CellRequest(cell.label, (*job, *cell.job)) for cell in form.cells], {}, machine_of_runs()
     )
     if skipped:
-        raise ConfigError(f"{skipped[0].label}: {skipped[0].why}")
+        raise ConfigError(": ".join(next(iter(skipped.items()))))
     runs = Runs(tuple(cells), tuple(range(form.seeds)), context.results)
     context.progress(f"running {len(runs.to_do())} of {len(runs.all)} runs")
     outcome = run_cells(runs, context.console, context.start)

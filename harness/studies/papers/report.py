@@ -18,7 +18,7 @@ from matplotlib.patches import Patch
 from rich.console import Console
 
 from harness.metrics.atomic_files import write_text
-from harness.metrics.formatting import latex, latex_table, markdown_table, say
+from harness.metrics.formatting import latex, latex_table, markdown_table
 from harness.metrics.tables import Table
 from harness.report.drawing import legend_below, letters_across, lines_high, save_in_every_format
 from harness.report.gantt import draw_same_seconds
@@ -33,13 +33,13 @@ _SEED: Any = {"color": INK, "marker": "o", "markersize": 2.5, "linestyle": "none
 def show(result: Result, console: Console) -> None:
     """Print what is compared, at what scale, the figures, and what is missing."""
     experiment = result.experiment
-    say(console, f"\n{experiment.title}", "bold")
+    console.print(f"\n{experiment.title}", style="bold", highlight=False)
     for line in (experiment.source, experiment.compares, f"scale: {experiment.scale}"):
-        say(console, line)
+        console.print(line, highlight=False, markup=False)
     for table in tables_of(result):
         console.print(table)
     for line in (*result.notes, *(f"missing: {missing}" for missing in experiment.missing)):
-        say(console, line)
+        console.print(line, highlight=False, markup=False)
 
 
 def show_overview(results: Sequence[Result], console: Console) -> None:

@@ -92,7 +92,7 @@ def test_a_cell_that_cannot_be_is_left_out_by_name_before_anything_runs() -> Non
     ]
     cells, skipped = resolve_cells(matrix_request(asked, TWO_CORES).cells, {}, TWO_CORES)
     assert [cell.label for cell in cells] == ["fully_async 2, clip"]
-    assert [(cell.label, "recompute_log_probs=true" in cell.why) for cell in skipped] == [
+    assert [(label, "recompute_log_probs=true" in why) for label, why in skipped.items()] == [
         ("fully_async 2, decoupled", True)
     ]
 
