@@ -79,8 +79,7 @@ def fit(seconds: np.ndarray, amounts: np.ndarray, weights: np.ndarray | None = N
 
 
 def fit_undisturbed(seconds: np.ndarray, amounts: np.ndarray) -> Fit:
-    """Fit as `fit` does, on a machine with other work: what took more than twice as long as fitted is left out of a
-    second fit."""
+    """Fit as `fit` does, on a machine with other work: a second fit leaves out what took twice as long as fitted."""
     first = fit(seconds, amounts)
     kept = seconds <= _OUTLIER * (amounts @ first.costs)
     return _fit(seconds, amounts, kept, None) if kept.any() else first
@@ -136,8 +135,7 @@ def write_costs(folder: Path, fitted: FittedCosts, about: Sequence[str]) -> Path
 
 
 def explained(fitted: FittedCosts) -> list[str]:
-    """Sentences on the fit: a line for each phase says what was fitted, to what, and how well; the last one names what
-    was not."""
+    """Sentences on the fit: for each phase what was fitted, to what, and how well; last what was not."""
     unseen = f"Not seen, and as in cost={fitted.base}: {', '.join(fitted.unseen)}."
     return [*(_phase(fitted, phase) for phase in fitted.phases), unseen]
 

@@ -62,8 +62,7 @@ class WorkTimes:
 
 
 def together(runs: Sequence[WorkTimes]) -> WorkTimes:
-    """Work of several runs as if one had done it. Micro-batches of different sizes tell fixed parts from growing
-    ones."""
+    """Work of several runs as if one had done it. Micro-batches of other sizes tell fixed parts from growing ones."""
     values = {field.name: [getattr(run, field.name) for run in runs] for field in fields(WorkTimes)}
     samples = [len(run.lengths) for run in runs]
     prompt_tokens = float(np.average(values.pop("prompt_tokens"), weights=samples))
@@ -87,8 +86,7 @@ class Turn:
 
 
 def turns(timeline: Timeline) -> dict[int, list[Turn]]:
-    """The work of every iteration on devices, in order on each. The host's work does not count: its time belongs to
-    the piece after it."""
+    """The work of every iteration on devices, in order on each. The host's time belongs to the piece after it."""
     by_device: dict[tuple[str, ...], list[Span]] = defaultdict(list)
     for span in timeline.spans:
         if span.kind in WORK_KINDS and span.role not in HOST_ROLES:
@@ -122,11 +120,9 @@ def measured(
     epochs: int = 1,
 ) -> WorkTimes:
     """Work times of a run after its first `warmup` iterations. samples: of samples.parquet; slots: of one rollout
-    engine; micro_batch: samples of one call; an optimizer step after each mini-batch of each epoch.
-
-    Where a role has several workers, what each of its calls held is not recorded: all are taken to be equal. Raises
-    ValueError for a run that has no iteration beyond `warmup`, and for one in which samples lagged.
-    """
+    engine; micro_batch: samples of one call; an optimizer step after each mini-batch of each epoch. Where a role has
+    several workers, what each of its calls held is not recorded: all are taken to be equal. Raises ValueError for a run
+    that has no iteration beyond `warmup`, and for one in which samples lagged."""
     if len(timeline.iteration_ends) <= warmup:
         raise ValueError(f"{len(timeline.iteration_ends)} iterations are no more than the {warmup} that are left out")
     trained = samples[samples["fate"] == "trained"].sort_values("sample_id")
@@ -187,8 +183,7 @@ class _Values:
             self.values["broadcast_s"].append(max(moved.values()))
 
     def _take_steps(self, turns: list[Turn]) -> None:
-        """Take out the optimizer steps of one rank, which come after equally many micro-batches each; the micro-batches
-        are left."""
+        """Take out the optimizer steps of one rank, each after equally many micro-batches, which are left."""
         after, rest = divmod(len(turns), self._steps)
         if rest:
             raise ValueError(

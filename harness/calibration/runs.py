@@ -88,11 +88,8 @@ def read_run(folder: Path) -> TimedRun:
 
 
 def calibrate_runs(folders: Sequence[Path], base: JobConfig, name: str | None = None) -> FittedCosts:
-    """Costs called `name` (by default as the first run's cell), fitted to all of these runs at once.
-
-    base: the job whose costs stand for what no run shows. Raises ConfigError as `read_run`, and for runs of different
-    models.
-    """
+    """Costs called `name` (by default as the first run's cell), fitted to all of these runs at once. base: the job
+    whose costs stand for what no run shows. Raises ConfigError as `read_run`, and for runs of different models."""
     runs = [read_run(folder) for folder in folders]
     for folder, run in zip(folders, runs, strict=True):
         if replace(run.model, checkpoint=None) != replace(runs[0].model, checkpoint=None):
@@ -116,12 +113,10 @@ def base_job(settings: Sequence[str]) -> JobConfig:
 
 
 def calibrate(measured: WorkTimes, base: CostConfig) -> FittedCosts:
-    """`base` with what `measured` tells: all but the speed of the network and of the host's memory.
-
-    A prompt's prefill is taken to cost what its log-probs would, but never more than half of generating. What a call
-    costs besides its tokens is one setting for scoring and training: the fixed part that fits both best. Reading the
-    weights is part of `decode_step_s`: batches of one size do not tell it from the rest of a step.
-    """
+    """`base` with what `measured` tells: all but the speed of the network and of the host's memory. A prompt's prefill
+    is taken to cost what its log-probs would, but never more than half of generating. What a call costs besides its
+    tokens is one setting for scoring and training: the fixed part that fits both best. Reading the weights is part of
+    `decode_step_s`: batches of one size do not tell it from the rest of a step."""
     passes, of_passes = _calls(measured)
     prefill = _prefill(measured, passes)
     decode, of_decoding = _decoding(measured, prefill)

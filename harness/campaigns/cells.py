@@ -107,8 +107,7 @@ def _purpose(roles: str) -> str:
 
 
 def schedule_cells(schedules: str, settings: Sequence[str]) -> list[CellRequest]:
-    """A cell per schedule. schedules: `all`, or names with commas between them; with `@4` behind one at that
-    `max_staleness`."""
+    """A cell per schedule. schedules: `all`, or names with commas; with `@4` behind one at that `max_staleness`."""
     asked = list(SCHEDULES) if schedules == "all" else [name.strip() for name in schedules.split(",")]
     cells = []
     for name, at, staleness in (each.partition(_AT) for each in asked):
@@ -121,10 +120,8 @@ def schedule_cells(schedules: str, settings: Sequence[str]) -> list[CellRequest]
 
 
 def swept_cells(settings: Sequence[str]) -> tuple[tuple[str, ...], list[CellRequest]]:
-    """The settings with several values, and a cell for each combination of these.
-
-    `a=1,2` has two values; `a=[1,2]` has one, a list; `a=[1,2],[3]` has two lists; `a="1,2"` in quotes has one, a text.
-    """
+    """The settings with several values, and a cell for each combination of these. `a=1,2` has two values; `a=[1,2]` has
+    one, a list; `a=[1,2],[3]` has two lists; `a="1,2"` in quotes has one, a text."""
     fixed, swept = [], {}
     for setting in settings:
         values = _values(setting)
@@ -195,10 +192,8 @@ def _refuse_unread(unread: Mapping[CellRequest, Mapping[str, tuple[str, Where]]]
 
 
 def resolve_cell(request: CellRequest, machine: Machine) -> ResolvedCell:
-    """The job that a cell stands for on this machine. Raises ConfigError where it cannot run.
-
-    Its settings name what `make bench` would find out for itself: the backend, and the plan of a simulated job.
-    """
+    """The job that a cell stands for on this machine. Raises ConfigError where it cannot run. Its settings name what
+    `make bench` would find out for itself: the backend, and the plan of a simulated job."""
     job, named = settle_cell(request.settings, machine, plan_split), names_of(request.settings)
     before, after = flatten(plain(job.asked)), flatten(plain(job.config))
     found = {
@@ -214,11 +209,9 @@ def resolve_cell(request: CellRequest, machine: Machine) -> ResolvedCell:
 def resolve_cells(
     requests: Sequence[CellRequest], known: Mapping[str, Sequence[str]], machine: Machine
 ) -> tuple[list[ResolvedCell], dict[str, str]]:
-    """Every cell that can run, and why, by label, others cannot.
-
-    known: complete settings by label, where an earlier call found them: then nothing is planned anew. Raises
-    ConfigError where no cell can run, where two would be the same, or where some would be simulated, others measured.
-    """
+    """Every cell that can run, and why, by label, others cannot. known: complete settings by label, where an earlier
+    call found them: then nothing is planned anew. Raises ConfigError where no cell can run, where two would be the
+    same, or where some would be simulated, others measured."""
     cells: list[ResolvedCell] = []
     skipped: dict[str, str] = {}
     errors: list[ConfigError] = []
@@ -257,9 +250,8 @@ def _refuse_mixed(cells: Sequence[ResolvedCell]) -> None:
 def device_budget(requests: Sequence[CellRequest], machine: Machine) -> list[str]:
     """Settings of devices and of micro-batches under which most cells run for real: the fewest devices, then the
     largest micro-batches. Empty where the settings as they are do, where the user chose, or nothing runs for real.
-
-    Micro-batches matter because each rank trains on whole ones, and a schedule that shares all devices has more ranks.
-    """
+    Micro-batches matter because each rank trains on whole ones, and a schedule that shares all devices has more
+    ranks."""
     names = {setting.partition("=")[0] for request in requests for setting in request.settings}
     if any(name.startswith(_BUDGET) or name == "cluster" for name in names):
         return []

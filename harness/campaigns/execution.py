@@ -91,11 +91,9 @@ class Runs:
 
 
 def run_cells(runs: Runs, console: Console, start: StartRun) -> RunOutcomes:
-    """Run what is not done yet, each run in a process of its own, and none twice.
-
-    A run that fails, or lasts longer than LIMIT_S, is among the failed. SIGINT and SIGTERM raise KeyboardInterrupt once
-    the runs under way have ended; a second one does not wait for that.
-    """
+    """Run what is not done yet, each run in a process of its own, and none twice. A run that fails, or lasts longer
+    than LIMIT_S, is among the failed. SIGINT and SIGTERM raise KeyboardInterrupt once the runs under way have ended; a
+    second one does not wait for that."""
     execution = _Execution(runs, console, start)
     with _interruptible() as interrupt, execution.progress:
         try:
@@ -215,9 +213,7 @@ def _interruptible() -> Iterator[_Interrupt]:
 
 class Estimate:
     """Seconds per run of each cell: means over its finished runs, those of the same job elsewhere before there are any.
-
-    A cell of which nothing is known is taken to be like the others.
-    """
+    A cell of which nothing is known is taken to be like the others."""
 
     def __init__(self, cells: Sequence[ResolvedCell], seeds: Iterable[int], results: Path) -> None:
         self._own = {
@@ -300,8 +296,7 @@ def machine_warnings(cells: Sequence[ResolvedCell], machine: Machine) -> list[st
 def print_preview(
     runs: Runs, skipped: Mapping[str, str], said: Iterable[str], gate_due: bool, console: Console
 ) -> None:
-    """Every cell with its devices and seeds, what cannot run and why, other lines of the cells, and how long all of it
-    will take."""
+    """Every cell with its devices and seeds, what cannot run and why, other lines, and how long it will take."""
     plan = runs.cells[0].plan
     if plan.backend != "real":
         print_banner(plan, console)

@@ -88,10 +88,8 @@ class GateJob:
 
 
 def gate_job(cell: ResolvedCell, given: Sequence[str]) -> GateJob:
-    """The gate of a comparison. cell: one of its cells; given: what its user set for all.
-
-    Where the comparison is simulated, or runs on GPUs, whose sums depend on the batch, the gate runs `tiny` on the CPU.
-    """
+    """The gate of a comparison. cell: one of its cells; given: what its user set for all. Where the comparison is
+    simulated, or runs on GPUs, whose sums depend on the batch, the gate runs `tiny` on the CPU."""
     experiment, engine = cell.config.experiment, cell.config.engine.name
     if cell.plan.backend == "real" and not cell.plan.gpu:
         own = tuple(setting for setting in given if setting.startswith(_OF_THE_JOB))
@@ -108,10 +106,8 @@ def passed_before(job: GateJob, results: Path) -> Gate | None:
 
 
 def run_gate(job: GateJob, results: Path, machine: Machine, console: Console, start: StartRun) -> Gate:
-    """Run the gate where it has not passed before, and write gate.json into the experiment's folder.
-
-    Raises ConfigError where this machine cannot hold its runs.
-    """
+    """Run the gate where it has not passed before, and write gate.json into the experiment's folder. Raises ConfigError
+    where this machine cannot hold its runs."""
     known = passed_before(job, results)
     if known is not None:
         return known

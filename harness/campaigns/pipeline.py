@@ -40,11 +40,9 @@ _OF_RUNS = ("seeds", "force")
 @dataclass(frozen=True)
 class ComparisonRequest:
     """The request of a comparison. axes: settings that differ on purpose. shared: what the user set for all cells.
-    Neither has seeds among them.
-
-    force: run again what is done. dry: only show what would run. margin: difference that does not matter, as a share.
-    thresholds: beyond which the command fails. once: a line for each cell that stands for several.
-    """
+    Neither has seeds among them. force: run again what is done. dry: only show what would run. margin: difference that
+    does not matter, as a share. thresholds: beyond which the command fails. once: a line for each cell that stands for
+    several."""
 
     axes: tuple[str, ...]
     cells: tuple[CellRequest, ...]

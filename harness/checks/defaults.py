@@ -78,11 +78,9 @@ class FittedJob:
 
 
 def fit_to_gpus(config: JobConfig, schedule: Schedule, given: Collection[str], machine: Machine) -> FittedJob:
-    """The job with settings under which these GPUs hold it, as near to its own as can be.
-
-    Where none is found, those that need least are taken, and the check at the door says what is missing. Raises
-    ConfigError where its task cannot be made.
-    """
+    """The job with settings under which these GPUs hold it, as near to its own as can be. Where none is found, those
+    that need least are taken, and the check at the door says what is missing. Raises ConfigError where its task cannot
+    be made."""
     wanted = config.backend in ("auto", "real") and config.cluster.kind != "cpu"
     if not machine.gpus or not wanted or only_simulated(config) is not None:
         return _with_micro_batches(config, schedule, given)
@@ -103,9 +101,7 @@ def fit_to_gpus(config: JobConfig, schedule: Schedule, given: Collection[str], m
 
 def _by_device(config: JobConfig, given: Collection[str], machine: Machine) -> dict[str, Any]:
     """Settings that change the last bits of a result: by GPU and model alone, so that every schedule computes alike.
-
-    Rows without padding, where attention has a kernel for them; logits by the power of two below their share.
-    """
+    Rows without padding, where attention has a kernel for them; logits by the power of two below their share."""
     model, training, there = config.model, config.training, config.cluster.memory_gib
     packs = model.dtype != "float32" and model.architecture in (*DRAWN, *DRAWN_WITH_EXPERTS)
     share = int(_LOGITS * (machine.gpu_bytes if there is None else there * GIB))
@@ -134,8 +130,7 @@ def plan_fitted(config: JobConfig, schedule: Schedule, given: Collection[str], m
 
 
 def holds_fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machine: Machine) -> bool:
-    """Whether that machine has the memory of the job, were a real run of it made. Raises ConfigError where devices do
-    not divide."""
+    """Whether that machine has the memory of a real run of the job. Raises ConfigError where devices do not divide."""
     job = _fitted(config, schedule, given, machine)
     setting = real_setting(job, schedule, machine, lengths_of(job), gpu=True)
     return plan_memory(job, check_layout(job, schedule), setting).fits
@@ -148,10 +143,8 @@ def _fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machi
 
 
 def as_long_as_simulated(config: JobConfig, given: Collection[str]) -> JobConfig:
-    """The job with samples as long as those that are simulated, unless max_tokens or costs are given.
-
-    Raises ConfigError where its task cannot be made.
-    """
+    """The job with samples as long as those that are simulated, unless max_tokens or costs are given. Raises
+    ConfigError where its task cannot be made."""
     if "max_tokens" in given or not isinstance(config.cost, RooflineConfig):
         return config
     longest = min(longest_sample(config.cost), config.model.max_length)

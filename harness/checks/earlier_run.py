@@ -100,8 +100,7 @@ def run_to_replay(config: JobConfig, seed: int) -> Path | None:
 
 
 def check_replay(config: JobConfig, schedule: Schedule, backend: Backend, gpu: bool) -> None:
-    """Raises ConfigError for a job that cannot be a replay, and unless for every seed a finished run of this job is
-    there."""
+    """Raises ConfigError for a job that cannot be a replay, and unless every seed has a finished run of this job."""
     told = f"replay={config.replay}"
     if why := why_not_replayed(config, schedule, backend, gpu):
         raise ConfigError(f"{told}: {why}")
@@ -223,8 +222,7 @@ def manifest_of(folder: Path) -> dict[str, Any]:
 
 
 def refuse_other(told: str, there: Mapping[str, Any], here: Mapping[str, Any], why: str = "") -> None:
-    """Raises ConfigError, which begins with `told`, where a setting of the two, by its path, is not the same. why: it
-    has to be."""
+    """Raises ConfigError, which begins with `told`, where a setting of the two is not the same. why: it has to be."""
     for name in sorted(there.keys() | here.keys()):
         if there.get(name) != here.get(name):
             one, other = (f"{name}={tree[name]}" if name in tree else f"no {name}" for tree in (there, here))

@@ -64,10 +64,8 @@ class JobPlan:
 
 
 def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan:
-    """Check the job against itself, and where it is to run for real against this machine.
-
-    backend=auto runs for real where this machine can hold the job, and is a simulation otherwise.
-    """
+    """Check the job against itself, and where it is to run for real against this machine. backend=auto runs for real
+    where this machine can hold the job, and is a simulation otherwise."""
     plan = _planned(config, schedule, machine)
     if config.checkpoint.begin_with is not None:
         check_begin_with(config, plan.backend)
@@ -256,8 +254,7 @@ def _check_quantization(config: JobConfig) -> None:
 
 
 def _check_weights(model: ModelConfig) -> None:
-    """Check that what a real run starts from is there, or can be made. Repositories of the hub are looked for, not
-    downloaded."""
+    """Check that what a real run starts from is there, or can be made. Repositories are looked for, not downloaded."""
     if model.checkpoint is None:
         drawn = (*DRAWN, *DRAWN_WITH_EXPERTS)
         if model.architecture not in drawn:
@@ -386,8 +383,7 @@ def _holds_out(task: Task) -> bool:
 
 
 WEIGHTS_ALONE = Lengths(1, 1)
-"""Lengths by which a machine has to hold the job whatever is sampled: asked before the task is, which may read
-files."""
+"""Lengths by which a machine has to hold the job whatever is sampled: before the task, which may read files."""
 
 
 def lengths_of(config: JobConfig) -> Lengths:
@@ -397,8 +393,7 @@ def lengths_of(config: JobConfig) -> Lengths:
 
 
 def check_engine_devices(config: JobConfig, schedule: Schedule, placement: Placement) -> None:
-    """Check that a real engine of several devices has them alone, or takes turns on them with the ranks of a colocated
-    schedule."""
+    """Check that a real engine of several devices has them alone, or takes turns with a colocated schedule's ranks."""
     together = config.engine.tensor_parallel
     others = {role for device in placement.devices["rollout"] for role in placement.roles_on(device)} - {"rollout"}
     if together > 1 and others and not schedule.colocated:

@@ -33,12 +33,10 @@ def training_ranks(config: JobConfig, placement: Placement, role: str = "actor")
 
 
 def capacity_rows(config: JobConfig, schedule: Schedule) -> int:
-    """The queue's cap, in samples: what admission can be ahead of training, in whole batches (docs/schedules.md).
-
-    In completion order a group may be trained, or dropped, ceil(eta) iterations after its batch, and holds the batch's
+    """The queue's cap, in samples: what admission can be ahead of training, in whole batches (docs/schedules.md). In
+    completion order a group may be trained, or dropped, ceil(eta) iterations after its batch, and holds the batch's
     rows as long; what is admitted instead of dropped groups comes on top. A dropped sample that still runs may hold its
-    batch longer: then admission waits for it.
-    """
+    batch longer: then admission waits for it."""
     algorithm = config.algorithm
     ahead = Capacity(algorithm.batch_groups, schedule.eta).worst_lag
     batches = ahead + 1 if schedule.order == "fifo" else 3 * ahead + 3
@@ -182,8 +180,7 @@ def _check_reports(algorithm: AlgorithmConfig) -> None:
 
 
 def _check_over_sampling(config: JobConfig, schedule: Schedule) -> None:
-    """Check a job that admits more groups than are trained: something refuses groups, and a batch is known before they
-    are trained."""
+    """Check a job that admits more groups than are trained: something refuses groups, and batches are known before."""
     where = f"algorithm.over_sampling={config.algorithm.over_sampling}"
     if not config.refills:
         raise ConfigError(

@@ -43,8 +43,7 @@ _CHOSEN = (
 
 @dataclass(frozen=True)
 class Draft:
-    """A job on its way. arguments: as they were typed. schedule: of `config`, made once. messages: for the user, on
-    what was chosen."""
+    """A job on its way. arguments: as typed. schedule: of `config`, made once. messages: on what was chosen."""
 
     arguments: tuple[str, ...]
     config: JobConfig

@@ -11,8 +11,7 @@ SEEDS = "seeds=3"
 
 
 def own_arguments(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:
-    """A command's own arguments, `name=value`, by name, each as it was given last, and not as nothing; and the
-    others."""
+    """A command's own arguments, `name=value`, by name, as given last, and not as nothing; and the others."""
     own: dict[str, str] = {}
     others = []
     for argument in arguments:

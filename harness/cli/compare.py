@@ -33,10 +33,8 @@ from harness.runtime.runtime import machine_of_runs
 
 def compare(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Compare schedules: `schedules=all` or names with commas (`fully_async@4`: at that `max_staleness`), `dry=true`,
-    and settings of the job.
-
-    Returns the exit code: 1 where a run failed, the gate did, or a ledger does not close, 3 beyond a threshold.
-    """
+    and settings of the job. Returns the exit code: 1 where a run failed, the gate did, or a ledger does not close, 3
+    beyond a threshold."""
     machine = machine_of_runs()
     with ForkedRuns() as runs:
         return run_comparison(compare_request(arguments, machine), machine, results, console, runs.start)
@@ -104,10 +102,8 @@ log-probs stay on for all: decoupled needs them, and fair is what is equal."""
 
 def matrix(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Run what is not done yet of the matrix, compare it, and write it into its folder, as tables and as pictures.
-
     arguments: `schedules=`, `staleness=`, `corrections=` (lists with commas), `dry=true`, and settings of all jobs.
-    Returns the exit code: 1 where a run failed, the gate did, or a ledger does not close.
-    """
+    Returns the exit code: 1 where a run failed, the gate did, or a ledger does not close."""
     machine, results = machine_of_runs(), results.resolve()
     with ForkedRuns() as runs:
         request = matrix_request(arguments, machine)

@@ -1,5 +1,4 @@
-"""Settings from words, as argparse reads them; `cadence --help`, `--version`, `--print-completion`: what there is
-before a command."""
+"""Settings from words, as argparse reads them; `cadence --help`, `--version`, `--print-completion`."""
 
 from __future__ import annotations
 

@@ -27,8 +27,7 @@ _EACH = 3  # cells that a warning has a line for each of
 def warnings_of(
     cells: Sequence[Cell], measures: Sequence[Measure], baseline: int, axes: Sequence[str]
 ) -> tuple[str, ...]:
-    """Warnings, most general first: few seeds, a treatment that did nothing, odd runs, a busy machine, no steady
-    part."""
+    """Warnings, most general first: few seeds, an idle treatment, odd runs, a busy machine, no steady part."""
     return (
         *_of_seeds(cells, baseline),
         *_of_treatments(cells, axes),
@@ -61,8 +60,7 @@ def _of_seeds(cells: Sequence[Cell], baseline: int) -> Iterator[str]:
 
 
 def _of_treatments(cells: Sequence[Cell], axes: Sequence[str]) -> Iterator[str]:
-    """A line for each value of a setting that chooses samples, along which the cells differ, and that chose none in any
-    run."""
+    """A line for each value of a setting that chooses samples, along which cells differ, that chose none in any run."""
     for name, (off, words, chosen) in _TREATMENTS.items():
         if name in axes:
             by_value: dict[str, list[Run]] = {}
@@ -228,8 +226,7 @@ _TREATMENTS: dict[str, tuple[Any, str, Callable[[Run], float]]] = {
     "algorithm.mask_truncated": (False, "masked no response", _total("response_length/truncated")),
     "algorithm.max_token_staleness": (None, "masked no token", _total("token_ledger/masked")),
 }
-"""Settings that choose samples: the value of doing so never, what it says of one that never did, and how much it
-chose."""
+"""Settings that choose samples: the value of never, what is said where it never did, and how much it chose."""
 
 _RUN_WARNINGS: tuple[tuple[str, Callable[[Run], float | None]], ...] = (
     ("no steady part: the run ends within its {:.0f} warm-up iterations, which its rates now include", _unsteady),

@@ -1,5 +1,4 @@
-"""Changes from one experiment to another, cell by cell, and how sure they are: of the code, the machine or a
-setting."""
+"""Changes from one experiment to another, cell by cell, and how sure: of code, machine or a setting."""
 
 from __future__ import annotations
 
@@ -68,11 +67,8 @@ class Changes:
 
 def changes_between(before: Sequence[Cell], after: Sequence[Cell], margin: float = MARGIN) -> Changes:
     """Cells of the same label, over the seeds that both have, or over all where they share none. margin: difference
-    that does not matter, as a share.
-
-    Raises ConfigError where no label is in both, where one of the two was measured and the other was not, and for runs
-    that are no results.
-    """
+    that does not matter, as a share. Raises ConfigError where no label is in both, where one of the two was measured
+    and the other was not, and for runs that are no results."""
     old, new = _by_label(before), _by_label(after)
     shared = [label for label in old if label in new]
     if not shared:

@@ -106,10 +106,8 @@ def _of(measures: Sequence[Measure], key: str | None) -> Measure | None:
 def compare(
     cells: Sequence[Cell], axes: Sequence[str] = ("schedule",), baseline: int = 0, margin: float = MARGIN
 ) -> Comparison:
-    """Compare cells, against the cell of index `baseline`. margin: difference that does not matter, as a share.
-
-    Raises ConfigError, naming both, the setting and its two values, for cells that must not be compared.
-    """
+    """Compare cells, against the cell of index `baseline`. margin: difference that does not matter, as a share. Raises
+    ConfigError, naming both, the setting and its two values, for cells that must not be compared."""
     if not cells or not all(cell.runs for cell in cells):
         raise ConfigError("a comparison needs finished runs in every cell")
     runs = {cell.label: cell.runs for cell in cells}

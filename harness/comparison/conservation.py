@@ -1,5 +1,4 @@
-"""Whether every sample and token of finished runs is accounted for: ledger, samples, responses and metrics say the
-same."""
+"""Whether every sample and token of finished runs is accounted for: ledger, samples, responses, metrics agree."""
 
 from __future__ import annotations
 

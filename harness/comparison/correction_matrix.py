@@ -32,10 +32,8 @@ _ALGORITHM = "algorithm."
 
 @dataclass(frozen=True)
 class Entry:
-    """A cell of the matrix: what it reached and how stale its samples were.
-
-    distinguishable: whether its difference to the baseline is called one; False for the baseline.
-    """
+    """A cell of the matrix: what it reached and how stale its samples were. distinguishable: whether its difference to
+    the baseline is called one; False for the baseline."""
 
     measured: CellMeasure
     lag: float  # iterations, mean over samples and seeds
@@ -73,10 +71,7 @@ class CorrectionPair:
 @dataclass(frozen=True)
 class CorrectionMatrix:
     """The matrix. rows, columns: in the order of the comparison's cells; entries: by row and column, as far as there
-    are any.
-
-    what: of which measure; about: model, task, seeds and samples, which are equal in all cells.
-    """
+    are any. what: of which measure; about: model, task, seeds and samples, which are equal in all cells."""
 
     rows: tuple[str, ...]
     columns: tuple[str, ...]
@@ -157,8 +152,7 @@ def write_matrix(folder: Path, matrix: CorrectionMatrix) -> list[Path]:
 
 
 def as_frame(matrix: CorrectionMatrix) -> pd.DataFrame:
-    """A row per cell: schedule, correction, mean lag, mean, its interval, whether it differs from the baseline, then
-    every seed."""
+    """A row per cell: schedule, correction, mean lag, mean, interval, whether it differs from the baseline, seeds."""
     rows = []
     for (row, column), entry in matrix.entries.items():
         low, high = _bounds(entry.measured)

@@ -43,11 +43,9 @@ _TAUS = 1001
 
 @dataclass(frozen=True)
 class Curve:
-    """A metric of one cell against an axis, the running mean of each seed on a grid that all its seeds cover.
-
-    cell: index. grid, mean, low, high: float64 [points]; low and high: interval of the mean at each point by itself,
-    NaN where there is one seed. per_seed: float64 [points] each. window: iterations that the running mean spans.
-    """
+    """A metric of one cell against an axis, the running mean of each seed on a grid that all its seeds cover. cell:
+    index. grid, mean, low, high: float64 [points]; low and high: interval of the mean at each point by itself, NaN
+    where there is one seed. per_seed: float64 [points] each. window: iterations that the running mean spans."""
 
     cell: int
     key: str
@@ -78,10 +76,8 @@ class StalenessHistogram:
 
 @dataclass(frozen=True)
 class PerformanceProfile:
-    """The share of a cell's seeds that end above each score tau, with an interval.
-
-    taus, shares, low, high: float64 [points].
-    """
+    """The share of a cell's seeds that end above each score tau, with an interval. taus, shares, low, high: float64
+    [points]."""
 
     taus: np.ndarray
     shares: np.ndarray

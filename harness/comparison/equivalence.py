@@ -31,11 +31,9 @@ _SAMPLES = ["sample_id", "group_id", "response_tokens", "reward", "exact_match",
 
 
 def differences(one: Path, other: Path) -> list[str]:
-    """Differences between the runs in two folders, time aside; empty where they are equal to the bit.
-
-    Compared are samples with their rewards and lags (`timeless`), tokens and log-probs of every response, what was
-    learnt in each iteration, and the final weights, the critic's as well.
-    """
+    """Differences between the runs in two folders, time aside; empty where they are equal to the bit. Compared are
+    samples with their rewards and lags (`timeless`), tokens and log-probs of every response, what was learnt in each
+    iteration, and the final weights, the critic's as well."""
     a, b = (read_responses(folder / "responses.parquet") for folder in (one, other))
     samples = [timeless(load_samples(folder)).select(_SAMPLES) for folder in (one, other)]
     equal = {
@@ -51,8 +49,7 @@ def differences(one: Path, other: Path) -> list[str]:
 
 
 def timeless(samples: pa.Table) -> pa.Table:
-    """The samples but for rewards of spares and stale ones: whether these were judged before they were dropped is a
-    matter of time."""
+    """The samples without rewards of spares and stale ones, which may be dropped before or after they are judged."""
     in_time = pc.invert(pc.is_in(samples["fate"], value_set=pa.array(["dropped_spare", "dropped_stale"])))
     for name in ("reward", "exact_match"):
         place = samples.schema.get_field_index(name)

@@ -42,12 +42,9 @@ class ListedCell:
 
 @dataclass(frozen=True)
 class Campaign:
-    """campaign.json: what `make compare` or `make sweep` was asked for.
-
-    axes: settings that differ on purpose. key: what has to be equal in all cells (`fairness_key` without seeds).
-    left_out: why, by label, of cells that cannot run. warnings: about the machine. margin: difference that does not
-    matter, as a share.
-    """
+    """campaign.json: what `make compare` or `make sweep` was asked for. axes: settings that differ on purpose. key:
+    what has to be equal in all cells (`fairness_key` without seeds). left_out: why, by label, of cells that cannot run.
+    warnings: about the machine. margin: difference that does not matter, as a share."""
 
     axes: tuple[str, ...]
     key: Mapping[str, Any]
@@ -102,10 +99,8 @@ def _done(folder: Path, campaign: Campaign) -> dict[str, list[int]]:
 
 
 def finished_cells(folder: Path, campaign: Campaign) -> tuple[list[Cell], list[str]]:
-    """The cells with their finished runs, of seeds that all of them have; and what is not there.
-
-    A cell of which no run is finished is left out. Raises ConfigError where nothing is left to compare.
-    """
+    """The cells with their finished runs, of seeds that all of them have; and what is not there. A cell of which no run
+    is finished is left out. Raises ConfigError where nothing is left to compare."""
     done = _done(folder, campaign)
     some = [cell for cell in campaign.cells if done[cell.label]]
     common = common_seeds(folder, campaign)
@@ -123,10 +118,8 @@ def finished_cells(folder: Path, campaign: Campaign) -> tuple[list[Cell], list[s
 
 
 def comparison_of(folder: Path, campaign: Campaign) -> Comparison:
-    """Compare what is finished in this folder, with what the gate found and the check of every ledger.
-
-    Raises ConfigError where nothing is, or where cells may not be compared.
-    """
+    """Compare what is finished in this folder, with what the gate found and the check of every ledger. Raises
+    ConfigError where nothing is, or where cells may not be compared."""
     cells, missing = finished_cells(folder, campaign)
     comparison = compare(cells, campaign.axes, margin=campaign.margin)
     return replace(
@@ -144,10 +137,8 @@ def named_folder(named: str, results: Path) -> Path | None:
 
 
 def folder_of(named: str | None, results: Path) -> Path:
-    """The folder of an experiment in `results`, or a path; None: the experiment of which a run finished last.
-
-    Raises ConfigError if there is no such folder.
-    """
+    """The folder of an experiment in `results`, or a path; None: the experiment of which a run finished last. Raises
+    ConfigError if there is no such folder."""
     folders = [folder for folder in sorted(results.glob("*")) if not folder.name.endswith(GATE_RUNS)]
     finished = {folder: list(folder.glob("*/seed=*/DONE")) for folder in folders}
     last = {folder: max(path.stat().st_mtime for path in done) for folder, done in finished.items() if done}
@@ -164,10 +155,7 @@ def folder_of(named: str | None, results: Path) -> Path:
 def comparison_in(folder: Path, margin: float | None = None) -> Comparison:
     """The comparison in the folder of an experiment: what `make compare` or `make sweep` was asked for; else of the
     most that may be compared, a cell per folder of runs. margin: difference that does not matter, as a share; None: as
-    was asked for.
-
-    Raises ConfigError where no run is finished, and for smoke runs.
-    """
+    was asked for. Raises ConfigError where no run is finished, and for smoke runs."""
     campaign = read_campaign(folder)
     if campaign is not None:
         return comparison_of(folder, replace(campaign, margin=margin or campaign.margin))

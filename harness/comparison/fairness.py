@@ -83,9 +83,7 @@ def contents_of(run: Run) -> dict[str, str]:
 
 def refuse_unfair(cells: Mapping[str, Sequence[Run]], axes: Iterable[str] = ()) -> None:
     """Raise ConfigError, naming both cells, the setting and its two values, where these cells may not be compared.
-
-    cells: runs by the label of their cell. Runs of a cell may differ in nothing but their seed.
-    """
+    cells: runs by the label of their cell. Runs of a cell may differ in nothing but their seed."""
     for label, runs in cells.items():
         smoke = next((run for run in runs if run.identity.smoke), None)
         if smoke is not None:

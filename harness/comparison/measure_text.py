@@ -59,8 +59,7 @@ class Against:
 
     @property
     def sign(self) -> str:
-        """A star for what is called a difference, a sign of equality for what is called equal, a question mark for what
-        is not judged."""
+        """A star for what is called a difference, `=` for what is called equal, `?` for what is not judged."""
         return "*" if self.called else {"equal": "=", "open": "?"}.get(self.verdict, "")
 
     @property

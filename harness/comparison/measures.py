@@ -78,8 +78,7 @@ class Metric:
 
 @dataclass(frozen=True)
 class MetricDefinition(Metric):
-    """A metric and how a run gives it. of: its value for a run; infinite where the run never got there. range: what it
-    can be at all."""
+    """A metric and how a run gives it. of: its value for a run, infinite where it never got there. range: of values."""
 
     of: Callable[[Run], float]
     range: tuple[float, float] = _POSITIVE
@@ -121,8 +120,7 @@ class CellMeasure:
 
 @dataclass(frozen=True)
 class Measure(Metric):
-    """A metric of every cell, in the order of the comparison's cells. margin: difference that does not matter, as a
-    share."""
+    """A metric of every cell, in their order. margin: difference that does not matter, as a share."""
 
     cells: tuple[CellMeasure, ...]
     margin: float = MARGIN
@@ -157,8 +155,7 @@ def of_trained_samples(key: str) -> bool:
 
 
 def measures_of_pairs(pairs: Sequence[tuple[Cell, Cell]], margin: float = MARGIN) -> list[tuple[Measure, ...]]:
-    """Measures of each pair: every metric that its runs give, the second cell against the first. Families go over all
-    pairs."""
+    """Measures of each pair, that its runs give: the second cell against the first. Families go over all pairs."""
     each = [_uncorrected(pair, 0, margin) for pair in pairs]
     called = iter(_by_family([measure for measures in each for measure in measures]))
     return [tuple(next(called) for _ in measures) for measures in each]
@@ -170,8 +167,7 @@ def _uncorrected(cells: Sequence[Cell], baseline: int, margin: float) -> list[Me
 
 
 def _by_family(measures: Sequence[Measure]) -> list[Measure]:
-    """The measures, with what is left to be called after Holm's correction: of each question, and of all others
-    together."""
+    """The measures, with what Holm's correction leaves to be called: of each question, and of all others together."""
     found = list(measures)
     questions = (SPEED, outcome_of(measures))  # of pairs, of the first that all have
     families = [[index for index, measure in enumerate(found) if measure.key == key] for key in questions]
@@ -230,8 +226,7 @@ def _compared(metric: MetricDefinition, values: PerSeed, baseline: PerSeed, marg
 
 
 def ratio_of(values: PerSeed, others: PerSeed, margin: float | None = None) -> Difference:
-    """The ratio of two cells' values: by seed where they share any. Raises ValueError for a value that is not
-    positive."""
+    """The ratio of two cells' values: by seed where they share any. Raises ValueError where one is not positive."""
     if values.keys() & others.keys():
         return paired_ratio(values, others, margin)
     return group_ratio([*values.values()], [*others.values()], margin)

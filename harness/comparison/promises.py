@@ -1,5 +1,4 @@
-"""Promises of its schedule to a finished run (docs/schedules.md), whatever clock it ran on: a line for each that was
-broken."""
+"""Promises of a schedule to a finished run (docs/schedules.md), on either clock: a line for each that was broken."""
 
 from __future__ import annotations
 
@@ -111,8 +110,7 @@ def sample_problems(run: FinishedRun) -> Iterator[str]:
 
 
 def baseline_problems(run: FinishedRun) -> Iterator[str]:
-    """Problems with baselines: of each group that is trained the first sample is compared with, where that is asked,
-    and no other ever."""
+    """Problems with baselines: of each trained group the first sample, where asked, and no other ever."""
     found = [sample.sample_id for sample in run.samples if sample.fate == "dropped_baseline"]
     greedy = run.config.algorithm.has_greedy_baseline
     wanted = sorted({sample.group_id * run.group for sample in run.trained} if greedy else [])

@@ -127,6 +127,5 @@ def run_of(path: Path) -> Run:
 
 
 def runs_in(folder: Path) -> list[Run]:
-    """Every finished run below `folder`: an experiment's, a cell's, or several experiments'; or the one whose folder it
-    is. By path."""
+    """Every finished run below `folder`: of a cell, or of experiments; or the one whose folder it is. By path."""
     return [read_run(path) for path in ([folder] if is_done(folder) else finished_runs(folder))]

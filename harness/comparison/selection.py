@@ -77,8 +77,7 @@ def reward_gap(run: Run) -> float:
 
 
 def selection_sentence(cells: Sequence[Cell]) -> str:
-    """Words for the cells whose trained responses are shorter than the completed ones by more than `SHORTER`. Empty
-    where none is."""
+    """Words for cells whose trained responses are shorter than the completed ones by more than `SHORTER`, if any."""
     told = []
     for cell in cells:
         ratio = float(np.mean([length_ratio(run) for run in cell.runs]))

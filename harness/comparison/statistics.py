@@ -53,10 +53,8 @@ def t_critical(freedom: int, confidence: float = CONFIDENCE) -> float:
 
 
 def t_bounds(values: np.ndarray) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Mean, lower and upper bound of the t interval over the last axis, float64 [...] each.
-
-    mean -+ t(n - 1) s / sqrt(n), where s is the sample's standard deviation. With n = 1 the bounds are infinite.
-    """
+    """Mean, lower and upper bound of the t interval over the last axis, float64 [...] each. mean -+ t(n - 1) s /
+    sqrt(n), where s is the sample's standard deviation. With n = 1 the bounds are infinite."""
     values = np.asarray(values, dtype=np.float64)
     count = values.shape[-1]
     if not count:
@@ -111,11 +109,9 @@ def iqm_interval(scores: Sequence[Values], *, draws: int = 10_000, seed: int = 0
 
 def probability_of_improvement(values: Values, baseline: Values) -> Interval:
     """P(a run has a larger value than one of the baseline), a tie counting half, over all pairs of runs (Agarwal et al.
-    2021, section 4.3: the Mann-Whitney statistic over its maximum). Infinities have ranks like other values.
-
-    Interval: method 5 of Newcombe, see `pair_share_bounds`. A bootstrap would claim certainty, [1, 1], wherever five
-    runs beat five.
-    """
+    2021, section 4.3: the Mann-Whitney statistic over its maximum). Infinities have ranks like other values. Interval:
+    method 5 of Newcombe, see `pair_share_bounds`. A bootstrap would claim certainty, [1, 1], wherever five runs beat
+    five."""
     one, other = np.asarray(values, dtype=np.float64)[:, None], np.asarray(baseline, dtype=np.float64)[None, :]
     if not one.size or not other.size:
         raise ValueError("a side has no run: there is no probability that it is better")
@@ -162,10 +158,8 @@ def share_interval(count: int, of: int) -> Interval:
 
 def outliers(values: Values, least: float = 0.0) -> list[int]:
     """Indices of values that are OUTLIER_Z robust standard deviations from the median, and by more than `least` of it;
-    none of fewer than four values.
-
-    The modified z-score is 0.6745 (x - median) / MAD (Iglewicz and Hoaglin, How to Detect and Handle Outliers, 1993).
-    """
+    none of fewer than four values. The modified z-score is 0.6745 (x - median) / MAD (Iglewicz and Hoaglin, How to
+    Detect and Handle Outliers, 1993)."""
     array = np.asarray(values, dtype=np.float64)
     if array.size < 4:
         return []
@@ -184,8 +178,7 @@ FEWEST = 3
 are, two pairs differ by the same, without any scatter, by chance."""
 
 MARGIN = 0.02
-"""Difference that does not matter, unless another is set: a share of the baseline, or of a measure that is a share
-itself two points."""
+"""Difference that does not matter, unless another is set: a share of the baseline, or of shares two points."""
 
 PerSeed = Mapping[int, float]
 
@@ -223,20 +216,16 @@ class Difference:
 
 def paired_difference(values: PerSeed, baseline: PerSeed, margin: float | None = None) -> Difference:
     """The mean over seeds of `values - baseline`, paired by seed: the t interval and test of the differences, and the
-    tests of their being smaller than `margin`.
-
-    Seeds that only one of them has are left out. Raises ValueError if they have none in common.
-    """
+    tests of their being smaller than `margin`. Seeds that only one of them has are left out. Raises ValueError if they
+    have none in common."""
     pairs = _pairs(values, baseline)
     return _of_pairs({seed: 0.0 if _equal(a, b) else a - b for seed, (a, b) in pairs.items()}, margin)
 
 
 def paired_ratio(values: PerSeed, baseline: PerSeed, margin: float | None = None) -> Difference:
     """The geometric mean over seeds of `values / baseline`: the t interval and test of its logarithm, and the tests of
-    its lying between 1 / (1 + margin) and 1 + margin.
-
-    Raises ValueError if they have no seed in common, or a value that is not positive.
-    """
+    its lying between 1 / (1 + margin) and 1 + margin. Raises ValueError if they have no seed in common, or a value that
+    is not positive."""
     pairs = _pairs(values, baseline)
     if min(min(pair) for pair in pairs.values()) <= 0:
         raise ValueError("a value is not positive: there is no ratio")
@@ -246,10 +235,7 @@ def paired_ratio(values: PerSeed, baseline: PerSeed, margin: float | None = None
 
 def group_difference(values: Sequence[float], baseline: Sequence[float], margin: float | None = None) -> Difference:
     """`mean(values) - mean(baseline)` of two groups without pairs: Welch's t interval and test (Biometrika 34, 1947).
-
-    Degrees of freedom (Satterthwaite) are rounded down, which widens the interval; they are never fewer than the
-    smaller group's.
-    """
+    Degrees of freedom (Satterthwaite) are rounded down, which widens it, but not below the smaller group's."""
     one, other = finite(values), finite(baseline)
     means = float(one.mean()), float(other.mean())
     mean = 0.0 if _equal(*means) else means[0] - means[1]
@@ -272,11 +258,9 @@ def group_ratio(values: Sequence[float], baseline: Sequence[float], margin: floa
 
 def equivalence_p(value: float, error: float, freedom: int, margin: float) -> float:
     """The p of two one-sided t tests that a mean of standard error `error` lies outside of -+ margin: the larger of the
-    two. Below 0.05 where the mean's 90 % interval lies inside.
-
-    Schuirmann, "A comparison of the two one-sided tests procedure and the power approach for assessing the equivalence
-    of average bioavailability", Journal of Pharmacokinetics and Biopharmaceutics 15 (1987), 657-680.
-    """
+    two. Below 0.05 where the mean's 90 % interval lies inside. Schuirmann, "A comparison of the two one-sided tests
+    procedure and the power approach for assessing the equivalence of average bioavailability", Journal of
+    Pharmacokinetics and Biopharmaceutics 15 (1987), 657-680."""
     room = margin - abs(value)
     if not error:
         return 0.0 if room > 0 else 1.0
@@ -285,9 +269,8 @@ def equivalence_p(value: float, error: float, freedom: int, margin: float) -> fl
 
 def holm(p_values: Sequence[float]) -> list[float]:
     """Adjusted p-values of a family: calling those below 0.05 errs at all, in any of them, in at most 5 % of families.
-
-    Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979), 65-70.
-    """
+    Holm, "A simple sequentially rejective multiple test procedure", Scandinavian Journal of Statistics 6 (1979),
+    65-70."""
     order = np.argsort(p_values, kind="stable")
     steps = np.asarray(p_values, dtype=np.float64)[order] * np.arange(len(order), 0, -1)
     adjusted = np.empty(len(order))
@@ -367,8 +350,7 @@ def running_mean(values: np.ndarray, window: int) -> np.ndarray:
 
 
 def crossing(x: np.ndarray, y: np.ndarray, threshold: float) -> float:
-    """The first x at which the straight lines between the points (x, y) are at the threshold or above; infinite where
-    they never are."""
+    """The first x at which straight lines between points (x, y) are at the threshold or above; infinite if never."""
     there = np.flatnonzero(np.asarray(y) >= threshold - 1e-12)  # rounding in a share
     if not there.size:
         return math.inf
@@ -381,9 +363,7 @@ def crossing(x: np.ndarray, y: np.ndarray, threshold: float) -> float:
 
 def steady_rate(seconds: np.ndarray, amounts: np.ndarray, warmup: int) -> float:
     """The amount per second after the first `warmup` iterations; over all of them if there are no more than those.
-
-    seconds: float64 [n], when each iteration ended on a clock that began at 0; amounts: [n], what each made.
-    """
+    seconds: float64 [n], when each iteration ended on a clock that began at 0; amounts: [n], what each made."""
     start = warmup if has_steady_part(len(seconds), warmup) else 0
     since = float(seconds[start - 1]) if start else 0.0
     return float(np.sum(amounts[start:])) / (float(seconds[-1]) - since)
@@ -396,9 +376,7 @@ def has_steady_part(iterations: int, warmup: int) -> bool:
 
 def drift(durations: np.ndarray, warmup: int) -> float:
     """Median of the last third of the iterations after warm-up over that of the first third; 1 for fewer than nine.
-
-    Medians, so that a single slow iteration is no drift.
-    """
+    Medians, so that a single slow iteration is no drift."""
     steady = np.asarray(durations, dtype=np.float64)[warmup:]
     third = steady.size // 3
     return float(np.median(steady[-third:]) / np.median(steady[:third])) if third >= 3 else 1.0

@@ -52,11 +52,9 @@ def question_of(measures: Sequence[Measure], axes: Iterable[str]) -> str:
 
 
 def unjudged(measures: Sequence[Measure], axes: Iterable[str]) -> str:
-    """The words for why nothing is said of what was learnt; empty where it is, or nothing was rewarded.
-
-    Exact match of the samples that were trained is that of other policies, on samples that a setting may have chosen:
-    it is held against another only along settings that do neither.
-    """
+    """The words for why nothing is said of what was learnt; empty where it is, or nothing was rewarded. Exact match of
+    the samples that were trained is that of other policies, on samples that a setting may have chosen: it is held
+    against another only along settings that do neither."""
     axis = next((axis for axis in axes if not axis.startswith(_SAME_SAMPLES) or axis.startswith(_OTHER_SAMPLES)), None)
     if outcome_of(measures) != EXACT_MATCH or axis is None:
         return ""
@@ -293,8 +291,7 @@ def collapsed(values: Values, best: float) -> np.ndarray:
 
 
 def odd_ones(values: Values) -> list[int]:
-    """Indices of runs that ended far from the others: ten robust standard deviations and .15 from the median; of four
-    runs or more."""
+    """Indices of runs, of four or more, that ended ten robust standard deviations and .15 from the median."""
     return outliers(values, least=_FAR / max(float(np.median(values)), 1e-9))
 
 

@@ -83,10 +83,8 @@ class DecodeCost:
         )
 
     def steps_begun(self, seconds: float, samples: int, cached: int) -> int:
-        """How many steps in a row are under way or done after so long; the first begins at once.
-
-        `cached` is at least `samples`: no context is empty. The root of the quadratic may be rounded to either side.
-        """
+        """How many steps in a row are under way or done after so long; the first begins at once. `cached` is at least
+        `samples`: no context is empty. The root of the quadratic may be rounded to either side."""
         first, growth = self.steps(1, samples, cached), samples * self.per_cached_s
         seconds -= SAME_STEP * first
         if seconds <= 0:
@@ -102,11 +100,9 @@ class DecodeCost:
 
 def transfer_times(cost: CostConfig, transport: str, sender_links: float = 1.0, ranks: int = 1) -> TransferTimes:
     """Times of a transport from so many training ranks: as it was timed from the largest number of ranks that is not
-    above, or where it was not timed, as it says itself by speeds.
-
-    sender_links: to host memory, of the training ranks that send, for each one of an engine's. Over the network they
-    gain nothing: an engine takes in all of the weights, however many send them.
-    """
+    above, or where it was not timed, as it says itself by speeds. sender_links: to host memory, of the training ranks
+    that send, for each one of an engine's. Over the network they gain nothing: an engine takes in all of the weights,
+    however many send them."""
     timed = [each for each in cost.transfers if each.transport == transport and each.ranks <= ranks]
     if timed:
         return _timed(cost, max(timed, key=lambda each: each.ranks))
@@ -114,8 +110,7 @@ def transfer_times(cost: CostConfig, transport: str, sender_links: float = 1.0, 
 
 
 def _timed(cost: CostConfig, transfer: TransferCost) -> TransferTimes:
-    """Times of a timed transfer, which ends where the receiver has the weights; what an engine does beyond that is in
-    sync_s."""
+    """Times of a timed transfer, until the receiver has the weights; what an engine does beyond is in sync_s."""
 
     def lasts(part: BytesCost | None) -> float:
         return part.fixed_s + cost.weight_bytes / part.bytes_per_s if part else 0.0
@@ -134,8 +129,7 @@ def reload_s(cost: CostConfig) -> float:
 
 
 def sample_tokens(prompts: Ragged, responses: Ragged) -> NDArray[np.int64]:
-    """Tokens of each sample, int64 [samples]. Both columns are run-length coded: a row's values add up to its
-    tokens."""
+    """Tokens of each sample, int64 [samples]. Both columns are run-length coded: a row's values are its tokens."""
     before = _before(prompts) + _before(responses)
     return before[1:] - before[:-1]
 

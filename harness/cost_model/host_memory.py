@@ -72,11 +72,9 @@ class HostMemory:
 
 @dataclass(frozen=True)
 class HostLoad:
-    """The circumstances of a host's memory besides the job and its placement.
-
-    rank: of training, and critic, of its own; row: bytes of the longest sample in the queue, which holds `rows` of
-    them; kept: bytes of rows that a rank keeps for later passes; keeps_weights: engines that sleep keep theirs.
-    """
+    """The circumstances of a host's memory besides the job and its placement. rank: of training, and critic, of its
+    own; row: bytes of the longest sample in the queue, which holds `rows` of them; kept: bytes of rows that a rank
+    keeps for later passes; keeps_weights: engines that sleep keep theirs."""
 
     transport: str
     rank: RankMemory

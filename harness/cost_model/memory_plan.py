@@ -458,10 +458,8 @@ def _largest(config: JobConfig) -> float:
 @dataclass(frozen=True)
 class EngineShare:
     """Bytes on each device of an engine: weights; cache, at most, of keys and values, `token` of them for each token;
-    work, of a step. device: all that the device has, or without GPUs the machine.
-
-    It follows from the plan, so it is the same in every run: nothing is asked of the device, where what is free depends
-    on who came first."""
+    work, of a step. device: all that the device has, or without GPUs the machine. It follows from the plan, so it is
+    the same in every run: nothing is asked of the device, where what is free depends on who came first."""
 
     weights: float
     cache: float
@@ -487,12 +485,10 @@ class EngineShare:
 
 
 def engine_share(plan: MemoryPlan, setting: PlanSetting, token: float, role: str = "rollout") -> EngineShare:
-    """The share of an engine of this role by a plan that fits. token: bytes of a token in the cache.
-
-    On GPUs the cache may have what all else leaves on its device in any phase in which it is there: alone, beside new
-    weights and buckets; beside a trainer, what that has while engines generate. Devices of a CPU job have their memory
-    together, and engines share evenly what the job as a whole leaves.
-    """
+    """The share of an engine of this role by a plan that fits. token: bytes of a token in the cache. On GPUs the cache
+    may have what all else leaves on its device in any phase in which it is there: alone, beside new weights and
+    buckets; beside a trainer, what that has while engines generate. Devices of a CPU job have their memory together,
+    and engines share evenly what the job as a whole leaves."""
     pool = next(pool for pool in plan.pools if role in pool.roles)
     cache = _item(pool, "KV cache")
     if setting.gpu and not setting.together:

@@ -19,10 +19,8 @@ OPTIMIZER_BYTES = 28
 
 
 def roofline(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: JobLayout) -> CostConfig:
-    """Costs of a worker's work: an engine of `engine_devices`, or a rank of `train_devices`.
-
-    Raises ConfigError where an engine's memory cannot hold the weights.
-    """
+    """Costs of a worker's work: an engine of `engine_devices`, or a rank of `train_devices`. Raises ConfigError where
+    an engine's memory cannot hold the weights."""
     phases = _Phases(model, device, factors, layout)
     slower = factors.colocated_train_factor if layout.colocated else 1.0
     return CostConfig(
@@ -142,8 +140,7 @@ class _Phases:
         return way * self.factors.network_share
 
     def trainer_moves_s(self) -> float:
-        """Seconds in which the trainer's state leaves for the host, or comes back, where rollout takes turns with
-        training."""
+        """Seconds for the trainer's state to the host, or back, where rollout takes turns with training."""
         if not self.layout.colocated:
             return 0.0
         return state_bytes(self.model, self.layout) / (self.device.host_bytes_per_s * self.factors.host_share)
@@ -193,8 +190,7 @@ class _Phases:
         return seconds / stages * (samples + stages - 1) / samples
 
     def _all_reduce_s_per_token(self, devices: int) -> float:
-        """Seconds of an all-reduce of a token's activations in every layer. It also sums what experts give that lie on
-        different devices."""
+        """Seconds of an all-reduce of a token's activations in every layer. It sums what spread experts give, too."""
         number = self.model.layers * self.model.hidden * shape.bytes_per_number(self.model)
         return all_reduce_s(number, devices, ring_bytes_per_s(devices, self.device, self.factors))
 
@@ -215,11 +211,9 @@ class _Phases:
 
 
 def ring_bytes_per_s(devices: int, device: DeviceConfig, factors: RooflineConfig, *, apart: int = 1) -> float:
-    """Bytes per second that each of `devices` devices sends while all do, each `apart` devices from the next.
-
-    Inside of a node: the link. Across nodes: rings enter and leave a node by the network of every member in it, so that
-    the slower of the link and of these networks together decides.
-    """
+    """Bytes per second that each of `devices` devices sends while all do, each `apart` devices from the next. Inside of
+    a node: the link. Across nodes: rings enter and leave a node by the network of every member in it, so that the
+    slower of the link and of these networks together decides."""
     if devices * apart <= device.per_node:
         return device.link_bytes_per_s * factors.network_share
     members = max(1, device.per_node // apart)

@@ -57,8 +57,7 @@ def linear_layers(model: ModelConfig) -> dict[str, tuple[int, int]]:
 
 
 def adapter_parameters(model: ModelConfig, training: TrainingConfig) -> int:
-    """Parameters of all adapters, 0 where there are none: for each layer that has one, rank times inputs, and outputs
-    times rank."""
+    """Parameters of all adapters, 0 where there are none: of each layer with one, rank times inputs and outputs."""
     layers = linear_layers(model)
     sides = sum(sum(layers[name]) for name in training.lora_targets or layers)
     return model.layers * training.lora_rank * sides
@@ -95,8 +94,7 @@ def sent_bytes(model: ModelConfig, training: TrainingConfig) -> int:
 
 
 def served_bytes(model: ModelConfig, fp8: bool) -> int:
-    """Bytes of an engine's copy. fp8: of a byte for each number of layers' matrices; their scales, one a row, are left
-    out."""
+    """Bytes of an engine's copy. fp8: a byte for each number of layers' matrices; their scales are left out."""
     saved = bytes_per_number(model) - 1 if fp8 else 0
     return weight_bytes(model) - saved * (matmul_parameters(model) - head_parameters(model))
 

@@ -136,8 +136,7 @@ class RankMemory:
 
     @property
     def reducing_embeddings(self) -> float:
-        """Bytes at the end of the backward pass: gradients of the tables, and their copy in float32 that ranks add
-        up."""
+        """Bytes at the end of the backward pass: gradients of the tables, and their float32 copy that ranks add up."""
         if not self.sharded or self.work.adapters:
             return 0.0
         return (self._number + 4 + 4 / self.work.ranks) * self.embeddings

@@ -20,10 +20,8 @@ _LOOK_S = 0.05  # between two tries for a lock
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary path beside `path`; when the block ends well it is synced and renamed over `path`.
-
-    A reader sees the old file or the new one, never half of one. If the block raises, nothing is left behind.
-    """
+    """Yield a temporary path beside `path`; when the block ends well it is synced and renamed over `path`. A reader
+    sees the old file or the new one, never half of one. If the block raises, nothing is left behind."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     try:
         yield temporary
@@ -41,10 +39,8 @@ def write_text(path: Path, text: str) -> None:
 
 
 class Lock:
-    """An exclusive lock on a file (flock), held until `release` or until the process is gone, however it goes.
-
-    The file itself stays: deleting a lock file lets two holders in.
-    """
+    """An exclusive lock on a file (flock), held until `release` or until the process is gone, however it goes. The file
+    itself stays: deleting a lock file lets two holders in."""
 
     def __init__(self, path: Path, *, within_s: float = 0.0, busy: str = "the lock is held by another process") -> None:
         """Take the lock; BlockingIOError with the message `busy` where another holds it for so many seconds."""

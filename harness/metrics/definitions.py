@@ -431,11 +431,8 @@ def check_names(names: Iterable[str]) -> None:
 def iteration_metrics(
     iteration: int, samples: int, seconds: float, *parts: Mapping[str, float]
 ) -> dict[str, int | float]:
-    """The object of one iteration: the axes, then the metrics of all parts.
-
-    samples: trained up to the end of this iteration; seconds: the run's clock at its end. Raises ValueError for an
-    unknown name or one that two parts give.
-    """
+    """The object of one iteration: the axes, then the metrics of all parts. samples: trained up to the end of this
+    iteration; seconds: the run's clock at its end. Raises ValueError for an unknown name or one that two parts give."""
     merged: dict[str, int | float] = {"iteration": iteration, "samples": samples, "seconds": seconds}
     for part in parts:
         check_names(part)
@@ -447,10 +444,8 @@ def iteration_metrics(
 
 
 def throughput_metrics(samples: int, tokens: int, seconds: float, devices: int) -> dict[str, float]:
-    """throughput/* of one iteration: trained samples and their tokens (prompt + response) over its seconds.
-
-    devices: all devices of the run, over which the per-device figure is taken.
-    """
+    """throughput/* of one iteration: trained samples and their tokens (prompt + response) over its seconds. devices:
+    all devices of the run, over which the per-device figure is taken."""
     if seconds <= 0 or devices <= 0:
         raise ValueError(f"no throughput over {seconds} s on {devices} devices")
     return {

@@ -28,10 +28,8 @@ _HEAD, _NAME, _NAMES_PT = 13, 24, 95  # letters in a line of a head and of a row
 
 
 def decimals(values: Iterable[float]) -> int:
-    """Digits behind the point that give the largest of the values three digits in all; none if it has more before.
-
-    A value and its interval, or a column, are written with the same ones.
-    """
+    """Digits behind the point that give the largest of the values three digits in all; none if it has more before. A
+    value and its interval, or a column, are written with the same ones."""
     largest = max((abs(value) for value in values if math.isfinite(value)), default=0.0)
     if largest == 0.0:
         return 0
@@ -88,8 +86,7 @@ def markdown_table(heads: Sequence[str], rows: Sequence[Sequence[str]]) -> str:
 
 
 def _in_a_table(value: str) -> str:
-    """A value in a cell of a table: in code all stands as it is, so that it can be copied, but what would begin a
-    column."""
+    """A value in a cell of a table: in code all stands as it is, to be copied, but what would begin a column."""
     is_code = len(value) > 2 and value[0] == value[-1] == "`" and value.count("`") == 2
     return value.replace("|", "\\|") if is_code else escaped(value)
 

@@ -45,8 +45,7 @@ class LedgerError(RuntimeError):
 
 
 class _Trained:
-    """The samples trained in each iteration, as ranges of ids: a batch that is trained in the order of admission has
-    one."""
+    """The samples trained in each iteration, as ranges of ids: one where training keeps the order of admission."""
 
     def __init__(self) -> None:
         self.ranges: list[tuple[int, int, int]] = []  # (first, end, iteration), disjoint, by first
@@ -83,10 +82,8 @@ def ranges_of(ids: Iterable[int]) -> list[tuple[int, int]]:
 
 
 class Ledger:
-    """A pure state machine over sample ids: admitted -> in flight -> trained or dropped. Does no I/O.
-
-    A call that is refused changes nothing.
-    """
+    """A pure state machine over sample ids: admitted -> in flight -> trained or dropped. Does no I/O. A call that is
+    refused changes nothing."""
 
     def __init__(self) -> None:
         self._admitted = 0
@@ -135,11 +132,9 @@ class Ledger:
         return {f"ledger/{name}": float(count) for name, count in self.counts().items()}
 
     def check(self, held: Collection[int] | None = None) -> None:
-        """Raise LedgerError, with the numbers, unless admitted = trained + dropped + in flight.
-
-        held: the ids that queue and engines really hold now; they must be those in flight, so that a sample lost on
-        the way, or one that nobody admitted, is found.
-        """
+        """Raise LedgerError, with the numbers, unless admitted = trained + dropped + in flight. held: the ids that
+        queue and engines really hold now; they must be those in flight, so that a sample lost on the way, or one that
+        nobody admitted, is found."""
         counts = self.counts()
         accounted = sum(counts.values()) - self._admitted
         if accounted != self._admitted:

@@ -43,8 +43,7 @@ BUSY = 0.10
 
 
 def others_load(manifest: Mapping[str, Any]) -> float | None:
-    """The share of the cores that other processes kept busy during a run; None where its times are simulated, or nobody
-    looked."""
+    """The share of the cores that others kept busy during a run; None where times are simulated, or nobody looked."""
     found = manifest.get("load", {}).get("others")
     return None if found is None or manifest["backend"] == "virtual" else float(found)
 
@@ -99,11 +98,8 @@ _NO_CODE = ":(top,exclude)results"  # records among it, of which each would keep
 
 def git_state(source: Path = Path(__file__)) -> dict[str, Any] | None:
     """Commit and whether the tree differs from it (untracked files count; what is below results/ is no code), of the
-    repository that tracks `source`.
-
-    None where there is no git, or where `source` is not tracked: an installed copy inside another project's tree must
-    not report that project's commit.
-    """
+    repository that tracks `source`. None where there is no git, or where `source` is not tracked: an installed copy
+    inside another project's tree must not report that project's commit."""
     source = source.resolve()
     if shutil.which("git") is None or _git(source, "ls-files", "--error-unmatch", source.name) is None:
         return None

@@ -419,10 +419,8 @@ class SyncedRun:
 
 
 def sync(results: Path, folder: Path) -> Iterator[SyncedRun]:
-    """Bring MLflow up to date with every finished run below `folder`, which is `results` or in it.
-
-    Idempotent. Raises MlflowException where MLflow cannot be reached.
-    """
+    """Bring MLflow up to date with every finished run below `folder`, which is `results` or in it. Idempotent. Raises
+    MlflowException where MLflow cannot be reached."""
     store = MlflowStore(results)
     for path in finished_runs(folder):
         yield sync_run(store, path)

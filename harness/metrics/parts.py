@@ -245,8 +245,7 @@ class DriverParts:
         self._spans.append({name: [getattr(row, name) for row in rows] for name in _SPAN_SCHEMA.names})
 
     def problems(self, admitted: Sequence[tuple[int, Problem]]) -> None:
-        """Appends groups with their problems. A group that is admitted again after a checkpoint stands there twice: the
-        last one counts."""
+        """Appends groups with their problems. Of a group that is admitted again after a checkpoint the last counts."""
         if not admitted:
             return
         problems = [problem for _, problem in admitted]

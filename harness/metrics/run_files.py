@@ -71,12 +71,10 @@ RESTARTS = "restarts.jsonl"
 """A line for each time that roles died and were started again; there only where some did."""
 
 GROWING = frozenset({METRICS, EVALUATIONS, ARRIVALS, *(f"{PARTS}/{name}" for name in PART_FILES)})
-"""Files that grow iteration by iteration, by path in the folder: of a run that goes on from a checkpoint they are cut
-back."""
+"""Files that grow iteration by iteration, by path in the folder: going on from a checkpoint cuts them back."""
 
 Kept = Callable[[Path], Collection[str]]
-"""Chooses what is to stay of what an earlier attempt left in a run's folder, which is locked: names of files and
-folders."""
+"""Chooses names of files and folders that stay of an earlier attempt in a run's folder, which is locked."""
 
 
 def _nothing_kept(folder: Path) -> Collection[str]:
@@ -97,11 +95,9 @@ def check_folder_name(what: str, name: str) -> None:
 
 
 class RunDirectory:
-    """Writes and reads the files of one run; `start` before writing, `finish` or `close` at the end.
-
-    Whole files are renamed into place, metrics.jsonl grows line by line, DONE comes last: a folder without DONE is an
-    unfinished run, which the next `start` clears away.
-    """
+    """Writes and reads the files of one run; `start` before writing, `finish` or `close` at the end. Whole files are
+    renamed into place, metrics.jsonl grows line by line, DONE comes last: a folder without DONE is an unfinished run,
+    which the next `start` clears away."""
 
     def __init__(self, root: Path, experiment: str, cell: str, seed: int, kept: Kept = _nothing_kept) -> None:
         """root: the results folder. Raises ValueError if a name would leave its place in the layout."""
@@ -120,10 +116,8 @@ class RunDirectory:
         return is_done(self.path)
 
     def start(self) -> None:
-        """Make the folder, lock it, and remove what an earlier attempt left in it and is not kept.
-
-        Raises BlockingIOError if another process is running this cell and seed now.
-        """
+        """Make the folder, lock it, and remove what an earlier attempt left in it and is not kept. Raises
+        BlockingIOError if another process is running this cell and seed now."""
         self.path.mkdir(parents=True, exist_ok=True)
         busy = "this cell and seed is being run by another process; wait for it, or give this run another experiment"
         self._lock = Lock(self.path / LOCK, busy=busy)
@@ -147,9 +141,7 @@ class RunDirectory:
 
     def append_metrics(self, metrics: Mapping[str, int | float]) -> None:
         """Add one iteration's object to metrics.jsonl and flush it. Values that are not finite are written as null.
-
-        Raises ValueError for an unknown name or a missing axis.
-        """
+        Raises ValueError for an unknown name or a missing axis."""
         missing = [axis for axis in AXES if axis not in metrics]
         if missing:
             raise ValueError(f"an iteration's metrics need {', '.join(missing)}; make them with iteration_metrics")
@@ -337,10 +329,8 @@ def load_manifest(path: Path) -> dict[str, Any]:
 
 
 def load_metrics(path: Path) -> list[dict[str, Any]]:
-    """The iterations of the run in folder `path`, null read as NaN.
-
-    A last line that was cut off when its writer died is left out; any other broken line raises DamagedFile.
-    """
+    """The iterations of the run in folder `path`, null read as NaN. A last line that was cut off when its writer died
+    is left out; any other broken line raises DamagedFile."""
     lines = _lines(path / METRICS)
     with reading(path / METRICS):
         msgspec.convert(lines, list[dict[str, float | None]])
@@ -422,8 +412,7 @@ def mirrored_files(path: Path) -> list[Path]:
 
 
 def weight_files(path: Path, model: str = MODEL) -> list[Path]:
-    """The final weights of the run in folder `path`, or those of its `CRITIC`: one file, or shards; none where they
-    were not kept."""
+    """The final weights of the run in folder `path`, or of its `CRITIC`: one file, or shards; none where not kept."""
     return sorted((path / model).glob("*.safetensors"))
 
 
@@ -452,8 +441,7 @@ KEPT: dict[str, tuple[pa.Schema, Callable[[Path], pa.Table]]] = {
     "dropped_responses": (RESPONSES_SCHEMA, read_dropped_so_far),
     "eval_responses": (pa.schema([*HELD_OUT_SCHEMA, *TEXT_FIELDS]), read_held_out_so_far),
 }
-"""Tables of problems and responses that a run keeps in a file of their name: their columns, and how they are read while
-it goes on."""
+"""Tables of problems and responses, in files of their names: columns, and how they are read while a run goes on."""
 
 
 def load_timeline(path: Path) -> Timeline:

@@ -299,8 +299,7 @@ def length_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
 
 
 def truncation_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
-    """The share of the trained samples among `records` that the limit on tokens ended. Raises ValueError if none was
-    trained."""
+    """The share of the trained samples that the limit on tokens ended. Raises ValueError if none was trained."""
     return {"response_length/truncated": float(np.mean([r.finish_reason == "length" for r in _trained(records)]))}
 
 
@@ -426,11 +425,9 @@ def read_samples(path: Path) -> pa.Table:
 
 
 def read_as(path: Path, expected: pa.Schema, rows: pc.Expression | None = None) -> pa.Table:
-    """A Parquet file as a table of these columns, then whatever others it has; rows: which.
-
-    A column that may be null and is not there reads as null, so that older runs stay readable. Raises ValueError where
-    another one is missing, or one has another type.
-    """
+    """A Parquet file as a table of these columns, then whatever others it has; rows: which. A column that may be null
+    and is not there reads as null, so that older runs stay readable. Raises ValueError where another one is missing, or
+    one has another type."""
     found = read_columns(path, rows=rows)
     columns = []
     for field_ in expected:
@@ -499,8 +496,7 @@ HELD_OUT_SCHEMA = pa.schema(
         pa.field("failure", pa.string()),
     ]
 )
-"""Columns of eval_responses.parquet, besides extra values of scores. number: 0 of a greedy response, then of sampled
-ones."""
+"""Columns of eval_responses.parquet, besides extra values of scores. number: 0 of the greedy one, then sampled ones."""
 
 
 @dataclass(frozen=True)
@@ -560,8 +556,7 @@ _GROUP_ROWS, _GROUP_BYTES = 1 << 20, 256 << 20
 
 
 def write_tokens(path: Path, table: pa.Table) -> None:
-    """Write a table with lists of tokens as Parquet, ordered by its first column. No more than a part of it is copied
-    at a time."""
+    """Write a table with lists of tokens as Parquet, ordered by its first column, copying a part of it at a time."""
     order = np.argsort(table[0].to_numpy(), kind="stable")
     rows = max(1, min(_GROUP_ROWS, _GROUP_BYTES * len(order) // max(1, table.nbytes)))
     with replacing(path) as temporary, pq.ParquetWriter(temporary, table.schema) as writer:

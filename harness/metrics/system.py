@@ -19,10 +19,8 @@ Sample = Mapping[str, float]
 
 class SystemSampler:
     """Calls every listener with a sample each `seconds`, on a thread of its own, and with a last one when it is closed.
-
     Names and values are those of MLflow's own monitors, so that its page shows them under "System metrics". As a
-    context manager it starts and closes. What a listener raises ends the sampling and is raised by `close`.
-    """
+    context manager it starts and closes. What a listener raises ends the sampling and is raised by `close`."""
 
     def __init__(self, listeners: Sequence[Callable[[Sample], None]], seconds: float = 10.0) -> None:
         self._listeners, self._seconds = listeners, seconds
@@ -76,9 +74,8 @@ def _monitors() -> list[Any]:
 
 
 class LoadWatch:
-    """How busy the machine was with other things since it was made; `so_far` is `load` in the manifest.
-
-    root: process id; it and all processes below it are this run, by default the one that asks."""
+    """How busy the machine was with other things since it was made; `so_far` is `load` in the manifest. root: process
+    id; it and all processes below it are this run, by default the one that asks."""
 
     def __init__(self, root: int | None = None) -> None:
         self._average, self._root = _load_average(), root or os.getpid()
@@ -131,10 +128,8 @@ def own_seconds(root: int) -> float:
 
 class GpuMonitor:
     """Every GPU that the run may use, in the form of MLflow's monitors, whose page has names and units from there:
-    `gpu_<n>_...`, n as the run numbers its devices.
-
-    What a device does not tell is left out: an instance of a divided GPU tells its memory only.
-    """
+    `gpu_<n>_...`, n as the run numbers its devices. What a device does not tell is left out: an instance of a divided
+    GPU tells its memory only."""
 
     def __init__(self) -> None:
         import pynvml

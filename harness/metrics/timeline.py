@@ -45,12 +45,9 @@ class Place:
 
 
 class Timeline:
-    """Collects spans and answers for any window of time.
-
-    placement: (role, engine) -> Place, for every engine, also those that never do anything; its order is the order of
-    the lanes in pictures. Several engines may share devices: then their work on a device is counted once.
-    warmup: iterations left out of run-level figures.
-    """
+    """Collects spans and answers for any window of time. placement: (role, engine) -> Place, for every engine, also
+    those that never do anything; its order is the order of the lanes in pictures. Several engines may share devices:
+    then their work on a device is counted once. warmup: iterations left out of run-level figures."""
 
     def __init__(self, placement: Mapping[tuple[str, str], Place], *, started_at: float = 0.0, warmup: int = 2) -> None:
         self.placement = dict(placement)
@@ -96,8 +93,7 @@ class Timeline:
         self.iteration_ends[iteration] = at
 
     def forget(self, iteration: int) -> None:
-        """Forget spans that only iterations up to this one, which has ended, are made of: no more can be asked of
-        those."""
+        """Forget spans of iterations up to this one, which has ended, alone: no more can be asked of those."""
         end = self.iteration_ends[iteration]
         for past in [past for past in self._by_iteration if past <= iteration]:
             del self._by_iteration[past]
@@ -312,9 +308,7 @@ def timeline_of(trace: TraceFile) -> Timeline:
 
 def lanes(spans: Iterable[Span]) -> list[list[Span]]:
     """Spans of one engine laid out so that none overlap in a lane, each in the first lane that is free when it starts.
-
-    An engine whose weights arrive while it generates has two; viewers draw overlapping slices of one thread wrongly.
-    """
+    An engine whose weights arrive while it generates has two; viewers draw overlapping slices of one thread wrongly."""
     laid: list[list[Span]] = []
     taken: list[tuple[float, int]] = []  # until when, and which lane; a heap, so that no span looks at every lane
     free: list[int] = []

@@ -35,10 +35,8 @@ _LEAST_USED = 0.5  # of the devices; a split that leaves more of them unused is 
 @dataclass(frozen=True, order=True)
 class Candidate:
     """Settings that the planner chooses. Devices are counted whole; groups are of a micro-batch of one training rank.
-
     scoring: devices of a pool that actor_fwd and reference share in turn; 0 where they take turns on the actor's.
-    shared: rollout takes turns on the actor's devices too. options: of the schedule.
-    """
+    shared: rollout takes turns on the actor's devices too. options: of the schedule."""
 
     rollout: int
     actor: int
@@ -130,11 +128,9 @@ class Candidate:
 
 
 def grid(config: JobConfig, schedule: Schedule, scored: bool, fixed: Collection[str] = ()) -> list[Candidate]:
-    """Every candidate for this job on `cluster.devices` devices, whether it fits memory or not.
-
-    scored: it has actor_fwd or reference. fixed: settings that keep the value they have in `config`. `max_staleness`
-    is searched elsewhere: a candidate has the schedule's own options.
-    """
+    """Every candidate for this job on `cluster.devices` devices, whether it fits memory or not. scored: it has
+    actor_fwd or reference. fixed: settings that keep the value they have in `config`. `max_staleness` is searched
+    elsewhere: a candidate has the schedule's own options."""
     shared = schedule.colocated
     found = [
         Candidate(rollout, actor, scoring, shared, engine, tensor, pipeline, recompute, micro, experts)
@@ -164,8 +160,7 @@ def _layouts(config: JobConfig, fixed: Collection[str]) -> Iterator[tuple[int, i
 
 
 def _sizes(config: JobConfig, setting: str, now: int, fixed: Collection[str]) -> tuple[int, ...]:
-    """Numbers of devices of an engine, of a pipeline, or of ranks that share experts, that could run where BACKEND=real
-    asks."""
+    """Numbers of devices of an engine, a pipeline, or ranks that share experts, that could run for real."""
     if setting in fixed:
         return (now,)
     if config.backend != "real":

@@ -51,10 +51,8 @@ class Effort:
 @dataclass(frozen=True)
 class TrialResult:
     """The behaviour of a candidate in the long run. Lags in iterations, idle as shares of the time, exposed_s the
-    seconds of an iteration in which a device waits for weights, longest_s of the response that took longest.
-
-    bound: seconds that no run takes less than; fraction_of_bound: the busiest pool's work over the time.
-    """
+    seconds of an iteration in which a device waits for weights, longest_s of the response that took longest. bound:
+    seconds that no run takes less than; fraction_of_bound: the busiest pool's work over the time."""
 
     seconds: float
     bound: float
@@ -109,10 +107,8 @@ def explore(
     config: JobConfig, fixed: Collection[str], seed: int, effort: Effort, known: Costs | None = None
 ) -> Exploration:
     """The best of `config`'s schedule on its devices. fixed: settings that are not searched; known: costs that another
-    schedule's exploration found, and to which this one adds.
-
-    `found` is None where nothing fits. At least one candidate is tried, whatever the effort allows.
-    """
+    schedule's exploration found, and to which this one adds. `found` is None where nothing fits. At least one candidate
+    is tried, whatever the effort allows."""
     door, known = _Door(config, fixed), {} if known is None else known
     tried = _tried(config, _candidates(replace(config, backend="real"), fixed), seed, effort, door.opens, known)
     if config.backend == "real" or tried.found is not None:
@@ -200,8 +196,7 @@ def _from_half(candidate: Candidate) -> float:
 
 
 class _Door:
-    """The checks of `make bench BACKEND=real` on the devices that are planned for. fixed: settings that the user chose,
-    which stay."""
+    """The checks of `make bench BACKEND=real` on the devices that are planned for. fixed: the user's settings."""
 
     def __init__(self, config: JobConfig, fixed: Collection[str]) -> None:
         self._config = replace(config, backend="real")
@@ -318,9 +313,7 @@ def part_of(
     job: JobConfig, candidate: Candidate, least: int, cost: CostConfig | None = None
 ) -> tuple[Candidate, JobConfig]:
     """A candidate on a part of its engines, with as large a part of its batch, at the costs of the whole, or these.
-
-    Ranks are as many as come out, and one at least; together they are as fast as that part of all.
-    """
+    Ranks are as many as come out, and one at least; together they are as fast as that part of all."""
     roles, times = device_roles(job), parts_of(job, candidate, least)
     cost = cost or simulated_cost(job, resolve_split(job.schedule.split, job.cluster.devices, roles))
     ranks, scorers = candidate.ranks, candidate.scoring // candidate.rank_devices

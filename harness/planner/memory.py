@@ -34,10 +34,8 @@ class PlannedMemory:
 
 def planned_memory(arguments: Sequence[str]) -> PlannedMemory:
     """The memory plan of a real job with these settings on GPUs of its `device`, or of this machine where no device is
-    named. On GPUs that are not here samples are as long as those that are simulated, unless max_tokens is given.
-
-    Raises ConfigError where the job cannot be made, or does not divide.
-    """
+    named. On GPUs that are not here samples are as long as those that are simulated, unless max_tokens is given. Raises
+    ConfigError where the job cannot be made, or does not divide."""
     config = without_hub(compose_job(arguments))
     given = given_by(arguments)
     machine = described_machine(config, given)

@@ -1,7 +1,6 @@
 """Seconds of an iteration in the long run, put together from its work as a schedule does it.
 
-What happens at the same time is combined by `beside`. Of the least work, and with `max`, this is a bound: no run takes
-less.
+What happens at the same time is combined by `beside`. Of the least work, with `max`, it is a bound: no run takes less.
 """
 
 from __future__ import annotations

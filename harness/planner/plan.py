@@ -164,10 +164,7 @@ def make_plan(
     processes: int = _PROCESSES,
     progress: Progress = no_progress,
 ) -> Plan:
-    """Explore every job, in processes that end with this call.
-
-    Raises ConfigError where no job fits its devices.
-    """
+    """Explore every job, in processes that end with this call. Raises ConfigError where no job fits its devices."""
     plan = Plan(explore_all(jobs, fixed, effort, processes=processes, progress=progress))
     if not plan.choices:
         job = jobs[0]

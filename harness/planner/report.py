@@ -28,8 +28,7 @@ _TAIL = 0.4  # of an iteration: a response that takes longer is what pools wait 
 
 
 def print_plan(plan: Plan, settings: list[str], console: Console, judged: Judgements) -> None:
-    """The verdict, the best of every schedule and how sure it is, what none beats, why the runner-up lost, and how to
-    run the best."""
+    """The verdict, the best of every schedule and how sure, what none beats, why the runner-up lost, and a command."""
     job = plan.best.config
     devices, batch = devices_and_batch(job)
     title = f"SIMULATED plan: {job.model.name} on {devices}, costs {origin(job)}"

@@ -42,20 +42,17 @@ class SearchResult(Generic[C, E]):
 
     @property
     def gap(self) -> float:
-        """The share of its time by which the best could at most be beaten by what was not run; 0 when it is the
-        best."""
+        """The share of its time by which the best could at most be beaten by what was not run; 0: it is the best."""
         return 0.0 if self.left is None else max(0.0, 1.0 - self.left / self.tried[0][1].seconds)
 
 
 def search(
     prospects: Sequence[Prospect[C]], run: Callable[[C], E], budget: int, opens: Callable[[C], bool] = lambda one: True
 ) -> SearchResult[C, E]:
-    """Run the likeliest first, and none whose bound is no better than the best so far; at most `budget` of them.
-
-    A bound that is equal to the best cannot beat it: so with budget to spare the first of `tried` takes no longer than
+    """Run the likeliest first, and none whose bound is no better than the best so far; at most `budget` of them. A
+    bound that is equal to the best cannot beat it: so with budget to spare the first of `tried` takes no longer than
     any candidate would. opens: whether a candidate may be run, asked only where it matters; where none may, `tried` is
-    empty. Raises ValueError without prospects.
-    """
+    empty. Raises ValueError without prospects."""
     if not prospects or budget < 1:
         raise ValueError(f"{len(prospects)} candidates and a budget of {budget} runs: nothing to search")
     tried: list[tuple[C, E]] = []

@@ -59,11 +59,10 @@ class LengthSamples:
         return int(responses.max(axis=1).min()) if responses.size else 0
 
     def slowest_s(self, rows: int, parts: int, *, s_per_token: float, s_per_pair: float) -> np.ndarray:
-        """Seconds of every micro-batch of `rows` samples, at least: float [batches, micro-batches].
-
-        A sample of t tokens, prompt and response, takes t s_per_token + t**2 s_per_pair. However samples are shared
-        (`harness.cost_model.cost.rank_shares`), the slowest part takes the mean, and no less than what stays together.
-        """
+        """Seconds of every micro-batch of `rows` samples, at least: float [batches, micro-batches]. A sample of t
+        tokens, prompt and response, takes t s_per_token + t**2 s_per_pair. However samples are shared
+        (`harness.cost_model.cost.rank_shares`), the slowest part takes the mean, and no less than what stays
+        together."""
         (tokens, pairs), begins = self._units(rows, parts)
         seconds = tokens * s_per_token + pairs * s_per_pair
         evenly: np.ndarray = np.add.reduceat(seconds, begins, axis=1) / parts
@@ -148,12 +147,10 @@ class IterationWork:
 
 
 def least_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples) -> IterationWork:
-    """The least work of any run of this job on these workers, whatever the schedule.
-
-    Decode steps: with n samples running, of c tokens, one lasts decode_step_s + max(w(n), n p) + c q, and makes n
-    tokens. A batch of T tokens needs T / `running` steps at least, and as many as keep c below the KV cache. What w(n)
-    has of experts grows ever slower with n, so that fewer samples a step read no fewer in all.
-    """
+    """The least work of any run of this job on these workers, whatever the schedule. Decode steps: with n samples
+    running, of c tokens, one lasts decode_step_s + max(w(n), n p) + c q, and makes n tokens. A batch of T tokens needs
+    T / `running` steps at least, and as many as keep c below the KV cache. What w(n) has of experts grows ever slower
+    with n, so that fewer samples a step read no fewer in all."""
     decode, least = DecodeCost.of(cost), lengths.tokens / pools.running
     steps = least
     if cost.kv_tokens is not None:
@@ -195,8 +192,7 @@ def least_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples) -> I
 
 
 def likely_work(cost: CostConfig, pools: PoolLayout, lengths: LengthSamples, *, streaming: bool) -> IterationWork:
-    """Work as it will probably be. streaming: engines are refilled from the next batch, else they run empty between
-    two."""
+    """Work as it will probably be. streaming: engines are refilled from the next batch, else they run empty."""
     work = least_work(cost, pools, lengths)
     if not streaming:
         mean_s, last_s = _decoded(DecodeCost.of(cost), pools.engines, pools.running, pools.together, lengths)

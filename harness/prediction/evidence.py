@@ -11,10 +11,8 @@ SHARED = "colocate_sync"
 
 @dataclass(frozen=True)
 class Workload:
-    """Knowledge of a job. None: not said, so that it is inferred or assumed, never that there is none.
-
-    Lengths are tokens; shares are of [0, 1].
-    """
+    """Knowledge of a job. None: not said, so that it is inferred or assumed, never that there is none. Lengths are
+    tokens; shares are of [0, 1]."""
 
     model: str | None = None
     """A setting of `make bench`: a name of experiments/model, or hf:<org>/<name>."""
@@ -74,11 +72,8 @@ SETTINGS = {
 @dataclass(frozen=True)
 class StepRow:
     """A configuration that was run, or is asked for. Seconds of one training step, means over `steps` of them; None:
-    not said, never 0.
-
-    Phases of a synchronous row follow each other, and the trainer's phases of an asynchronous one, `wait_s` among them:
-    they add up to the step, with the rests.
-    """
+    not said, never 0. Phases of a synchronous row follow each other, and the trainer's phases of an asynchronous one,
+    `wait_s` among them: they add up to the step, with the rests."""
 
     label: str
     """File and line."""
@@ -142,12 +137,9 @@ class StepRow:
 
 @dataclass(frozen=True)
 class Evidence:
-    """Rows that were run, and rows to be predicted.
-
-    settings: of the job, as `make bench` takes them, which a workload has no field for; of_engine, of_schedule: more of
-    them, for rows of this engine or schedule. asked: their own step, wait and generation are published figures to be
-    compared with, never read.
-    """
+    """Rows that were run, and rows to be predicted. settings: of the job, as `make bench` takes them, which a workload
+    has no field for; of_engine, of_schedule: more of them, for rows of this engine or schedule. asked: their own step,
+    wait and generation are published figures to be compared with, never read."""
 
     source: str
     workload: Workload

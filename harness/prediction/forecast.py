@@ -72,8 +72,7 @@ def p_faster(speedup: NDArray[np.float64]) -> float:
 
 
 def verdict_of(speedup: NDArray[np.float64]) -> Verdict:
-    """Tie where the interval lies within `TIE` of 1, however sure the sign; else the sign where `SURE` of the draws
-    have it."""
+    """Tie where the interval lies within `TIE` of 1; else the sign where `SURE` of the draws have it."""
     low, high = interval(speedup)
     if 1 / (1 + TIE) <= low and high <= 1 + TIE:
         return "tie"

@@ -59,11 +59,9 @@ def check_given(text: str) -> Given:
 
 @dataclass(frozen=True)
 class Around:
-    """Seconds of a synchronous row besides its phases, float64 [n] each.
-
-    before: in which a batch that is generated as a whole is set up; serial: the trainer's; hidden: by schedules that
-    overlap; sharing: only where devices are shared; step_s: of the row.
-    """
+    """Seconds of a synchronous row besides its phases, float64 [n] each. before: in which a batch that is generated as
+    a whole is set up; serial: the trainer's; hidden: by schedules that overlap; sharing: only where devices are shared;
+    step_s: of the row."""
 
     before: Draws
     serial: Draws
@@ -174,8 +172,7 @@ def _scaling(fixed: Draws, before: int, now: int) -> Draws:
 
 
 class Narrowing:
-    """One system's draws, and their weights, on their way from priors to a `System`. Its attributes are the
-    arrays that its steps share."""
+    """One system's draws and weights, from priors to a `System`. Attributes: the arrays that its steps share."""
 
     def __init__(
         self,
@@ -220,11 +217,9 @@ class Narrowing:
         return self.job.algorithm.batch_samples
 
     def weigh(self, name: str, solution: Draws) -> None:
-        """Put a quantity at what an equation of the table says; draws weigh what its prior says of that.
-
-        The equation is of the logarithm of seconds, which fall as a share s of the peak grows, and priors of shares are
-        of log-odds: d log-odds(s) / d log(s) = 1 / (1 - s) turns the one density into the other.
-        """
+        """Put a quantity at what an equation of the table says; draws weigh what its prior says of that. The equation
+        is of the logarithm of seconds, which fall as a share s of the peak grows, and priors of shares are of log-odds:
+        d log-odds(s) / d log(s) = 1 / (1 - s) turns the one density into the other."""
         one = self.priors.quantities[name]
         if one.kind == "share":
             self.log_weight += np.where(solution < 1, 0.0, -20.0 * solution)

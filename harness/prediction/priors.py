@@ -29,12 +29,9 @@ Draws = NDArray[np.float64]
 @dataclass(frozen=True, config=STRICT)
 class Quantity:
     """A quantity of systems: `typical` of one that nobody has seen, `spread` between systems, and those that were seen.
-    factor: log-normal; share: of (0, 1), its log-odds normal. The spread is on that scale.
-
-    With k systems seen the next one lies around the mean of them and `typical`, on that scale, with standard deviation
-    spread sqrt(1 + 1 / (k + 1)): the normal model in which `typical` counts as one system (Gelman et al., "Bayesian
-    data analysis", section 2.5).
-    """
+    factor: log-normal; share: of (0, 1), its log-odds normal. The spread is on that scale. With k systems seen the next
+    one lies around the mean of them and `typical`, on that scale, with standard deviation spread sqrt(1 + 1 / (k + 1)):
+    the normal model in which `typical` counts as one system (Gelman et al., "Bayesian data analysis", section 2.5)."""
 
     kind: Literal["factor", "share"]
     typical: Positive

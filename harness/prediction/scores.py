@@ -48,9 +48,7 @@ _TIMEOUT_S = 3600.0
 @dataclass(frozen=True)
 class Score:
     """A row that was predicted beside what came of it, in seconds of a step. low, high: of 80 % of the draws.
-
-    own_phases_s, no_change_s: what `own_phases_s` and the synchronous row's step say instead. read: what was given.
-    """
+    own_phases_s, no_change_s: what `own_phases_s` and the synchronous row's step say instead. read: what was given."""
 
     source: str
     row: str

@@ -57,8 +57,7 @@ class DrawnCosts:
 
 @dataclass(frozen=True)
 class SimulatedStep:
-    """Seconds of a step: between two versions; while an engine generated; while the trainer had nothing to do but take
-    samples."""
+    """Seconds of a step: between two versions; while an engine generated; while the trainer only waited."""
 
     step_s: float
     generation_s: float
@@ -157,10 +156,8 @@ def checked(job: JobConfig, seed: int) -> float:
 
 
 def one_device_each(config: JobConfig, split: Mapping[str, int | str]) -> JobConfig:
-    """The job in which every rollout engine, and every other pool, is one device; split: as `schedule.split`.
-
-    How the devices of a worker share its work is in the costs then, not in the layout.
-    """
+    """The job in which every rollout engine, and every other pool, is one device; split: as `schedule.split`. How the
+    devices of a worker share its work is in the costs then, not in the layout."""
     return replace(
         config,
         schedule=replace(config.schedule, split=dict(split)),

@@ -78,12 +78,10 @@ class TableFile:
 
 
 def read_evidence(path: Path, arguments: Sequence[str] = ()) -> Evidence:
-    """The rows of a CSV file, lines that begin with # aside, and its YAML file; arguments: settings over both.
-
-    Columns: `mode`, a schedule, after which a remark in brackets may stand; `engine`; the counts of devices; COLUMNS;
-    ABOUT_JOB; and options of schedules. Any cell but mode and counts may be empty: it is not said. Synchronous rows are
-    given, all others asked. Raises ConfigError for the first thing that cannot be read, with its line and the fix.
-    """
+    """The rows of a CSV file, lines that begin with # aside, and its YAML file; arguments: settings over both. Columns:
+    `mode`, a schedule, after which a remark in brackets may stand; `engine`; the counts of devices; COLUMNS; ABOUT_JOB;
+    and options of schedules. Any cell but mode and counts may be empty: it is not said. Synchronous rows are given, all
+    others asked. Raises ConfigError for the first thing that cannot be read, with its line and the fix."""
     if not path.is_file():
         raise ConfigError(
             f"table={path} is not there; name a CSV file such as experiments/papers/verl_one_step_off.csv"

@@ -61,8 +61,7 @@ def theme(context: str) -> Any:
 
 
 def save_figure(path: Path, title: str, draw: Draw) -> Path:
-    """Draw for screens, with a title above, into a PNG at `path`, and write what was drawn as CSV beside it; returns
-    `path`."""
+    """Draw for screens, below a title, into a PNG at `path`, and write what was drawn as CSV beside it; returns it."""
     if (data := _save([path], title, draw, "notebook")) is not None:
         _write_table(path, data)
     return path
@@ -141,8 +140,7 @@ def lines_high(count: float) -> float:
 
 
 def panels(figure: Figure, count: int, height: float, least: int) -> list[Axes]:
-    """Make `count` panels on one vertical scale, `height` lines high, as many in a row as have room for `least`
-    letters."""
+    """Make `count` panels on one vertical scale, `height` lines high, of at least `least` letters in a row."""
     columns = min(count, max(1, letters_across(figure) // least))
     rows = -(-count // columns)
     figure.set_figheight(lines_high(3 + height * rows))
@@ -165,11 +163,9 @@ def legend_below(figure: Figure, handles: Sequence[Artist]) -> None:
 def inline_svg(
     draw: Callable[[Figure], object], size: tuple[float, float], name: str, label: str, colours: Mapping[str, str]
 ) -> str:
-    """Draw as markup that stands in a page: text as text in the page's font, colours by the names that the page has
-    for them, which are others in the dark. size: width and height in pixels, where `draw` sets no other; name: its
-    class; label: for those who cannot see it; colours: names by colours as written in the drawing, besides the
-    palette's own.
-
+    """Draw as markup that stands in a page: text as text in the page's font, colours by the names that the page has for
+    them, which are others in the dark. size: width and height in pixels, where `draw` sets no other; name: its class;
+    label: for those who cannot see it; colours: names by colours as written in the drawing, besides the palette's own.
     Drawings of one page differ in name, label or colours, and so do the identifiers in them."""
     names = {colour.lower(): of for colour, of in {**ON_PAGE, **colours}.items()}
     with rc_context({**theme("notebook"), "svg.hashsalt": f"{name} {label} {colours}"}):

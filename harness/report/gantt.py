@@ -217,11 +217,9 @@ DataVersion = Callable[[Span], int | None]
 
 
 def data_versions(timeline: Timeline, samples: pa.Table) -> DataVersion:
-    """The version that sampled the first token of most of the samples that a span is about, the older of two.
-
-    Where the actor computes a micro-batch, those are its samples; of all other work on samples, those of the batch:
-    their first version is known once they are trained. None where none of them was. samples: samples.parquet.
-    """
+    """The version that sampled the first token of most of the samples that a span is about, the older of two. Where the
+    actor computes a micro-batch, those are its samples; of all other work on samples, those of the batch: their first
+    version is known once they are trained. None where none of them was. samples: samples.parquet."""
     batches: dict[int, list[int]] = defaultdict(list)
     micro_batches: dict[tuple[int, float], list[int]] = defaultdict(list)
     columns = (samples[name].to_pylist() for name in ("trained_iteration", "trained_at", "version_first"))

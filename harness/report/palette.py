@@ -24,8 +24,7 @@ DASHES = ("", "7 3", "2 3", "10 3 2 3")
 """Dashes of lines of cells, in their order: they can be told apart in grey, too."""
 
 VERSIONS = ("#46237A", "#3B528B", "#23808D", "#27AD81", "#84D44B", "#F6E620")
-"""Colours of policy versions 0, 1, ...: six steps of viridis, then again from the first; bars carry the number
-besides."""
+"""Colours of policy versions 0, 1, ...: six steps of viridis, over and over; bars carry the number."""
 
 ON_DARK_VERSIONS = ("#A184D6", "#6A8BD0", "#2FA0B0", "#27B884", "#84D44B", "#F6E620")
 """The same on a dark page, where the first three would vanish."""

@@ -26,11 +26,8 @@ _HELD_OUT = {"sampled": ("held out, sampled", GREEN), "greedy": ("held out, gree
 
 def draw_run(run_dir: Path) -> list[Path]:
     """Draw reward.png, staleness.png, gantt.png and idle.png into the run's folder, each with its data beside it as
-    CSV; returns the pictures' paths.
-
-    A simulated run has no rewards, and no reward.png. Reads manifest.json, metrics.jsonl, samples.parquet and
-    trace.json. Raises ValueError if no iteration has finished.
-    """
+    CSV; returns the pictures' paths. A simulated run has no rewards, and no reward.png. Reads manifest.json,
+    metrics.jsonl, samples.parquet and trace.json. Raises ValueError if no iteration has finished."""
     metrics = pd.DataFrame(load_metrics(run_dir))
     if metrics.empty:
         raise ValueError(f"{run_dir}: no iteration has finished, there is nothing to draw")
@@ -59,10 +56,8 @@ def draw_run(run_dir: Path) -> list[Path]:
 
 
 def draw_reward(figure: Figure, metrics: pd.DataFrame, found: pd.DataFrame) -> pd.DataFrame:
-    """Exact match and mean reward of the trained samples against seconds and against samples, one panel each.
-
-    Thin: every iteration; thick: the running mean over a twentieth of the run. found: of held-out problems, by version.
-    """
+    """Exact match and mean reward of the trained samples against seconds and against samples, one panel each. Thin:
+    every iteration; thick: the running mean over a twentieth of the run. found: of held-out problems, by version."""
     import seaborn as sns
 
     figure.set_size_inches(10, 4.2)

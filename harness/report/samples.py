@@ -1,5 +1,4 @@
-"""Samples of a run to look at: problem, response, reward and its parts, the versions of its tokens, and what became of
-it."""
+"""Samples of a run to look at: problem, response, reward and its parts, versions of its tokens, and its fate."""
 
 from __future__ import annotations
 
@@ -30,8 +29,7 @@ def shortened(text: str, characters: int) -> str:
 
 @dataclass(frozen=True)
 class ShownSample:
-    """One sample as texts for people. title: which it is; facts: by name; prompt, answer, response: None where they
-    were not kept."""
+    """One sample as texts for people. facts: by name; prompt, answer, response: None where not kept."""
 
     title: str
     facts: Mapping[str, str]
@@ -51,8 +49,7 @@ class ShownSample:
 
 
 class RunSamples:
-    """The samples of the run in a folder, also of one that goes on. Raises DamagedFile where it is not what a run
-    writes."""
+    """The samples of the run in a folder, also while it goes on. Raises DamagedFile where it is none."""
 
     def __init__(self, folder: Path, samples: pa.Table | None = None) -> None:
         """samples: samples.parquet, where it has been read already."""

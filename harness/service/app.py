@@ -59,8 +59,7 @@ _WEIGHTS: dict[int | str, dict[str, Any]] = {200: _CONTENT, 410: {"description":
 
 
 def service_app(token: str, folder: Path, now: Callable[[], float] = time.monotonic) -> FastAPI:
-    """An application that serves one job to those who have the token. folder: of the weights; now: seconds, for
-    leases."""
+    """An application that serves one job to who has the token. folder: of the weights; now: seconds, for leases."""
     refusals = {Conflict: 409, LeaseExpired: 409, QueueClosed: 409, Replaced: 410, Unknown: 404, ValueError: 400}
     columns = dict.fromkeys(("/load_prompt_data", "/send_experience_data"), _LARGEST_COLUMNS)
     larger = columns | {"/sync_actor_model": _LARGEST_WEIGHTS}

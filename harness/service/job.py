@@ -59,9 +59,7 @@ class _Given:
 
 class ServedJob:
     """A job that is served. folder: where weights lie, for nobody else. now: seconds, of the clock that leases go by.
-
-    Sixteen attributes: seven are the figures that `describe` tells and Prometheus reads.
-    """
+    Sixteen attributes: seven are the figures that `describe` tells and Prometheus reads."""
 
     def __init__(self, request: JobRequest, folder: Path, now: Callable[[], float]) -> None:
         self.request = request

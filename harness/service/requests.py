@@ -32,8 +32,7 @@ class _Request(BaseModel):
 
 
 class ColumnRequest(_Request):
-    """A column of the job. dtype: of NumPy; ragged: a row has any number of them; shape: of a row of a column that is
-    not."""
+    """A column of the job. dtype: of NumPy; ragged: a row has any number of them; shape: of a row, if not."""
 
     dtype: DType
     ragged: bool = False

@@ -1,5 +1,4 @@
-"""The memory of three models on described machines: what is chosen where nobody says how they are used, and what the
-planner proposes."""
+"""The memory of three models on described machines, as chosen where nobody says more, and as planned."""
 
 from __future__ import annotations
 

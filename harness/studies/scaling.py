@@ -37,8 +37,7 @@ JOB = ("algorithm.reference=true",)
 SIZES = (32, 64, 128, 256, 512, 1024)
 
 STALENESS = "schedule.max_staleness"
-"""The staleness of fully_async, which is as in its file: the study compares schedules, and another staleness is another
-schedule."""
+"""The staleness of fully_async, as in its file: another staleness would be another schedule."""
 
 EFFORT = Effort(samples=10**6, trials=2, parts=12)  # two whole trials, however many iterations they take
 

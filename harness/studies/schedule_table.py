@@ -66,8 +66,7 @@ VARIANTS = {
 
 @dataclass(frozen=True)
 class Condition:
-    """A simulated condition: what is slow, how long the tail is, how weights travel, how late tools answer, on how many
-    devices."""
+    """A simulated condition: what is slow, the tail, how weights travel, how late tools answer, how many devices."""
 
     bottleneck: str
     tail: str

@@ -164,8 +164,7 @@ def _recorded(track: Track, run: Run) -> RecordedRun:
 
 
 def first_at(target: float, evaluations: Sequence[Mapping[str, Any]]) -> Mapping[str, Any] | None:
-    """The line of eval.jsonl at which exact match of held-out samples, all of which were scored, was first the target
-    or more."""
+    """The first line of eval.jsonl whose held-out samples, all scored, match exactly as often as the target."""
     return next((one for one in evaluations if one["sampled"] >= target and not one.get("failed")), None)
 
 
@@ -195,8 +194,7 @@ def read_record(folder: Path) -> Record:
 
 
 def check_record(folder: Path, track: Track) -> Record:
-    """The record in this folder, held against its files, its track and itself. Raises ConfigError for the first thing
-    that is off."""
+    """The record in this folder, held against its files, track and itself. Raises ConfigError for what is off first."""
     record = read_record(folder)
     if (record.track, record.track_digest, record.target) != (track.name, track.digest, track.target):
         raise ConfigError(f"{folder} is of another {record.track} than this code has: a track's file never changes")
@@ -225,8 +223,7 @@ def check_record(folder: Path, track: Track) -> Record:
 
 
 def _not_so(settings: Sequence[str], config: Mapping[str, Any]) -> str | None:
-    """The first of these settings, of which the last counts where one is there twice, that this configuration does not
-    have."""
+    """The first of these settings, the last of each name counting, that this configuration does not have."""
     values = flatten(config)
     for name, value in dict(setting.partition("=")[::2] for setting in settings).items():
         group = config.get(name)

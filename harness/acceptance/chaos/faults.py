@@ -51,8 +51,7 @@ class Fault:
 
 @dataclass(frozen=True)
 class AttemptFaults:
-    """The faults of an attempt. damaged: what happens to the newest checkpoint, or its files, before the next
-    attempt."""
+    """The faults of an attempt. damaged: what happens to the newest checkpoint before the next attempt."""
 
     faults: tuple[Fault, ...]
     damaged: tuple[Damage, ...] = ()

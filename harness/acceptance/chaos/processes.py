@@ -50,8 +50,7 @@ class Edge:
 
 
 class Process:
-    """A process of a simulated run. died: how, once it has. Thirteen attributes: the ways to hinder it, and four edges
-    to others."""
+    """A process of a simulated run. died: how, once it has. Thirteen attributes: ways to hinder it, and four edges."""
 
     def __init__(self, name: str, random: Random) -> None:
         self.name, self.died = name, ""
@@ -106,8 +105,7 @@ class Process:
         self._slow_until, self._slow_s = asyncio.get_running_loop().time() + seconds, most_s
 
     async def carry_out(self, role: str, method: str, work: Callable[[], Coroutine[Any, Any, Any]]) -> Any:
-        """A call from the driver, until it is answered. Raises WorkerDied where the process is dead, or dies over
-        it."""
+        """A call from the driver, until it is answered. Raises WorkerDied where the process is dead, or dies."""
         if how := self.end_of(role):
             raise WorkerDied(f"{role} died before {method}: {how}")
         caller = asyncio.current_task()

@@ -370,8 +370,7 @@ _SLOW_FOR_S = 10.0
 
 
 class Told(msgspec.Struct, frozen=True):
-    """An order to a relay, carried out once the file `go` is there. whom: `queue`, or how the names of workers
-    begin."""
+    """An order to a relay, carried out once the file `go` is there. whom: `queue`, or how workers' names begin."""
 
     what: str
     whom: str

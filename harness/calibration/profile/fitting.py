@@ -57,10 +57,8 @@ def fitted_costs(profile: DeviceProfile, base: JobConfig, name: str) -> FittedCo
 
 def fit_profile(profile: DeviceProfile, base: CostConfig, name: str) -> FittedCosts:
     """Costs called `name`, of one device that holds the whole model. `base` has what a profile does not show: the
-    network, the way to a worker and back (`call_s`), and the workload.
-
-    What a prefill takes besides its tokens is fitted and left out: costs have no place for it.
-    """
+    network, the way to a worker and back (`call_s`), and the workload. What a prefill takes besides its tokens is
+    fitted and left out: costs have no place for it."""
     decode, of_decode = _decode(profile.of("decode"))
     prefill, of_prefill = _pass(profile.of("prefill"), "prefill", None)
     log_prob, of_log_prob = _pass(profile.of("log_prob"), "log_prob", "log_prob_call_s")
@@ -143,8 +141,7 @@ def _bytes(rows: Sequence[TimingRow]) -> tuple[float, Phase]:
 
 
 def _transfers(rows: Sequence[TransferRow]) -> tuple[tuple[TransferCost, ...], list[Phase]]:
-    """Costs of each transport and number of training ranks: a fixed part and a part by the byte of each thing that
-    waits."""
+    """Costs of each transport and number of training ranks: a fixed part, and one by the byte, of what waits."""
     found, phases = [], []
     for transport, ranks in sorted({(row.transport, row.ranks) for row in rows}):
         same = [row for row in rows if (row.transport, row.ranks) == (transport, ranks)]
@@ -208,8 +205,7 @@ def about(profile: DeviceProfile) -> list[str]:
 
 
 def known_device(name: str, known: Collection[str]) -> str | None:
-    """The one of `known` that is the device called `name`, such as h100 for "NVIDIA H100 80GB HBM3"; None if there is
-    none."""
+    """The one of `known` that is the device called `name`, h100 for "NVIDIA H100 80GB HBM3"; None if there is none."""
     words = name.lower().replace("-", " ").split()
     found = [each for each in known if each in words]
     return max(found, key=len) if found else None
@@ -217,10 +213,7 @@ def known_device(name: str, known: Collection[str]) -> str | None:
 
 def implied_shares(cost: CostConfig, model: ModelConfig, device: DeviceConfig) -> dict[str, float]:
     """Shares of the device's peaks by the names of `RooflineConfig`, where they can be told: a cost of nothing has
-    none.
-
-    memory_share comes from reading caches, weights and optimizer state, whichever was seen.
-    """
+    none. memory_share comes from reading caches, weights and optimizer state, whichever was seen."""
     flops = shape.forward_flops_per_token(model)
     read = shape.kv_bytes_per_token(model)
     weights = shape.matmul_parameters(model) * shape.bytes_per_number(model)

@@ -82,12 +82,10 @@ def record(
     bucket_bytes: int = 64 << 20,
     progress: Callable[[TimingRow | TransferRow], None] = lambda row: None,
 ) -> DeviceProfile:
-    """Time everything, weights drawn at random.
-
-    depths: layers to time inference and training with; by default as many as fit. ranks: training ranks to time
-    transfers from; by default one, and as many as there are devices for. progress: is called with every row.
-    Raises ConfigError for a model that the embedded engines do not make, or of which not even four layers fit.
-    """
+    """Time everything, weights drawn at random. depths: layers to time inference and training with; by default as many
+    as fit. ranks: training ranks to time transfers from; by default one, and as many as there are devices for.
+    progress: is called with every row. Raises ConfigError for a model that the embedded engines do not make, or of
+    which not even four layers fit."""
     if model.experts:
         raise ConfigError(f"model={model.name} has experts, which the embedded engines do not make; choose another")
     if training.tensor_parallel > 1:

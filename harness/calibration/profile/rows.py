@@ -80,11 +80,9 @@ class DeviceProfile:
 
 
 def deep(rows: Sequence[TimingRow], model: ModelConfig) -> list[TimingRow]:
-    """Each row as it would be with all layers, by the line through the two depths at which it was measured.
-
-    A decoder's layers are equal and run one after another, so all that a layer takes is linear in their number; what
-    does not grow (embeddings, logits) is where the line begins. Rows of no layers (copies) stay as they are.
-    """
+    """Each row as it would be with all layers, by the line through the two depths at which it was measured. A decoder's
+    layers are equal and run one after another, so all that a layer takes is linear in their number; what does not grow
+    (embeddings, logits) is where the line begins. Rows of no layers (copies) stay as they are."""
     alike: dict[tuple[str, int, int], list[TimingRow]] = defaultdict(list)
     found = []
     for row in rows:

@@ -41,8 +41,7 @@ _OWN = 0.1  # standard deviation of the logarithm of an asynchronous run's own s
 
 @dataclass(frozen=True)
 class Answer:
-    """Forecasts, the fastest first, each beside the run of the log. own: what is predicted of that run itself where it
-    was asynchronous."""
+    """Forecasts, the fastest first, beside the run of the log. own: of that run itself, where it was asynchronous."""
 
     read: ReadLog
     forecasts: tuple[Forecast, ...]

@@ -14,6 +14,7 @@ from typing import Any
 from harness.config import ConfigError
 from harness.config.fields import whole_number
 from harness.config.files import FAR, MIB, found_below, read_bytes, read_yaml
+from harness.config.job import flatten
 from harness.prediction.logs.events import read_events
 
 _MOST = 256 * MIB
@@ -72,7 +73,7 @@ class Log:
         name = next((row[one] for one in ("key", "metric", "Metric") if isinstance(row.get(one), str)), None)
         if name is not None and "value" in row:
             row = {name: row["value"], "step": row.get("step")}
-        flat = dict(flatten(row))
+        flat = flatten(row)
         numbers = {name: value for name, text in flat.items() if (value := as_number(text)) is not None}
         if "time/wait_for_policy" in numbers:  # prime-rl's orchestrator, whose steps are not the trainer's
             numbers.pop("time/step", None)
@@ -99,15 +100,6 @@ def as_number(text: Any) -> float | None:
         return float(text)
     except (TypeError, ValueError):
         return None
-
-
-def flatten(tree: Any, name: str = "") -> Iterator[tuple[str, Any]]:
-    """Leaves of nested mappings, with dots in their names."""
-    if isinstance(tree, dict):
-        for key, value in tree.items():
-            yield from flatten(value, f"{name}.{key}" if name else str(key))
-    else:
-        yield name, tree
 
 
 def _read(path: Path, log: Log) -> None:
@@ -175,7 +167,10 @@ def _settings(path: Path, log: Log) -> None:
         tree = read_yaml(path)
     except Exception as error:
         raise ConfigError(f"log={path} cannot be read as settings: {str(error).splitlines()[0]}") from error
-    found = {name.replace(".value", ""): str(value) for name, value in flatten(tree)}  # W&B nests under `value`
+    found = {
+        name.replace(".value", ""): str(value)
+        for name, value in (flatten(tree) if isinstance(tree, dict) else {}).items()
+    }  # W&B nests under `value`
     log.settings |= found
 
 
@@ -203,7 +198,7 @@ def _json(path: Path, text: str, log: Log) -> None:
             for number, value in values.items():
                 if (found := as_number(value)) is not None:
                     log.add(int(number), f"{path}: {name}", {name: found})
-        log.settings |= {name: str(value) for name, value in flatten(tree) if name.split(".")[0] not in series}
+        log.settings |= {name: str(value) for name, value in flatten(tree).items() if name.split(".")[0] not in series}
         return
     lines = text.splitlines()
     for at, line in enumerate(lines, 1):

@@ -54,10 +54,8 @@ _SCRIPTS = ("drawing.js", "timeline.js", "curves.js", "page.js")
 
 def write_report(comparison: Comparison, folder: Path) -> list[Path]:
     """Write report.html, which needs nothing else, report.md with PNG pictures beside it, for papers the pictures as
-    SVG and PDF and table.tex, and for programs what `write_frames` does; returns their paths.
-
-    An earlier report in this folder is replaced, file by file.
-    """
+    SVG and PDF and table.tex, and for programs what `write_frames` does; returns their paths. An earlier report in this
+    folder is replaced, file by file."""
     folder.mkdir(parents=True, exist_ok=True)
     pictures = draw_comparison(comparison, folder)
     texts = {

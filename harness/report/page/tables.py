@@ -39,19 +39,20 @@ _DARK = 0.45  # of the colour scale: above it black is easier to read than white
 def headline_table(comparison: Comparison) -> str:
     """A row per cell: mean, interval, and what it is against the baseline, of the measures that matter most."""
     measures = headlines(comparison)
-    heads = "".join(
-        f'<th scope="col">{escape(m.title)}<small>{escape(_unit(comparison, m))}</small></th>' for m in measures
-    )
+    heads = (f"{escape(m.title)}<small>{escape(_unit(comparison, m))}</small>" for m in measures)
     rows, colours = [], names_of(comparison.cells)
     for index, cell in enumerate(comparison.cells):
         cells = "".join(_headline(comparison, measure, index) for measure in measures)
         base = ' <span class="tag">baseline</span>' if index == comparison.baseline else ""
         devices = f"<small>{escape(cell.runs[0].pools)}</small>"
         rows.append(f'<tr><th scope="row">{_name(colours[index], cell.label)}{base}{devices}</th>{cells}</tr>')
-    return (
-        f'<table class="headlines"><thead><tr><th scope="col">cell<small>devices</small></th>{heads}</tr></thead>'
-        f"<tbody>{''.join(rows)}</tbody></table>"
-    )
+    return _table("headlines", ["cell<small>devices</small>", *heads], rows)
+
+
+def _table(kind: str, heads: Iterable[str], rows: Iterable[str]) -> str:
+    """heads, rows: as HTML."""
+    head = "".join(f'<th scope="col">{text}</th>' for text in heads)
+    return f'<table class="{kind}"><thead><tr>{head}</tr></thead><tbody>{"".join(rows)}</tbody></table>'
 
 
 def measure_tables(comparison: Comparison) -> str:
@@ -129,8 +130,7 @@ def _unit(comparison: Comparison, measure: Measure) -> str:
 
 
 def _name(colour: str, label: str) -> str:
-    """A cell's name with its colour, in one line with it; a long one may break where a setting's name has its
-    joints."""
+    """A cell's name, in one line with its colour; a long one may break where a setting's name has joints."""
     first, joint, rest = re.sub(r"(=|\.(?!\d))", r"\1<wbr>", escape(label)).partition("<wbr>")
     return f'<span class="joined"><i class="dot" style="background:{colour}"></i>{first}</span>{joint}{rest}'
 
@@ -147,10 +147,7 @@ def matrix_table(matrix: CorrectionMatrix) -> str:
         places = [(other, name) if matrix.upright else (name, other) for other in across]
         cells = "".join(_matrix_cell(matrix.entries.get(place), low, high) for place in places)
         rows.append(f'<tr><th scope="row">{head}</th>{cells}</tr>')
-    heads = "".join(f'<th scope="col">{head}</th>' for head in across.values())
-    corner = "correction" if matrix.upright else "schedule"
-    head = f'<thead><tr><th scope="col">{corner}</th>{heads}</tr></thead>'
-    return f'<table class="heat">{head}<tbody>{"".join(rows)}</tbody></table>'
+    return _table("heat", ["correction" if matrix.upright else "schedule", *across.values()], rows)
 
 
 def _matrix_cell(entry: Entry | None, low: float, high: float) -> str:
@@ -234,13 +231,12 @@ def _sample(sample: ShownSample, run: int, kind: str) -> str:
 
 def commands_table(comparison: Comparison) -> str:
     """A row for each run: cell, seed, start, folder and command."""
-    rows = "".join(
+    rows = (
         f'<tr><th scope="row">{escape(cell)}</th><td>{escape(str(seed))}</td><td>{escape(began)}</td>'
         f"<td><code>{escape(folder)}</code></td><td><code>{escape(command)}</code></td></tr>"
         for cell, seed, began, folder, command in commands(comparison)
     )
-    heads = "".join(f'<th scope="col">{name}</th>' for name in ("cell", "seed", "began", "folder", "command"))
-    return f'<table class="runs"><thead><tr>{heads}</tr></thead><tbody>{rows}</tbody></table>'
+    return _table("runs", ("cell", "seed", "began", "folder", "command"), rows)
 
 
 _STRIP, _STRIP_HEIGHT, _EDGE = 220, 26, 8
@@ -299,11 +295,10 @@ def device_cards(comparison: Comparison) -> str:
 
 def latency_table(comparison: Comparison) -> str:
     """Latencies of the requests of each cell: of all, and by engine."""
-    heads = "".join(f'<th scope="col">{escape(part.replace("_", " "))}</th>' for part in LATENCIES)
+    heads = (escape(part.replace("_", " ")) for part in LATENCIES)
     colours = names_of(comparison.cells)
-    rows = "".join(_latencies(cell, colour) for cell, colour in zip(comparison.cells, colours, strict=True))
-    head = f'<thead><tr><th scope="col">cell</th>{heads}</tr></thead>'
-    return f'<div class="wide"><table class="measure">{head}<tbody>{rows}</tbody></table></div>'
+    rows = (_latencies(cell, colour) for cell, colour in zip(comparison.cells, colours, strict=True))
+    return f'<div class="wide">{_table("measure", ["cell", *heads], rows)}</div>'
 
 
 def _latencies(cell: Cell, colour: str) -> str:

@@ -29,11 +29,8 @@ _NAME = 22  # letters in a line
 
 def verdict_table(comparison: Comparison) -> pd.DataFrame | None:
     """A row for each panel and cell: mean, ends of its interval, and every pair; of the baseline what is no effect.
-    None where there is no verdict to show: something forbids it, it is withheld, or a cell is alone.
-
-    measure: what stands below the panel; none: no effect; value: the mean in words; best: whether the verdict is for
-    that cell.
-    """
+    None where there is no verdict to show: something forbids it, it is withheld, or a cell is alone. measure: what
+    stands below the panel; none: no effect; value: the mean in words; best: if the verdict is for it."""
     cells, outcome = comparison.cells, None if comparison.unjudged else comparison.outcome
     speed, lag = comparison.measure(SPEED), comparison.measure(LAG)
     if comparison.faults or comparison.withheld or len(cells) == 1 or speed is None:

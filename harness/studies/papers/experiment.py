@@ -73,8 +73,7 @@ class PaperExperiment:
         return frozenset(name for name, setting in self.job.items() if not setting.source.startswith("assumed"))
 
     def published(self, **cells: str) -> list[Mapping[str, str]]:
-        """The rows of `data` that have these cells, by the names of their columns. Raises ConfigError where it has no
-        row at all."""
+        """The rows of `data` that have these cells, by column. Raises ConfigError where it has no row at all."""
         if self.data is None:
             raise ConfigError(f"{self.path} names no table; write data: <csv file in {PAPERS.name}/>")
         return [row for row in read_rows(PAPERS / self.data) if all(row[name] == cell for name, cell in cells.items())]

@@ -44,11 +44,9 @@ def fit_unknown(
     simulated: Callable[[float], float], published: float, least: float, most: float, *, halve: bool = False
 ) -> float | None:
     """The value from `least` to `most`, both above 0, at which `simulated` is `published`, to three thousandths of it.
-    None where the figure lies on one side of it at both ends.
-
-    By false position (the Illinois variant) over the logarithm of the value; halve: by bisection. It stops early, as
-    more digits would say nothing: a simulated step is not a smooth function of its workload.
-    """
+    None where the figure lies on one side of it at both ends. By false position (the Illinois variant) over the
+    logarithm of the value; halve: by bisection. It stops early, as more digits would say nothing: a simulated step is
+    not a smooth function of its workload."""
 
     def error(log_value: float) -> float:
         return math.log(simulated(math.exp(log_value)) / published)
@@ -326,9 +324,8 @@ def ratio_setup(job: Sequence[str], form: FittedRatio, variation: RatioVariation
 
 def fit_ratio(fitted_to: float, setup: RatioSetup) -> FittedSpeedups:
     """The ratio for which the fitted mode is `fitted_to` times as fast as the base, and how fast all modes are then.
-
-    From `least` on, the longer rollout takes against the two others, the less there is to overlap: the speed-up falls.
-    """
+    From `least` on, the longer rollout takes against the two others, the less there is to overlap: the speed-up
+    falls."""
     simulation = RatioSimulation(setup)
     mode = of_role(setup.modes, "fitted")
     ratio = fit_unknown(partial(simulation.speedup, mode), fitted_to, setup.least, setup.most)

@@ -60,11 +60,9 @@ class SimulatedSteps:
     recorder: Recorder
 
     def busy(self, devices: Mapping[str, int]) -> float:
-        """Share of the time in which a device works, for whatever role: a mean over devices.
-
-        An engine works as long as it has any sample, were it the last of a batch. devices: of each pool, by role, where
-        pools are one device of the simulation each; none where all roles share all devices.
-        """
+        """Share of the time in which a device works, for whatever role: a mean over devices. An engine works as long as
+        it has any sample, were it the last of a batch. devices: of each pool, by role, where pools are one device of
+        the simulation each; none where all roles share all devices."""
         timeline = self.recorder.timeline
         if not devices:
             return 1.0 - timeline.idle("actor", self.window)

@@ -108,8 +108,7 @@ def _latex(tables: Sequence[Table]) -> str:
 
 
 def write_overview(results: Sequence[Result], folder: Path) -> list[Path]:
-    """Write overview.md: the predictions of all in one table, and links to their pages; and the table as overview.csv
-    and overview.tex."""
+    """Write overview.md, the predictions of all and links to their pages; and overview.csv and overview.tex."""
     pages = "\n".join(f"- [{result.experiment.title}]({result.experiment.name}.md)" for result in results)
     table = overview(results)
     parts = ["# Published experiments", "    cadence paper --paper all", pages, f"**{table.title.capitalize()}**"]
@@ -138,8 +137,7 @@ def as_table(lines: Sequence[ResultLine]) -> pd.DataFrame:
 
 
 def draw_bars(figure: Figure, data: pd.DataFrame) -> None:
-    """A panel for each quantity, a bar for each figure, a dot for each seed; a published band is a bar from end to
-    end."""
+    """A panel for each quantity, a bar for each figure, a dot for each seed; a published band is its own bar."""
     data = data.astype(object).fillna("").astype(str)
     width = letters_across(figure, 0.33)
     named = data.assign(

@@ -29,10 +29,9 @@ _COLUMNS = ("", "role", "published", "simulated", "80 %", "measured on tiny", "e
 @dataclass(frozen=True)
 class ResultLine:
     """A figure of a result. quantity: what it is, with its unit; figures of one quantity share a panel of the picture.
-
     within: the relative error that is promised of a prediction, None where none is. interval: of 80 % of the draws,
-    where what is simulated is their median; verdict: of these, beside the synchronous row. seeds: of what is measured.
-    """
+    where what is simulated is their median; verdict: of these, beside the synchronous row. seeds: of what is
+    measured."""
 
     quantity: str
     label: str

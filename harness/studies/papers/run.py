@@ -28,10 +28,8 @@ KINDS: dict[Kind, tuple[type, Callable[[PaperExperiment, Context], Result]]] = {
 
 
 def run_papers(wanted: str, context: Context) -> list[Path]:
-    """Run the experiment of this name, or `all`; print, write and draw each. Returns what was written.
-
-    Raises ConfigError for an unknown name, before anything is run.
-    """
+    """Run the experiment of this name, or `all`; print, write and draw each. Returns what was written. Raises
+    ConfigError for an unknown name, before anything is run."""
     experiments = [read_experiment(name) for name in (names() if wanted == "all" else [wanted])]
     folder = context.results / FOLDER
     paths: list[Path] = []

@@ -66,8 +66,7 @@ class Gantt:
 
 
 def run_gantt(experiment: PaperExperiment, context: Context) -> Result:
-    """Simulate the same job under every way of working, and draw them on axes of one length; what is idle; and both in
-    systems drawn."""
+    """Simulate a job under every way of working, drawn on axes of one length; what is idle; and in systems drawn."""
     form = experiment.read(Gantt)
     job, modes = experiment.overrides(), form.modes
     context.progress(f"simulating {len(modes)} ways of working")

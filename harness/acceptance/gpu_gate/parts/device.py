@@ -50,8 +50,7 @@ def _devices(device: torch.device) -> str:
 
 
 def _product(setting: GateSetting) -> Check:
-    """Check a product of whole numbers, which float32 has exactly, against the CPU; and how fast products in half
-    precision are."""
+    """Check a product of whole numbers, exact in float32, against the CPU; and the speed of half precision."""
     device, size = setting.device, 8192 if setting.gpu else 768
     whole = torch.randint(-8, 9, (256, 256), generator=torch.Generator().manual_seed(0)).float()
     right = torch.equal((whole.to(device) @ whole.to(device)).cpu(), (whole.double() @ whole.double()).float())

@@ -64,8 +64,7 @@ def _sampling(device: torch.device, sampling: Sampling) -> Check:
 
 
 def _exact_draw(logits: torch.Tensor, uniform: torch.Tensor, sampling: Sampling) -> tuple[torch.Tensor, torch.Tensor]:
-    """Tokens and log-probs by the definition, in float64: the inverse of the cumulative distribution, in the order of
-    the vocabulary."""
+    """Tokens and log-probs by the definition, in float64: inverse of the cumulative distribution, by vocabulary."""
     if sampling.temperature == 0:
         return logits.argmax(-1), torch.zeros(len(logits))
     share = torch.softmax(logits / sampling.temperature, -1)

@@ -34,8 +34,7 @@ from harness.protocols import TrainBatch
 from harness.transfer_queue import Ragged
 
 _PLAN_ERROR = 0.1
-"""Allowed error of the plan, a share of the peak. On a CPU torch counts no memory; tests hold the plan against a count
-of their own there."""
+"""Allowed error of the plan, a share of the peak. On a CPU, where torch counts no memory, tests count it."""
 
 _ALGORITHM = AlgorithmConfig("gate", 8, 8, 8, learning_rate=1e-4, correction="none")
 
@@ -74,8 +73,7 @@ def _gradient(mesh: DeviceMesh, device: torch.device) -> Check:
 
 
 def _steps(mesh: DeviceMesh, setting: GateSetting, training: TrainingConfig) -> Check:
-    """Check steps in bfloat16, which FSDP2 shards on one rank too: praised tokens have to become likelier; then steps
-    are timed."""
+    """Check steps in bfloat16, which FSDP2 shards on one rank too: praised tokens become likelier; and time them."""
     device, model = setting.device, QWEN_HALF_B if setting.gpu else replace(SMALL, layers=2, dtype="bfloat16")
     samples, length = (16, 1024) if setting.gpu else (4, 128)
     batch = replace(batch_of(samples, length, model.vocabulary), advantages=np.ones(samples, np.float32))
