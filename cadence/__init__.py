@@ -1,8 +1,7 @@
 """The Python interface: `cadence.run` makes runs, `cadence.load` reads finished ones, as pandas tables
 (docs/results.md).
 
-Everything else is in the package `harness`, and on the command line: `cadence --help`.
-"""
+Everything else is in the package `harness`, and on the command line: `cadence --help`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Runs from Python: `cadence.run` makes runs, `cadence.load` reads finished ones; both give pandas tables.
 
 A run is made by a process of its own, `python -m harness bench`: it does the same in a script and in a notebook cell,
-whose event loop and `__main__` it leaves alone, and its manifest has a command that makes it again.
-"""
+whose event loop and `__main__` it leaves alone, and its manifest has a command that makes it again."""
 
 from __future__ import annotations
 
@@ -52,8 +51,7 @@ class Results:
     """Finished runs. Tables are read when they are first asked for; those of single runs, but `runs`, begin with the
     columns `experiment`, `cell`, `schedule` and `seed`."""
 
-    paths: tuple[Path, ...]
-    """The folder of each run."""
+    paths: tuple[Path, ...]  # the folder of each run
 
     @property
     def path(self) -> Path:
@@ -166,8 +164,7 @@ def run(*settings: str, results: str | Path | None = None, quiet: bool = False, 
     CADENCE_RESULTS or `results` by default. quiet: do not print what the run says meanwhile.
 
     Raises ConfigError for a setting that cannot work, RuntimeError with the last lines of its output where a run fails.
-    An interrupt ends the run, and leaves no process.
-    """
+    An interrupt ends the run, and leaves no process."""
     given = [*settings, *(f"{name}={_written(name, value)}" for name, value in named.items())]
     command = [sys.executable, "-m", "harness", "bench", *given]
     with tempfile.TemporaryDirectory(prefix="cadence-run-") as temporary:

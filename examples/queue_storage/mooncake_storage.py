@@ -6,8 +6,7 @@ process imports by its path; `storage` gives writers and readers theirs, `store`
 
 A running `mooncake_master` keeps its index; the queue's own process lends it memory, and others may too. Frames are
 pinned: a store without room refuses a put, and evicts nothing. Mooncake knows no passwords: only for networks in which
-every process may read everything.
-"""
+every process may read everything."""
 
 from __future__ import annotations
 

@@ -1,7 +1,6 @@
 """An engine of somebody else: python engine.py <its name>
 
-It loads the newest weights whenever there are some, and samples what the service gives it under them.
-"""
+It loads the newest weights whenever there are some, and samples what the service gives it under them."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """A trainer of somebody else, plain PyTorch: python trainer.py <batches> <max_staleness> <engine> ...
 
 REINFORCE with the mean of a group as its baseline and truncated importance weights. The schedule is in `main`: prompts
-of the next batches are admitted before this one is trained, as far as the staleness that the service bounds.
-"""
+of the next batches are admitted before this one is trained, as far as the staleness that the service bounds."""
 
 from __future__ import annotations
 

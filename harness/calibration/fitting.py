@@ -17,9 +17,7 @@ from harness.config import CostConfig
 from harness.metrics.atomic_files import write_text
 
 _OUTLIER = 2.0  # times what was fitted
-
 _DOUBTFUL = 0.3  # of a cost: a larger standard error
-
 _WIDE = 118
 
 

@@ -32,8 +32,7 @@ class WorkTimes:
     sleep_s, from the last response until the device is free.
     Calls (of one micro-batch): log_prob_s with log_prob_tokens and log_prob_pairs, and train_s with its own, prompts
     and responses together. step_s: optimizer steps. host_copy_s: each way of weights through host memory;
-    broadcast_s: of weights from pool to pool. lengths int64: tokens of every response, any order.
-    """
+    broadcast_s: of weights from pool to pool. lengths int64: tokens of every response, any order."""
 
     generate_s: np.ndarray
     steps: np.ndarray

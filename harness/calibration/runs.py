@@ -23,9 +23,7 @@ from harness.metrics.done import check_files, is_done
 from harness.metrics.run_files import load_config, load_manifest, load_samples, load_timeline
 from harness.metrics.schemas import reading
 
-WARMUP = 4
-"""Iterations that are left out, a quarter of a short run: the first ones allocate memory and fill caches."""
-
+WARMUP = 4  # iterations that are left out, a quarter of a short run: the first ones allocate memory and fill caches
 _MOST_LENGTHS = 800  # of a trace; more become as many quantiles
 
 _WHEN_GIVEN = (

@@ -35,9 +35,7 @@ _POLL_S = 0.2
 START_S = 4.0
 """Seconds that a run takes, roughly, besides its iterations: processes that start, plots. Scaling leaves it out."""
 
-PendingRun = tuple[ResolvedCell, int]
-"""A cell and a seed."""
-
+PendingRun = tuple[ResolvedCell, int]  # a cell and a seed
 StartRun = Callable[[str, Sequence[str], Path, Path], RunProcess]
 """`bench` in a process of its own: how errors name the run, its settings, its log, the results folder."""
 
@@ -274,8 +272,7 @@ def _elsewhere(cell: ResolvedCell, results: Path) -> float | None:
     return None
 
 
-GATE_S = 40.0
-"""Seconds that the runs of an equivalence gate take together, roughly, the first warm start included."""
+GATE_S = 40.0  # seconds that the runs of an equivalence gate take together, roughly, the first warm start included
 
 
 def machine_warnings(cells: Sequence[ResolvedCell], machine: Machine) -> list[str]:

@@ -33,8 +33,7 @@ from harness.metrics.formatting import say
 from harness.metrics.run_files import refuse_changed_inputs
 from harness.report.page.document import print_written, write_report
 
-_OF_RUNS = ("seeds", "force")
-"""Settings that say which runs of a cell are to be made, not what a cell is."""
+_OF_RUNS = ("seeds", "force")  # settings that say which runs of a cell are to be made, not what a cell is
 
 
 @dataclass(frozen=True)

@@ -18,9 +18,7 @@ from harness.runtime.fork_server import ForkServer
 END_S = 60.0
 """Longest wait for an interrupted run to put its processes away; a run takes some seconds for it. Then it is killed."""
 
-KILL_S = 20.0
-"""Longest wait for processes that were killed to be gone."""
-
+KILL_S = 20.0  # longest wait for processes that were killed to be gone
 _TAIL = 12  # lines of a log that are shown of a run that failed
 
 

@@ -64,8 +64,7 @@ _TOKENS = (65536, 32768, 16384, 8192, 4096)
 
 @dataclass(frozen=True)
 class FittedJob:
-    """A job fitted to a machine. settings: that were chosen, by their path, for what `chosen_for` says; empty where the
-    job is left as it was."""
+    """A job fitted to a machine. settings: chosen, by their path, for what `chosen_for` says; empty where none was."""
 
     config: JobConfig
     settings: Mapping[str, Any]
@@ -137,8 +136,7 @@ def holds_fitted(config: JobConfig, schedule: Schedule, given: Collection[str], 
 
 
 def _fitted(config: JobConfig, schedule: Schedule, given: Collection[str], machine: Machine) -> JobConfig:
-    """The job with samples as long as they are simulated, and what nobody gave chosen for a machine that is not this
-    one."""
+    """The job with samples as long as simulated ones, and what nobody gave chosen for another machine."""
     return fit_to_gpus(as_long_as_simulated(without_hub(config), given), schedule, given, machine).config
 
 

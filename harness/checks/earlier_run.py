@@ -34,8 +34,7 @@ def run_to_begin_with(config: JobConfig, seed: int) -> Path | None:
 
 
 def check_begin_with(config: JobConfig, backend: Backend) -> None:
-    """Raises ConfigError unless for every seed a run is there that is not over, has checkpoints, and is of this job and
-    of the same files."""
+    """Raises ConfigError unless each seed has a run with checkpoints, not over, of this job and the same files."""
     cell = f"checkpoint.begin_with={config.checkpoint.begin_with}"
     for seed in config.seed_list:
         folder = run_to_begin_with(config, seed)

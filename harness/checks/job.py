@@ -59,8 +59,7 @@ class JobPlan:
     why: str = ""
     shares: Mapping[str, EngineShare] = field(default_factory=dict)
     """Share of a device's memory that a rollout engine may take; of a real job."""
-    trial: bool = False
-    """Whether its processes share one GPU: that shows that they run, and measures nothing."""
+    trial: bool = False  # whether its processes share one GPU: that shows that they run, and measures nothing
 
 
 def plan_job(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan:
@@ -94,8 +93,7 @@ def _planned(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan
 
 
 def plan_elsewhere(config: JobConfig, schedule: Schedule, machine: Machine) -> JobPlan:
-    """Plan as `plan_job` with backend=real, for another machine: neither what is installed on this one nor what it has
-    of the hub is asked for."""
+    """Plan as `plan_job` with backend=real, for another machine, whatever is installed or downloaded on this one."""
     config = without_hub(config)
     return _real(config, schedule, *_check_itself(config, schedule), machine)
 
@@ -189,8 +187,7 @@ def _check_communicators(config: JobConfig, schedule: Schedule, placement: Place
 
 
 def _check_pools(schedule: Schedule, placement: Placement) -> None:
-    """Refuse roles that score beside an engine which keeps its device: they take memory from its KV cache, which no
-    cost counts."""
+    """Refuse roles that score beside an engine which keeps its device: no cost counts what its KV cache loses."""
     sharing = set(placement.roles_on(placement.devices["rollout"][0])) - {"rollout"}
     if sharing and not schedule.colocated:
         raise ConfigError(

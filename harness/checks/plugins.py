@@ -29,8 +29,7 @@ def engine_class(name: str) -> Any:
 
 
 def engine_options(config: JobConfig) -> Any | None:
-    """An instance of the engine's `Options`; None where it has none. Raises ConfigError for an option that it lacks, or
-    a value of another type."""
+    """An instance of the engine's `Options`; None where it has none. Raises ConfigError for another option, or type."""
     name, given = config.engine.name, config.engine.options
     options = getattr(described_engine(name), "Options", None)
     if options is None and given:

@@ -6,8 +6,7 @@ from collections.abc import Mapping, Sequence
 
 from harness.config import ConfigError
 
-SEEDS = "seeds=3"
-"""Seeds of a comparison, by default: the fewest that give an interval worth printing."""
+SEEDS = "seeds=3"  # seeds of a comparison, by default: the fewest that give an interval worth printing
 
 
 def own_arguments(arguments: Sequence[str], *names: str) -> tuple[dict[str, str], list[str]]:

@@ -2,8 +2,7 @@
 `SCHEDULE=fully_async`, beside settings of its job, `schedule.max_staleness=1`. All of them become settings.
 
 Needs the standard library only, so that `make help` is answered, and a misspelt variable refused, before anything is
-installed: `python -m harness.cli.commands [command VARIABLE=value ...]`.
-"""
+installed: `python -m harness.cli.commands [command VARIABLE=value ...]`."""
 
 from __future__ import annotations
 
@@ -21,14 +20,10 @@ class Option:
     flag: str
     setting: str
     help: str
-    value: str | None = None
-    """Name of the value in the help."""
-    group: str | None = None
-    """The group of settings of which it is a choice."""
-    several: bool = False
-    """Whether it may be given several times: values of a variable have spaces between them."""
-    default: str = ""
-    """Taken where it is not given: for the help."""
+    value: str | None = None  # name of the value in the help
+    group: str | None = None  # the group of settings of which it is a choice
+    several: bool = False  # whether it may be given several times: values of a variable have spaces between them
+    default: str = ""  # taken where it is not given: for the help
 
     @property
     def variable(self) -> str:

@@ -1,5 +1,4 @@
-"""`make doctor`: is this machine fit for the main job, and what does it mean where it is not? With settings: what lies
-on each device of a job."""
+"""`make doctor`: is this machine fit for the main job, and if not? With settings: what lies on each device of a job."""
 
 from __future__ import annotations
 

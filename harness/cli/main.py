@@ -25,9 +25,7 @@ from harness.runtime.interrupts import Terminated, leaving_when_asked
 
 RESULTS = Path(os.environ.get("CADENCE_RESULTS", "results"))
 
-LEFT_AT_CHECKPOINT = os.EX_TEMPFAIL
-"""75, as schedulers know it: run the same command again."""
-
+LEFT_AT_CHECKPOINT = os.EX_TEMPFAIL  # 75, as schedulers know it: run the same command again
 _AGAIN = "what was under way is not marked as done, the same command starts this seed again"
 
 Command = Callable[[Sequence[str], Path, Console], int]

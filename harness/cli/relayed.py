@@ -1,7 +1,6 @@
 """`python -m harness bench`, whose connections go by way of a relay that disturbs them:
 
-python -m harness.cli.relayed '{"what": "torn", "whom": "queue", "size": 0.5, "go": "<file>"}' <settings>
-"""
+python -m harness.cli.relayed '{"what": "torn", "whom": "queue", "size": 0.5, "go": "<file>"}' <settings>"""
 
 from __future__ import annotations
 

@@ -9,9 +9,7 @@ from collections.abc import Sequence
 
 from harness.cli.commands import COMMANDS, Option
 
-BY_MAKE = "CADENCE_CALLED_BY_MAKE"
-"""Environment variable that the Makefile sets."""
-
+BY_MAKE = "CADENCE_CALLED_BY_MAKE"  # environment variable that the Makefile sets
 _COMMAND = re.compile(rf"\bcadence ({'|'.join(COMMANDS)})\b(?! --)")
 
 

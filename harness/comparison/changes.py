@@ -20,9 +20,7 @@ RESULTS = (SPEED, *OUTCOMES)
 """Results that a run is made for, of samples that were trained where there is no held-out accuracy: where one of these
 got worse, so did the code, or whatever else is not the same."""
 
-_NO_CAUSES = ("experiment", "seeds", "force")
-"""Settings that decide nothing of a run."""
-
+_NO_CAUSES = ("experiment", "seeds", "force")  # settings that decide nothing of a run
 _OF_MACHINE = ("cpu", "cores", "gpus")
 
 

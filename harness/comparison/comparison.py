@@ -47,8 +47,7 @@ class Comparison:
     compared, which says nothing of those that are. claim: what the figures say, where they may say it; question: the
     key of the measure that it is about; best: the cells that it is for; withheld: why it says nothing of that measure,
     unjudged: of what was learnt, both empty where it may; collapses: of each cell's runs, empty where nothing was
-    rewarded.
-    """
+    rewarded."""
 
     cells: tuple[Cell, ...]
     baseline: int

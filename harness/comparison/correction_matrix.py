@@ -20,12 +20,10 @@ from harness.metrics.formatting import latex, latex_table, number, plural
 
 _NAME = "matrix"
 _LAG = "mean lag"
-WIDEST = 6
-"""Columns that lie across a page."""
+WIDEST = 6  # columns that lie across a page
 _FEWEST_SEEDS = 3  # to tell pairs apart
 _CORRECTION = "algorithm.correction"
-_SCHEDULE = {"schedule", "schedule.max_staleness", "schedule.k"}
-"""Settings that distinguish the rows of a matrix."""
+_SCHEDULE = {"schedule", "schedule.max_staleness", "schedule.k"}  # settings that distinguish the rows of a matrix
 _ALGORITHM = "algorithm."
 """Beginning of the settings that distinguish its columns: corrections, with all that belongs to them."""
 
@@ -60,8 +58,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class CorrectionPair:
-    """Two corrections under one schedule: one - other, paired by seed. distinguishable: after Holm's correction for all
-    pairs of the row."""
+    """Two corrections under one schedule: one - other, by seed. distinguishable: after Holm's correction of the row."""
 
     one: str
     other: str

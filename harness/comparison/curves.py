@@ -32,8 +32,7 @@ Axis = Literal["samples", "tokens", "seconds"]
 """Axes of curves: samples trained, their prompt and response tokens, the run's clock."""
 
 REWARDS = (EXACT_MATCH, "reward/mean")
-LEARNING = (*HELD_OUT, *REWARDS)
-"""Curves of what is learnt, the most wanted first."""
+LEARNING = (*HELD_OUT, *REWARDS)  # curves of what is learnt, the most wanted first
 OFF_POLICY = ("policy/kl_behaviour", "policy/effective_samples", "policy/left_out")
 _AXES: tuple[Axis, ...] = ("samples", "tokens", "seconds")
 _POINTS = 200
@@ -76,8 +75,7 @@ class StalenessHistogram:
 
 @dataclass(frozen=True)
 class PerformanceProfile:
-    """The share of a cell's seeds that end above each score tau, with an interval. taus, shares, low, high: float64
-    [points]."""
+    """The share of a cell's seeds above each score tau, with an interval. taus, shares, low, high: float64 [points]."""
 
     taus: np.ndarray
     shares: np.ndarray

@@ -18,12 +18,8 @@ from harness.metrics.run_files import load_metrics, load_samples, weight_files
 from harness.metrics.samples import read_responses
 from harness.metrics.schemas import reading
 
-GATE = "gate.json"
-"""File of the gate's result in an experiment's folder."""
-
-GATE_RUNS = "-gate"
-"""Ends the name of the experiment that the gate's own runs are in, beside the one it is for."""
-
+GATE = "gate.json"  # file of the gate's result in an experiment's folder
+GATE_RUNS = "-gate"  # ends the name of the experiment that the gate's own runs are in, beside the one it is for
 LEARNT = ("reward/", "filter/", "response_length/", "policy/", "critic/", "staleness/", "ledger/")
 """Metrics that say nothing of time."""
 

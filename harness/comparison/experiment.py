@@ -25,8 +25,7 @@ from harness.metrics.run_files import check_folder_name
 from harness.metrics.schemas import reading
 
 CAMPAIGN = "campaign.json"
-_AXES = ("schedule",)
-"""Settings that differ on purpose where nobody asked for a comparison."""
+_AXES = ("schedule",)  # settings that differ on purpose where nobody asked for a comparison
 
 
 @dataclass(frozen=True)

@@ -41,8 +41,7 @@ def fairness_key(config: Mapping[str, Any], seeds: Sequence[int], axes: Iterable
 
     config: config.yaml, or `plain(config)`. An axis is a setting's path, or a group: `schedule` is all of its options.
     How a job is laid out over its devices is not in the key, nor is what it does not read, such as costs where nothing
-    is simulated. Raises ConfigError for a run that an earlier version made.
-    """
+    is simulated. Raises ConfigError for a run that an earlier version made."""
     missing = [group for group in _WHOLE if group not in config]
     if missing:
         raise ConfigError(f"a run says nothing of {', '.join(missing)}: an earlier version made it; run it again")
@@ -115,8 +114,7 @@ def first_difference(one: Mapping[str, Any], other: Mapping[str, Any]) -> tuple[
 
 
 def _importance(name: str) -> tuple[int, str]:
-    """The backend and names first: that two models differ says more than that their hidden sizes do. What follows from
-    other settings comes last."""
+    """The backend and names first: two models say more than their hidden sizes. What follows from others comes last."""
     if name in ("seeds", "samples"):
         return 3, name
     return 0 if name == "backend" else 1 if name.endswith(".name") else 2, name

@@ -96,8 +96,7 @@ class CellMeasure:
     difference, ratio: to the baseline, by seed; ratio is None where a value is not positive. Both are `distinguishable`
     only where Holm's correction of their family of measures and cells leaves them so.
     better: probability that a run of this cell is better than one of the baseline. All three are None for the baseline
-    itself, and where they cannot be had.
-    """
+    itself, and where they cannot be had."""
 
     per_seed: PerSeed
     interval: Interval | None = None
@@ -254,8 +253,7 @@ def _called(cell: CellMeasure, called: Difference | None) -> CellMeasure:
 
 
 def metric_definitions(runs: Sequence[Run]) -> list[MetricDefinition]:
-    """Metrics that every one of these runs can give: a simulated run has no rewards, one of another version may have
-    metrics that others lack."""
+    """Metrics that every one of these runs can give: simulated ones have no rewards, other versions other metrics."""
     metrics = [
         _rate(SPEED, trained_per_iteration),
         _rate("throughput/tokens_per_s", tokens),

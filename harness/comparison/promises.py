@@ -69,8 +69,7 @@ def broken_promises(run: FinishedRun, *, newer: bool = False) -> list[str]:
 
 
 def sample_problems(run: FinishedRun) -> Iterator[str]:
-    """Each trained once or dropped for a reason, groups whole, every batch full, nothing left in flight, a closed
-    ledger."""
+    """Each trained once or dropped for a reason, groups whole, batches full, nothing in flight, a closed ledger."""
     ids = [sample.sample_id for sample in run.samples]
     if run.config.refills:
         yield from _unless(len(set(ids)) == len(ids), "a sample is there twice")

@@ -43,8 +43,7 @@ def length_ratio(run: Run) -> float:
 
 
 def length_distance(run: Run) -> float:
-    """The Kolmogorov-Smirnov distance of trained lengths from completed ones: the largest difference of their
-    distribution functions."""
+    """The Kolmogorov-Smirnov distance of trained lengths from completed ones, of their distribution functions."""
     return _distance(*_of_both(run, "response_tokens"))
 
 

@@ -13,9 +13,7 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 from scipy import special
 
-CONFIDENCE = 0.95
-"""Confidence of every interval."""
-
+CONFIDENCE = 0.95  # confidence of every interval
 OUTLIER_Z = 10.0
 """Modified z-score beyond which a value is an outlier, as in hyperfine (github.com/sharkdp/hyperfine). Of few values,
 the usual 3.5 flags many."""
@@ -87,8 +85,7 @@ def iqm_interval(scores: Sequence[Values], *, draws: int = 10_000, seed: int = 0
     section 4).
 
     scores: [strata][seeds], where a stratum is a task or whatever else was run repeatedly; each draw resamples seeds
-    within every stratum. Few seeds make this interval too narrow: docs/statistics.md says by how much.
-    """
+    within every stratum. Few seeds make this interval too narrow: docs/statistics.md says by how much."""
 
     from scipy import stats
 
@@ -170,9 +167,7 @@ def outliers(values: Values, least: float = 0.0) -> list[int]:
     return [int(index) for index in np.flatnonzero(far)]
 
 
-_ROUNDING = 1e-9
-"""Values this close, relatively, are equal: simulated runs may differ in the order of additions only."""
-
+_ROUNDING = 1e-9  # values this close, relatively, are equal: simulated runs may differ in the order of additions only
 FEWEST = 3
 """Seeds of which a difference is judged. Two have one degree of freedom; and where values are counts, as exact matches
 are, two pairs differ by the same, without any scatter, by chance."""
@@ -191,8 +186,7 @@ class Difference:
     per_seed: by seed, for pairs; empty where the two have no seed in common and were compared as groups.
     p: of the two-sided test that belongs to the interval. distinguishable: called a difference. p_equal: of two
     one-sided tests that it is as large as a margin, None where there is no margin; equal: called equal within it.
-    judged: whether anything may be called at all.
-    """
+    judged: whether anything may be called at all."""
 
     interval: Interval
     p: float

@@ -18,14 +18,12 @@ _KNOWN = ("seconds", "eval/sampled", "eval/greedy", "eval/pass_at_k", *(metric.n
 _FAMILIES = ("idle/", "reach/", "selection/", "ledger/", "staleness/", "custom/", "reward/")
 """Beginnings of measures of which a run has several."""
 
-CROSSED = 3
-"""Exit code of a command whose comparison is beyond a threshold, or cannot be held against it."""
+CROSSED = 3  # exit code of a command whose comparison is beyond a threshold, or cannot be held against it
 
 
 @dataclass(frozen=True)
 class Threshold:
-    """name: a measure's key, or its last part; bound: of a cell's ratio to, or difference from, the baseline, as tables
-    have it."""
+    """name: a measure's key, or its last part; bound: of a cell's ratio to the baseline, or difference, as shown."""
 
     name: str
     sign: str

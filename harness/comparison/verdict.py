@@ -177,8 +177,7 @@ def _others(cells: Sequence[Cell], baseline: int) -> list[int]:
 
 
 def _leader(others: Sequence[int], speed: Measure) -> int:
-    """The fastest of those that are significantly faster than the baseline, where any is: a higher mean that scatters
-    more hides none of them."""
+    """The fastest of those significantly faster than the baseline, if any: a mean that scatters more hides none."""
     return _fastest_of([index for index in others if _faster(_ratio(speed, index))] or others, speed)
 
 

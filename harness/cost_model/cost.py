@@ -1,5 +1,4 @@
-"""How long simulated work lasts: decode steps, prefill, passes over micro-batches, weight transfers. Pure functions of
-`harness.config.CostConfig`."""
+"""How long simulated decode steps, prefill, micro-batches and transfers last: pure functions of `CostConfig`."""
 
 from __future__ import annotations
 
@@ -25,8 +24,7 @@ class DecodeCost:
     A step of n samples whose contexts hold c tokens, before it, lasts a(n) + b c, with a(n) = step_s + max(weights(n),
     n per_sample_s) and b = per_cached_s. It makes every context longer by one, so k steps in a row last
     k (a(n) + b (c + n (k - 1) / 2)). kv_tokens: what the KV cache has room for; None is no limit. step_tokens,
-    prefix_caching: as in `harness.config.SystemConfig`.
-    """
+    prefix_caching: as in `harness.config.SystemConfig`."""
 
     step_s: float
     weights_s: float = 0.0

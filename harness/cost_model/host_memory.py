@@ -26,12 +26,9 @@ ENGINE_PROCESSES = {False: 1400 << 20, True: 4 << 30}
 """Bytes of what vLLM or SGLang starts for one device of an engine: its core, its workers, a server. On cores as in runs
 of `tiny` (1,040 and 1,330 MiB); with CUDA assumed."""
 
-PINNED = 1.1
-"""Bytes taken for one that is asked for, where blocks are pinned (engines/host_memory.py)."""
-
+PINNED = 1.1  # bytes taken for one that is asked for, where blocks are pinned (engines/host_memory.py)
 SAVED_AT_ONCE = 2 * 5e9
-"""Most bytes of final weights that are on the host: a file (`SHARD_BYTES` of harness/weight_sync/saving.py), gathered
-and as it is written."""
+"""Most bytes of final weights on the host: a file (harness/weight_sync/saving.py), gathered and as written."""
 
 
 @dataclass(frozen=True)

@@ -24,8 +24,7 @@ class ResponseLengths:
     numbers: as easy as 1, 2, 3", SC 2011), so no draw depends on which others are made; what the samples of a group
     have in common is drawn by the group's number from another. group_size: samples of a group; batch_samples: of a
     batch, where lengths drift from batch to batch. Raises OSError or ValueError, naming the line, where a trace cannot
-    be read.
-    """
+    be read."""
 
     def __init__(self, config: LengthsConfig, seed: int, group_size: int = 1, batch_samples: int | None = None) -> None:
         self.cap = config.cap

@@ -3,8 +3,7 @@
 Of a device's memory, `kv_share` may be used; the rest is the driver's, the libraries' and lost between blocks. Where
 rollout takes turns with training (colocated), the one that waits keeps its state in host memory, which is taken to be
 large enough, and an engine may use `kv_share_colocated`. Whether all of a job fits, real or simulated, is counted by
-harness/cost_model/memory_plan.py.
-"""
+harness/cost_model/memory_plan.py."""
 
 from __future__ import annotations
 
@@ -13,9 +12,7 @@ from dataclasses import dataclass
 from harness.config import ConfigError, DeviceConfig, EngineConfig, ModelConfig, RooflineConfig
 from harness.cost_model.shape import bytes_per_number, kv_bytes_per_token, parameters, served_bytes, weight_bytes
 
-PREFILL_TOKENS = 8192
-"""Most tokens of a prefill pass (engines/torch/kv_slots.py; vLLM's default is the same)."""
-
+PREFILL_TOKENS = 8192  # most tokens of a prefill pass (engines/torch/kv_slots.py; vLLM's default is the same)
 DRAW_BYTES = 20
 """Bytes for each logit of a decode step: float32 logits, log-probabilities and probabilities, and their sum in float64
 (engines/torch/sampling.py)."""
@@ -71,8 +68,7 @@ class EngineMemory:
 
 GIB = 1 << 30
 
-STATE_BYTES = 16
-"""Bytes per parameter: weights, gradients and both moments of AdamW, in float32."""
+STATE_BYTES = 16  # bytes per parameter: weights, gradients and both moments of AdamW, in float32
 
 
 @dataclass(frozen=True)

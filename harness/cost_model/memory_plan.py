@@ -46,8 +46,7 @@ captured graphs. Assumed, not measured. One process computes on each of an engin
 other makes a context: vLLM 0.32's core beside workers only schedules, its front end asks NVML, and neither SGLang
 0.5.21's HTTP process nor its detokenizer touches a device, but for weight caches and images, which nobody asks for."""
 
-_ENGINE_BUCKET = 64 << 20
-"""`weight_bucket_bytes` of vLLM and SGLang, where nobody set it."""
+_ENGINE_BUCKET = 64 << 20  # `weight_bucket_bytes` of vLLM and SGLang, where nobody set it
 
 
 @dataclass(frozen=True)

@@ -3,8 +3,7 @@
 Work lasts as long as its slowest part: operations over the device's peak, or bytes over its memory's bandwidth, each
 times the share of the peak that is reached (Williams, Waterman and Patterson, "Roofline", CACM 52(4), 2009). What is
 sent between devices is added, less the share `overlap` that hides behind computing. docs/simulator.md says what is left
-out.
-"""
+out."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Parameters, operations and bytes of a model, from its shape alone: pure arithmetic on `harness.config.ModelConfig`.
 
 Operations are floating-point operations, a multiplication and an addition counted as two. A mixture of experts holds
-`experts` feed-forward networks in each layer, and a token goes through `active_experts` of them.
-"""
+`experts` feed-forward networks in each layer, and a token goes through `active_experts` of them."""
 
 from __future__ import annotations
 
@@ -40,8 +39,7 @@ def active_parameters(model: ModelConfig) -> int:
 
 
 def layer_parameters(model: ModelConfig, experts: int) -> int:
-    """Matrices of one layer with so many feed-forward networks: queries, keys, values, output; the router; gate, up and
-    down of each network."""
+    """Matrices of one layer with so many feed-forward networks: attention's four; the router; three of each network."""
     query, key_value = model.heads * model.head_dim, model.kv_heads * model.head_dim
     return model.hidden * (2 * query + 2 * key_value + model.experts + 3 * model.ff * experts)
 

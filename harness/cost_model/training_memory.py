@@ -3,8 +3,7 @@ forward pass keeps for the backward pass, and the output layer (harness/rl/log_p
 
 A micro-batch has four moments, of which the largest decides: the loss, when every layer's activations are there and the
 output layer works; the backward pass of the last layer; its end, when gradients of embeddings are reduced; the
-optimizer's step. Held against a counting allocator by tests/integration/test_measured_memory.py.
-"""
+optimizer's step. Held against a counting allocator by tests/integration/test_measured_memory.py."""
 
 from __future__ import annotations
 
@@ -13,8 +12,7 @@ from dataclasses import dataclass
 from harness.config import ModelConfig, TrainingConfig
 from harness.cost_model.shape import block_parameters, bytes_per_number, head_parameters, parameters, weight_bytes
 
-_CHUNKS_PER_PRODUCT = 4
-"""Gradients that wait for a product, by the bytes of a chunk."""
+_CHUNKS_PER_PRODUCT = 4  # gradients that wait for a product, by the bytes of a chunk
 
 
 @dataclass(frozen=True)
@@ -55,8 +53,7 @@ class PassShape:
     products, too. megatron: as published trainers compute: norms keep what comes in and what goes out, and the
     optimizer works in place. repeated_heads: keys and values are kept once for each query head. gpu: the optimizer
     works on all parameters at once, and products of half precision may come out in float32. logit_bytes: of the output
-    layer's logits at a time. adapters: parameters of these, where they alone are trained.
-    """
+    layer's logits at a time. adapters: parameters of these, where they alone are trained."""
 
     tokens: int
     scored: int

@@ -62,8 +62,7 @@ def staged_parts(
 
     Shards come by the link from the same node, and by the network from others. Gloo's broadcast is a binomial tree
     (gloo/broadcast.cc): of n members the first one sends log2(n) copies, rounded up, and the others pass on the rest,
-    less than one each, since their places differ from sender to sender.
-    """
+    less than one each, since their places differ from sender to sender."""
     network = device.network_bytes_per_s * factors.network_share
     near, share = min(ranks, device.per_node), weights / senders
     by_link = (near - 1) / ranks * share / (device.link_bytes_per_s * factors.network_share)

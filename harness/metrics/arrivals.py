@@ -1,8 +1,7 @@
 """arrivals.jsonl: what of a run depended on timing, a line an iteration as it ends. With it the run can be replayed
 (docs/replay.md).
 
-Every line is {"crc32": of the bytes of what it tells, "told": ...}; the first one tells which run it is.
-"""
+Every line is {"crc32": of the bytes of what it tells, "told": ...}; the first one tells which run it is."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """The metrics of a run, a line each: its name, title, unit, which way is better, and of those that count something that
 went wrong what is said of it, and from which bound on. Tables, pages, warnings, verdicts and MLflow read these.
 
-Adding one is its line here, and whoever writes it.
-"""
+Adding one is its line here, and whoever writes it."""
 
 from __future__ import annotations
 
@@ -14,12 +13,9 @@ from typing import Any, Literal
 
 from harness.tasks.task import EXTRA_NAME
 
-CUSTOM = "custom/"
-"""Beginning of the columns, and the metrics, of extra values of scores."""
-
+CUSTOM = "custom/"  # beginning of the columns, and the metrics, of extra values of scores
 Better = Literal["higher", "lower"]
-Iterations = Sequence[Mapping[str, float]]
-"""Lines of metrics.jsonl."""
+Iterations = Sequence[Mapping[str, float]]  # lines of metrics.jsonl
 
 
 @dataclass(frozen=True)
@@ -57,8 +53,7 @@ LATENCIES = {
     "request": "time of a request",
 }
 """Parts of the time of a sample, in seconds, and their titles."""
-LATENCY_PERCENTILES = (50, 99)
-"""Percentiles of each part in the metrics of an iteration."""
+LATENCY_PERCENTILES = (50, 99)  # percentiles of each part in the metrics of an iteration
 
 DEFINITIONS: tuple[Metric, ...] = (
     _s("iteration", "an iteration"),
@@ -342,8 +337,7 @@ OF_LEDGER: dict[str, Fault] = {
 
 _BY_NAME = {metric.name: metric for metric in DEFINITIONS}
 METRIC_NAMES = frozenset(_BY_NAME)
-FAILED_BOUND = 0.01
-"""Value of `task.failed_bound` where a run's settings say nothing of it."""
+FAILED_BOUND = 0.01  # value of `task.failed_bound` where a run's settings say nothing of it
 
 
 def definition(name: str) -> Metric:

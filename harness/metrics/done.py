@@ -16,10 +16,8 @@ from harness.metrics.schemas import reading
 DONE = "DONE"
 INCOMPLETE = "mlflow-incomplete.txt"
 """There while MLflow lacks something of a finished run, and says why; it comes and goes after DONE."""
-MODEL = "model"
-"""The folder of the final weights, with all that transformers and the engines need to load them."""
-CRITIC = "critic"
-"""Folder of the final critic, where there is one, as a model that classifies tokens."""
+MODEL = "model"  # the folder of the final weights, with all that transformers and the engines need to load them
+CRITIC = "critic"  # folder of the final critic, where there is one, as a model that classifies tokens
 
 
 class Written(msgspec.Struct, frozen=True, forbid_unknown_fields=True):
@@ -70,8 +68,7 @@ def read_done(folder: Path) -> DoneFile:
 
 
 def is_done(folder: Path) -> bool:
-    """Whether the run in this folder finished. Raises DamagedFile, which names it, where a file is missing or has
-    another size than it had then."""
+    """Whether the run in this folder finished. Raises DamagedFile where a file is missing or has another size."""
     if not (folder / DONE).exists():
         return False
     for name, written in (read_done(folder).files or {}).items():

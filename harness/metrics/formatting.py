@@ -18,8 +18,7 @@ if TYPE_CHECKING:
 
 _SIGNIFICANT = 3
 _MOST_DECIMALS = 4
-_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")
-"""Categories of characters that a screen does not show, or obeys."""
+_HIDDEN = ("Cc", "Cf", "Cs", "Co", "Cn", "Zl", "Zp")  # categories of characters that a screen does not show, or obeys
 _LATEX = {ord(sign): rf"\{sign}" for sign in "&%$#_{}"} | str.maketrans(
     {"\\": r"\textbackslash{}", "~": r"\textasciitilde{}", "^": r"\textasciicircum{}"}
     | {"−": "$-$", "–": "--", "·": r"$\cdot$"}
@@ -37,8 +36,7 @@ def decimals(values: Iterable[float]) -> int:
 
 
 def number(value: float, digits: int | None = None) -> str:
-    """1,234 or 0.123; `digits` behind the point, three significant ones if None. NaN (there is none) is a dash, an
-    infinity (not reached) `never`."""
+    """1,234 or 0.123; `digits` behind the point, three significant ones if None. NaN is a dash, an infinity `never`."""
     if math.isnan(value):
         return "–"
     if math.isinf(value):

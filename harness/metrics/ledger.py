@@ -21,8 +21,7 @@ ENGINE_EVENTS = {
 """Events of a rollout engine during a run, as ledger.json lists them, in words."""
 
 
-Range = tuple[int, int]
-"""The first id, and the one after the last."""
+Range = tuple[int, int]  # the first id, and the one after the last
 
 
 class LedgerState(msgspec.Struct, frozen=True, forbid_unknown_fields=True):

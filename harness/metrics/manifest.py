@@ -38,8 +38,7 @@ PACKAGES = (
 HOW_TIMED = {"real": "measured", "virtual": "simulated", "paced": "paced by the cost model"}
 """The origin of a run's times, by its backend, as titles and tables have it."""
 
-BUSY = 0.10
-"""Share of the cores; above it, kept busy by other processes, no times are judged."""
+BUSY = 0.10  # share of the cores; above it, kept busy by other processes, no times are judged
 
 
 def others_load(manifest: Mapping[str, Any]) -> float | None:

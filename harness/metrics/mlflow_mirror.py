@@ -1,8 +1,7 @@
 """The mirror of a results folder in MLflow: an experiment, and in it a run for each cell and seed.
 
 The files are the truth. A `Tracker` mirrors a run while it goes on, and a mirror that fails ends no run; `sync` brings
-MLflow up to date from the files. Import this module only where it is used: mlflow takes seconds to load.
-"""
+MLflow up to date from the files. Import this module only where it is used: mlflow takes seconds to load."""
 # ruff: noqa: E402
 
 from __future__ import annotations
@@ -60,8 +59,7 @@ _LOCKED_S = 120.0  # by another process, which makes an experiment in a second o
 _ITERATIONS = 20  # of an earlier attempt, read at once
 _BATCH = 1000  # MLflow's limit of metrics per log_batch
 _PARAM_BATCH = 100  # and of params
-VIEW = "cadence"
-"""Key of the view by which an experiment's charts are laid out."""
+VIEW = "cadence"  # key of the view by which an experiment's charts are laid out
 _FIRST = ("reward", "eval", "throughput", "staleness", "idle")  # sections that are unfolded; MLflow's order is A to Z
 
 
@@ -81,13 +79,10 @@ _TAGS = {
     "mlflow.experimentKind": "custom_model_development",  # else its page is for traces
     f"mlflow.sharedViewState.{VIEW}": _view(),
 }
-STARTED_AT = "started_at"
-"""Tag: which attempt at a cell and seed it is, as in its manifest.json."""
-WARNING = "warning/"
-"""Beginning of tags of what went wrong in a run."""
+STARTED_AT = "started_at"  # tag: which attempt at a cell and seed it is, as in its manifest.json
+WARNING = "warning/"  # beginning of tags of what went wrong in a run
 SUMMARY = "summary"
-COMPLETE = "cadence.mirrored"
-"""Tag: set last, when everything that the run's folder holds is in MLflow."""
+COMPLETE = "cadence.mirrored"  # tag: set last, when everything that the run's folder holds is in MLflow
 
 for _chatty in ("mlflow", "alembic", "urllib3.connectionpool"):
     logging.getLogger(_chatty).setLevel(logging.ERROR)
@@ -170,8 +165,7 @@ class MlflowStore:
         return Lock(self.results / ".mlflow.lock", within_s=_LOCKED_S, busy=busy)
 
     def experiment_id(self, name: str) -> str:
-        """The id of the MLflow experiment, made if it is not there, brought back if it was deleted. A server knows
-        itself where to keep artifacts."""
+        """The id of the MLflow experiment, made, or brought back, if need be. Servers know where artifacts go."""
         note = (
             f"Experiment `{name}`: a run for each cell and seed. The files below `{name}/` in the results folder are "
             "the truth; `cadence mlflow-sync` brings what is missing here."
@@ -282,8 +276,7 @@ class Tracker:
 
     As a context manager it ends the run as FINISHED, FAILED, or KILLED (interrupted). Where MLflow's store fails (a
     server that went away, a full disk) the mirror is lost: `on_lost` is called once, on the thread that saw it, nothing
-    more is mirrored, and no call raises. `sync` completes it from the run's folder.
-    """
+    more is mirrored, and no call raises. `sync` completes it from the run's folder."""
 
     def __init__(
         self,
@@ -299,8 +292,7 @@ class Tracker:
         """Create the run. config: nested mappings, logged flat as params; manifest: of `build_manifest`; before: of the
         iterations of earlier attempts what `log` takes, which is read on another thread. The
         caller must hold the run's folder: an earlier attempt that is still RUNNING is dead, and is marked KILLED."""
-        self.lost = ""
-        """Why nothing is mirrored any more, if so."""
+        self.lost = ""  # why nothing is mirrored any more, if so
         self.run_id = ""
         self._on_lost = on_lost
         self._pending: list[Metric] = []
@@ -369,8 +361,7 @@ class Tracker:
         self._store.client.set_terminated(self.run_id, status)
 
     def _write_until_closed(self, before: Iterator[Mapping[str, int | float]], seconds: float) -> None:
-        """Consumes what was before, then the buffer, every `seconds`; ends when the tracker closes or the mirror is
-        lost."""
+        """Consumes what was before, then the buffer, every `seconds`; ends when the tracker closes or is lost."""
         while not (self.lost or self._left) and (some := list(islice(before, _ITERATIONS))):
             at_ms = int(time.time() * 1000)
             metrics = [metric for one in some for metric in iteration_metrics(one, at_ms)]

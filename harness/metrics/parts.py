@@ -3,8 +3,7 @@ remember it: samples, responses, problems and spans, in the folder `parts` of th
 
 Each is a file in Arrow's stream format. It can be read at any moment; what follows the last whole batch, where its
 writer died, is left out. When the run is over they become samples.parquet, responses.parquet, problems.parquet and
-trace.json.
-"""
+trace.json."""
 
 from __future__ import annotations
 
@@ -56,8 +55,7 @@ _SPAN_SCHEMA = pa.schema(
         pa.field("iteration", pa.int64()),
     ]
 )
-_ITERATION_END = "iteration_end"
-"""The kind of a row that is no span: `end` is when the iteration ended."""
+_ITERATION_END = "iteration_end"  # the kind of a row that is no span: `end` is when the iteration ended
 
 
 class GrowingTable:
@@ -143,8 +141,7 @@ class SampleParts:
     def responses(
         self, samples: np.ndarray, tokens: Ragged, log_probs: Ragged, masks: Ragged, versions: Ragged
     ) -> None:
-        """Appends responses: of each sample its tokens, their log-probs, which of them the policy sampled, and the
-        versions that sampled them."""
+        """Appends responses: tokens of each sample, log-probs, which the policy sampled, and by which version."""
         self._responses.append(_response_columns(samples, tokens, log_probs, masks, versions))
 
     def dropped(self, samples: np.ndarray, tokens: Ragged, log_probs: Ragged, masks: Ragged, versions: Ragged) -> None:
@@ -213,8 +210,7 @@ def _runs(versions: Ragged) -> pa.ListArray:
 
 
 class DriverParts:
-    """The growing tables of one run that its driver writes. timeline: whose spans they are; extra_names: of the values
-    that scores may have."""
+    """The growing tables of one run that its driver writes. timeline: of the spans; extra_names: of scores' values."""
 
     def __init__(self, folder: Path, timeline: Timeline, extra_names: Sequence[str] = ()) -> None:
         folder.mkdir(exist_ok=True)
@@ -269,8 +265,7 @@ class DriverParts:
 
 
 def read_samples_so_far(folder: Path) -> pa.Table:
-    """Samples as samples.parquet has them: by sample id, with the row of their problem, and those of the `custom/`
-    columns that have a value."""
+    """Samples as samples.parquet has them: by sample id, with the rows of problems and `custom/` columns in use."""
     table = _filled(read_growing(folder / SAMPLES)).sort_by("sample_id").combine_chunks()
     problems = read_problems_so_far(folder)
     places = pa.compute.index_in(table["group_id"], problems["group_id"])

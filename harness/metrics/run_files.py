@@ -60,16 +60,12 @@ from harness.metrics.schemas import (
 )
 from harness.metrics.timeline import Timeline, chrome_trace, timeline_of
 
-LOCK = ".lock"
-"""Stays in a run's folder, whoever has it."""
+LOCK = ".lock"  # stays in a run's folder, whoever has it
 METRICS = "metrics.jsonl"
-EVALUATIONS = "eval.jsonl"
-"""A line for each version whose held-out accuracy was found."""
+EVALUATIONS = "eval.jsonl"  # a line for each version whose held-out accuracy was found
 TRAINED = ".trained"
 """There once all that was trained is in the run's files: what is left is to write the others from them, and DONE."""
-RESTARTS = "restarts.jsonl"
-"""A line for each time that roles died and were started again; there only where some did."""
-
+RESTARTS = "restarts.jsonl"  # a line for each time that roles died and were started again; there only where some did
 GROWING = frozenset({METRICS, EVALUATIONS, ARRIVALS, *(f"{PARTS}/{name}" for name in PART_FILES)})
 """Files that grow iteration by iteration, by path in the folder: going on from a checkpoint cuts them back."""
 
@@ -287,8 +283,7 @@ class RunDirectory:
 
 
 def locked(path: Path, busy: str) -> Lock:
-    """The folder of a run that nobody writes; as a context manager it stays so. Raises BlockingIOError, which says
-    `busy`, where somebody does."""
+    """Keeps others from writing the folder of a run. Raises BlockingIOError, which says `busy`, where somebody does."""
     return Lock(path / LOCK, busy=busy)
 
 

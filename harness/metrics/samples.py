@@ -80,8 +80,7 @@ class SampleRecord:
     custom: Mapping[str, float] = field(default_factory=dict)
 
 
-PROBLEM_ROW = pa.field("row", pa.string())
-"""The column by which the problem of a sample is found."""
+PROBLEM_ROW = pa.field("row", pa.string())  # the column by which the problem of a sample is found
 _ARROW = {
     **{"int": pa.int32(), "float": pa.float64(), "str": pa.string(), "bool": pa.bool_(), "Fate": pa.string()},
     **dict.fromkeys(("sample_id", "group_id"), pa.int64()),
@@ -125,8 +124,7 @@ class TrainedSamples:
     of `versions`, whether the policy sampled; where not, that of the token before stands there. finish_reason: places
     in `harness.protocols.FINISH_REASONS`. keeps_cache: samples that run as new weights come keep what older ones put
     into their KV caches; else it is computed again. max_token_staleness: lag beyond which a token has no loss; None:
-    there is none.
-    """
+    there is none."""
 
     sample_id: np.ndarray
     engine: np.ndarray
@@ -164,8 +162,7 @@ def trained_records(
     splits exactly: lag_worst = (last - first) + (iteration - last) = lag_in_flight + lag_in_queue.
 
     Only tokens that were sampled count. Raises ValueError, naming the first such sample, for one without such a token,
-    or whose versions decrease, are negative or newer than the trainer's.
-    """
+    or whose versions decrease, are negative or newer than the trainer's."""
     ids, count = samples.sample_id, samples.sample_id.size
     if not count:
         return []
@@ -226,8 +223,7 @@ def _cache_ages(samples: TrainedSamples, every: np.ndarray, starts: np.ndarray) 
     The entry of a token is made as the one behind it is sampled, those of the prompt as the first is. So in a run of
     version v behind T tokens, of which token t has version v_t, the j-th token has P + T + j - 1 entries, whose ages
     add up to v (P + T - 1) - (P - 1) v_1 - (v_1 + ... + v_T), whatever j is. Where weights came between two turns, all
-    that was said before is a prompt again.
-    """
+    that was said before is a prompt again."""
     versions, mask = samples.versions.astype(np.int64), samples.mask
     before, summed = (np.cumsum(counts) - counts for counts in (every, every * versions))
     entries = np.repeat(samples.prompt_tokens - before[starts], samples.runs) + before
@@ -259,8 +255,7 @@ def staleness_metrics(records: Iterable[SampleRecord], steps_per_version: int = 
     mean: mean over samples of lag_mean; max: the worst lag of all; in_flight_mean, in_queue_mean: means of the two
     parts of the worst lag; span_max: the most versions that sampled one sample; cache_mean: mean of cache_age.
     steps_mean, steps_max: mean and max in optimizer steps, as the iteration begins, of which a version is made by so
-    many. Raises ValueError if none was trained.
-    """
+    many. Raises ValueError if none was trained."""
     trained = _trained(records)
     mean, worst = float(np.mean([r.lag_mean for r in trained])), float(np.max([r.lag_worst for r in trained]))
     return {
@@ -276,8 +271,7 @@ def staleness_metrics(records: Iterable[SampleRecord], steps_per_version: int = 
 
 
 def discarded_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
-    """The mean lag of the tokens of those among `records` that were dropped, where there are some; what others are
-    compared with is of use."""
+    """The mean lag of the tokens of dropped records, if any, without those that others were compared with."""
     dropped = [r for r in records if r.fate not in ("trained", "dropped_baseline") and r.lag_mean is not None]
     if not dropped:
         return {}
@@ -328,8 +322,7 @@ def reward_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
     same_in_group: the share of groups in which all such samples have one reward, so that a comparison within them says
     nothing; failed: samples that could not be scored; correct_and_complete: the share of the trained ones that are
     right, and ended by themselves. Raises ValueError if none was trained, if a trained one has neither reward nor
-    failure, or if none was scored.
-    """
+    failure, or if none was scored."""
     trained = _trained(records)
     scored = [r for r in trained if r.reward is not None and r.exact_match is not None]
     unjudged = [r.sample_id for r in trained if (r.reward is None or r.exact_match is None) and not r.reward_failed]
@@ -360,8 +353,7 @@ def _same_in_group(records: Iterable[SampleRecord], groups: Iterable[int]) -> fl
 
 
 def turn_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
-    """turns/* of the trained samples among `records`, of a task with an environment. failed: a share of them. Raises
-    ValueError if none was trained."""
+    """turns/* of the trained samples, of a task with an environment; failed: a share. Raises ValueError if none was."""
     trained = _trained(records)
     return {
         "turns/mean": float(np.mean([r.turns for r in trained])),
@@ -469,8 +461,7 @@ PROBLEMS_SCHEMA = pa.schema(
         pa.field("answer", pa.string(), nullable=False),
     ]
 )
-LONGEST_ANSWER = 2000
-"""Characters of an answer that are kept: its row leads to the rest."""
+LONGEST_ANSWER = 2000  # characters of an answer that are kept: its row leads to the rest
 RESPONSES_SCHEMA = pa.schema(
     [
         pa.field("sample_id", pa.int64(), nullable=False),
@@ -601,8 +592,7 @@ def percentiles(values: np.ndarray, which: Iterable[int] = PERCENTILES) -> dict[
 
 
 def latencies_by_engine(samples: Iterable[pa.Table]) -> dict[str, dict[str, np.ndarray]]:
-    """`latencies` of the trained samples of runs, by the engine that finished them, engines in order. samples: of each
-    run its samples.parquet."""
+    """`latencies` of the trained samples of runs, by engine, in order. samples: samples.parquet of each run."""
     table = pa.concat_tables([one.select(["engine", "fate", *TIMES]) for one in samples])
     trained = table.filter(pa.compute.equal(table["fate"], "trained"))
     times = {name: trained[name].cast(pa.float64()).to_numpy() for name in TIMES}

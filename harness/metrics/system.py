@@ -13,8 +13,7 @@ import psutil
 
 from harness.config.machine import gpus
 
-Sample = Mapping[str, float]
-"""`time` (seconds since 1970) and `system/...`: percentages and megabytes."""
+Sample = Mapping[str, float]  # `time` (seconds since 1970) and `system/...`: percentages and megabytes
 
 
 class SystemSampler:

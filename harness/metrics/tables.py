@@ -14,9 +14,7 @@ from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
 
-PIPE = 10_000
-"""Columns of a console that is no terminal: no line is broken there."""
-
+PIPE = 10_000  # columns of a console that is no terminal: no line is broken there
 WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
 """Options of textwrap, which then breaks no word."""
 
@@ -27,8 +25,7 @@ _WHOLE = 16  # characters up to which a line of a cell is not broken between its
 
 @dataclass(frozen=True)
 class Table:
-    """columns: heads, of which one of several lines has one for each line of its cells, `iterations\\nsamples`. The
-    first says what a row is of."""
+    """columns: heads; of several lines, `iterations\\nsamples`, like the cells. The first says what a row is of."""
 
     title: str
     columns: Sequence[str]

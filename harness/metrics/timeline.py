@@ -5,8 +5,7 @@ neither is `stage_weights`: weights that travel from host to host while devices 
 
 trace.json holds the whole Timeline in the "Trace Event Format" (complete events "X" and metadata events "M", times in
 microseconds), which Perfetto and chrome://tracing open: one process per role, one thread per engine; version and
-iteration are arguments of each slice. What no viewer needs (placement, iteration ends) stands in `otherData`.
-"""
+iteration are arguments of each slice. What no viewer needs (placement, iteration ends) stands in `otherData`."""
 
 from __future__ import annotations
 
@@ -27,8 +26,7 @@ WORK_KINDS = SYNC_KINDS | {*_PHASES, "reward", "filter", *CRITIC_KINDS}
 BACKGROUND_SYNC_KINDS = frozenset({"stage_weights"})
 KINDS = WORK_KINDS | BACKGROUND_SYNC_KINDS | {"wait_for_samples"}
 TRAINING_ROLE = "actor"
-SYNC_ROLES = ("rollout", "actor", "actor_fwd")
-"""Roles that weights travel between."""
+SYNC_ROLES = ("rollout", "actor", "actor_fwd")  # roles that weights travel between
 
 # `reward` has no time of its own among the metrics; its spans count in idle/reward and in the trace.
 _PHASE_METRICS = {kind: f"time/{kind}_s" for kind in _PHASES}
@@ -220,8 +218,7 @@ def _seconds_per_engine(spans: Iterable[Span]) -> float:
     return total / len(engines) if engines else 0.0
 
 
-Interval = tuple[float, float]
-"""Start and end, in seconds."""
+Interval = tuple[float, float]  # start and end, in seconds
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

@@ -13,15 +13,9 @@ DEVICES = 16
 """Devices of a simulated job that names none: two nodes of eight, the fewest on which models of 32 billion parameters
 train beside their rollout on devices of 80 GB."""
 
-SAMPLES, TRIALS, PARTS = 200_000, 2, 12
-"""The effort of a plan that nobody asked for by itself."""
-
-LARGE = 100_000_000
-"""Parameters of a model from which on nobody simulates the batch of the toy task."""
-
-ITERATIONS = 10
-"""Iterations of such a job that says none: as many as show its steady state."""
-
+SAMPLES, TRIALS, PARTS = 200_000, 2, 12  # the effort of a plan that nobody asked for by itself
+LARGE = 100_000_000  # parameters of a model from which on nobody simulates the batch of the toy task
+ITERATIONS = 10  # iterations of such a job that says none: as many as show its steady state
 _BATCH = ("algorithm.batch_groups", "algorithm.group_size")
 
 _MAX_STALENESS = "schedule.max_staleness"  # decides what is learnt: a plan of one schedule leaves it

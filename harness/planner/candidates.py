@@ -19,16 +19,11 @@ PARALLEL = (1, 2, 4, 8)
 
 MICRO_GROUPS = (1, 2, 4, 8)
 
-STALENESS = (0.5, 1.0, 2.0, 4.0)
-"""Values tried for a schedule that takes `max_staleness`."""
-
-SCORING = (0.25, 0.5, 1.0)
-"""Devices of a pool for scoring, for each of the actor's."""
-
+STALENESS = (0.5, 1.0, 2.0, 4.0)  # values tried for a schedule that takes `max_staleness`
+SCORING = (0.25, 0.5, 1.0)  # devices of a pool for scoring, for each of the actor's
 _ENGINE, _PIPELINE, _EXPERTS = "engine.tensor_parallel", "training.pipeline_parallel", "training.expert_parallel"
 
 _STEP = 1.2  # numbers of training ranks closer together than that count as one
-
 _LEAST_USED = 0.5  # of the devices; a split that leaves more of them unused is none
 
 

@@ -29,7 +29,6 @@ from schedules.k_step_off import KStepOff
 USUAL_TENSOR = (1, 2, 4)
 
 _LEAST_SAMPLES = 1024  # measured over as many iterations as have so many
-
 _LEAST_ITERATIONS = 2
 
 _PART = 1024

@@ -3,8 +3,7 @@ choice, and how sure.
 
 Every proposal goes through the event model once for each draw of experiments/priors.yaml, the same draws for all, of a
 part of its devices and batch. What the part leaves out is taken from the plan's own trial of the whole, by the ratio of
-both at the plan's costs.
-"""
+both at the plan's costs."""
 
 from __future__ import annotations
 

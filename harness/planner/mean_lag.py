@@ -12,8 +12,7 @@ from harness.config import LengthsConfig
 from harness.cost_model.lengths import ResponseLengths
 
 DRAWS, POINTS = 1 << 16, 1000
-BALANCED = 0.1
-"""A share of the slower pool's seconds: nearer than that neither is the bottleneck."""
+BALANCED = 0.1  # a share of the slower pool's seconds: nearer than that neither is the bottleneck
 REGIMES = ("rollout is slower", "both balance", "training is slower")
 
 

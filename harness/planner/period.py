@@ -26,8 +26,7 @@ from schedules.sorted_batches import SortedBatches
 from schedules.tail_rounds import TailRounds
 from schedules.windowed import Windowed
 
-Beside = Callable[..., float]
-"""Seconds of several kinds of work that go on at the same time, from the seconds of each."""
+Beside = Callable[..., float]  # seconds of several kinds of work that go on at the same time, from the seconds of each
 
 
 def period(schedule: Schedule, work: IterationWork, beside: Beside = max) -> float:

@@ -19,9 +19,7 @@ from harness.rpc.children import parallel_as_completed
 
 SEED = 0
 
-WORTH = 0.01
-"""A share of throughput that is not worth any lag."""
-
+WORTH = 0.01  # a share of throughput that is not worth any lag
 AS_ALONE = "cost.colocated_train_factor"
 """The setting of what sharing devices costs training, which one system published: in plans it is 1."""
 
@@ -34,13 +32,10 @@ CHECKED = 512
 """Samples of a batch, at least, of the part of the best in which the event model is held to the schedule's own file,
 which takes seconds for thousands of samples."""
 
-ITERATIONS = 20
-"""Iterations of the run that is proposed: enough to be in a steady state for most of it."""
-
+ITERATIONS = 20  # iterations of the run that is proposed: enough to be in a steady state for most of it
 _PROCESSES = 2
 
 _TIMEOUT_S = 3600.0  # longest wait for all of them
-
 _STALENESS = "max_staleness"
 
 _GIVEN = frozenset(

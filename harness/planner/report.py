@@ -23,7 +23,6 @@ from harness.prediction.forecast import SURE, TIE, Verdict, interval, p_faster, 
 from harness.report.drawing import save_figure
 
 _WORTH_SAYING = 0.01  # of an iteration
-
 _TAIL = 0.4  # of an iteration: a response that takes longer is what pools wait for
 
 

@@ -73,8 +73,7 @@ T = TypeVar("T")
 
 
 def front(items: Sequence[T], gain: Callable[[T], float], price: Callable[[T], float]) -> list[T]:
-    """Items than which none gains at least as much for no higher a price (one of the two strictly), cheapest first. Of
-    equals the first is kept."""
+    """Items than which none gains as much for no higher a price, one strictly; cheapest first, of equals the first."""
     kept: list[T] = []
     for item in sorted(items, key=lambda item: (price(item), -gain(item))):
         if not kept or gain(item) > gain(kept[-1]):

@@ -1,7 +1,6 @@
 """The work of each pool in an iteration, in seconds: at least (for bounds), likely (for what to try first).
 
-Both are computed from the response lengths that the run will draw.
-"""
+Both are computed from the response lengths that the run will draw."""
 
 from __future__ import annotations
 
@@ -84,8 +83,7 @@ class PoolLayout:
 
     fresh_from: groups of a batch from this one on lag by floor(eta) iterations at most, those before by ceil(eta).
     together: batches that are generated as one. epochs, steps: passes and optimizer steps over a batch; freezes: the
-    trainer scores it before. sender_links: of `transfer_times`; lent: engines on training devices.
-    """
+    trainer scores it before. sender_links: of `transfer_times`; lent: engines on training devices."""
 
     engines: int
     running: int
@@ -113,8 +111,7 @@ class IterationWork:
     empty engines to empty engines; longest_s, fresh_s: of its longest response, alone, and of the longest in its fresh
     part; score_s, train_s: of the pools that do it; micro_s: scoring and training of the smallest micro-batch, which
     nothing shortens for the last response; step_s: of the optimizer's last step; send_s, load_s: of a weight update;
-    offload_s: of a device that is given back. lent: engines on training devices, for each of the pool.
-    """
+    offload_s: of a device that is given back. lent: engines on training devices, for each of the pool."""
 
     generate_s: float
     batch_s: float

@@ -5,46 +5,30 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields, replace
 
-SHARED = "colocate_sync"
-"""The schedule in which all devices do everything in turn."""
+SHARED = "colocate_sync"  # the schedule in which all devices do everything in turn
 
 
 @dataclass(frozen=True)
 class Workload:
-    """Knowledge of a job. None: not said, so that it is inferred or assumed, never that there is none. Lengths are
-    tokens; shares are of [0, 1]."""
+    """Knowledge of a job. None: not said: inferred or assumed, never nothing. Lengths: tokens; shares: of [0, 1]."""
 
-    model: str | None = None
-    """A setting of `make bench`: a name of experiments/model, or hf:<org>/<name>."""
-    device: str | None = None
-    """A name of experiments/device."""
-    batch_groups: int | None = None
-    """Prompts of a training step."""
-    group_size: int | None = None
-    """Responses to a prompt."""
+    model: str | None = None  # a setting of `make bench`: a name of experiments/model, or hf:<org>/<name>
+    device: str | None = None  # a name of experiments/device
+    batch_groups: int | None = None  # prompts of a training step
+    group_size: int | None = None  # responses to a prompt
     prompt_mean: float | None = None
-    response_mean: float | None = None
-    """Responses as sampled, the cap included."""
-    response_max: float | None = None
-    """The longest response of a batch, in the mean over steps."""
-    cap: int | None = None
-    """The longest response that is allowed."""
-    clipped_share: float | None = None
-    """Share of the responses that reach the cap."""
-    tokens_per_s: float | None = None
-    """Response tokens of all engines in a second of generation."""
-    tensor_parallel: int | None = None
-    """Devices of an engine."""
-    slots: int | None = None
-    """Samples that an engine generates at a time, at most."""
+    response_mean: float | None = None  # responses as sampled, the cap included
+    response_max: float | None = None  # the longest response of a batch, in the mean over steps
+    cap: int | None = None  # the longest response that is allowed
+    clipped_share: float | None = None  # share of the responses that reach the cap
+    tokens_per_s: float | None = None  # response tokens of all engines in a second of generation
+    tensor_parallel: int | None = None  # devices of an engine
+    slots: int | None = None  # samples that an engine generates at a time, at most
     streamed_groups: int | None = None
     """Groups that it generates at a time, at most, where they are streamed to the trainer (fully_async)."""
-    optimizer_steps: int | None = None
-    """Mini-batches of a training step."""
-    recompute_log_probs: bool | None = None
-    """Whether the trainer scores what engines sampled (`old_log_prob`)."""
-    reference: bool | None = None
-    """Whether a reference model scores it too."""
+    optimizer_steps: int | None = None  # mini-batches of a training step
+    recompute_log_probs: bool | None = None  # whether the trainer scores what engines sampled (`old_log_prob`)
+    reference: bool | None = None  # whether a reference model scores it too
 
     def over(self, below: Workload) -> Workload:
         """Join both: what this workload does not say is as `below` says it."""
@@ -75,44 +59,31 @@ class StepRow:
     not said, never 0. Phases of a synchronous row follow each other, and the trainer's phases of an asynchronous one,
     `wait_s` among them: they add up to the step, with the rests."""
 
-    label: str
-    """File and line."""
+    label: str  # file and line
     schedule: str
     rollout_devices: int
-    train_devices: int
-    """The same ones as `rollout_devices` where they are shared."""
-    options: Mapping[str, str] = field(default_factory=dict, hash=False)
-    """Options of the schedule."""
-    engine: str = ""
-    """Any text; rows of the same are of one software."""
+    train_devices: int  # the same ones as `rollout_devices` where they are shared
+    options: Mapping[str, str] = field(default_factory=dict, hash=False)  # options of the schedule
+    engine: str = ""  # any text; rows of the same are of one software
     step_s: float | None = None
     rollout_s: float | None = None
     """The phase of generation, with all that surrounds it (sleep and wake, handing out prompts)."""
-    generate_s: float | None = None
-    """Generating sequences alone."""
-    wait_s: float | None = None
-    """The trainer's wait for samples; of asynchronous rows."""
+    generate_s: float | None = None  # generating sequences alone
+    wait_s: float | None = None  # the trainer's wait for samples; of asynchronous rows
     old_log_prob_s: float | None = None
     ref_log_prob_s: float | None = None
-    log_probs_s: float | None = None
-    """Both scorings, where they were timed together."""
+    log_probs_s: float | None = None  # both scorings, where they were timed together
     update_s: float | None = None
-    reward_s: float | None = None
-    """Rewards after generation, which a schedule that streams hides."""
-    sync_s: float | None = None
-    """The weights on their way to engines while the trainer waits."""
-    serial_s: float | None = None
-    """Rest: of the trainer, in whatever schedule (data moved, advantages, metrics)."""
-    overlappable_s: float | None = None
-    """Rest: what a schedule hides that trains while samples are made."""
+    reward_s: float | None = None  # rewards after generation, which a schedule that streams hides
+    sync_s: float | None = None  # the weights on their way to engines while the trainer waits
+    serial_s: float | None = None  # rest: of the trainer, in whatever schedule (data moved, advantages, metrics)
+    overlappable_s: float | None = None  # rest: what a schedule hides that trains while samples are made
     sharing_only_s: float | None = None
     """Rest: what there is only where devices are shared (offload, sleep, wake, resharding)."""
     spread: Mapping[str, float] = field(default_factory=dict, hash=False)
     """Standard deviation of the logarithm over the steps that were averaged, by the names of the fields above."""
-    steps: int | None = None
-    """Steps averaged."""
-    says: Workload = Workload()
-    """The workload as the row says it, over that of the evidence."""
+    steps: int | None = None  # steps averaged
+    says: Workload = Workload()  # the workload as the row says it, over that of the evidence
 
     @property
     def shared(self) -> bool:

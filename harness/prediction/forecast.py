@@ -12,11 +12,8 @@ from harness.prediction.evidence import StepRow
 
 Verdict = Literal["faster", "slower", "tie", "cannot be told"]
 
-SURE = 0.8
-"""Probability at which a verdict is given, and share of the draws in an interval."""
-
-TIE = 0.05
-"""Two ways tie where `SURE` of the draws have them closer together than this share of throughput."""
+SURE = 0.8  # probability at which a verdict is given, and share of the draws in an interval
+TIE = 0.05  # two ways tie where `SURE` of the draws have them closer together than this share of throughput
 
 
 @dataclass(frozen=True)
@@ -26,8 +23,7 @@ class Forecast:
 
     reference: the synchronous row that it is compared with; reference_s: its step. given, assumed: what the draws stand
     on, a line each. settles: the measurement that would tell most about the sign, and by how much. implausible: as of
-    its system.
-    """
+    its system."""
 
     row: StepRow
     reference: StepRow

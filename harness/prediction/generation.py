@@ -23,8 +23,7 @@ def capped_mean(mean: Draws, sigma: Draws, cap: float) -> Draws:
 
 
 def uncapped_mean(mean: Draws, sigma: Draws, cap: float) -> Draws:
-    """Means of the log-normals whose means *under* the cap are these, which are below it: by bisection of the
-    logarithm. float64 [n]."""
+    """Means of log-normals whose means *under* the cap are these: by bisection of the logarithm. float64 [n]."""
     low, high = np.log(mean), np.log(mean) + 12.0 + sigma**2
     for _ in range(50):
         middle = (low + high) / 2
@@ -70,8 +69,7 @@ def batch_seconds(cost: CostConfig, lengths: NDArray[np.int64], *, engines: int,
     As `engines.simulated.decoding` has it, but where its KV cache is full: instead of preempting, an engine then runs
     as many samples as the cache holds in the mean. Slots are filled as they become free, so that after the i-th of N
     finishes n = min(slots, N - i) run, and the contexts of all steps add up to the sum over samples of r p + r^2 / 2,
-    of r tokens to a prompt of p (`DecodeCost` says how long a step lasts).
-    """
+    of r tokens to a prompt of p (`DecodeCost` says how long a step lasts)."""
     decode, prompt = DecodeCost.of(cost), cost.prompt_tokens
     if decode.kv_tokens is not None:
         slots = max(1, min(slots, int(decode.kv_tokens / (prompt + lengths.mean()))))

@@ -4,8 +4,7 @@ Importance sampling in two stages (Gelman et al., "Bayesian data analysis", sect
 their priors; where a row gives a figure, the equation of the table is solved for the quantity that nobody measures (the
 share of the peak that a phase reaches, the time of engines over the roofline's), and the draw weighs as much as the
 prior says of that solution. A row is one run, whose noise is drawn too. What several rows say of one quantity, and
-statistics of lengths, weigh by how far they are from the draw. Then draws are taken in proportion to their weights.
-"""
+statistics of lengths, weigh by how far they are from the draw. Then draws are taken in proportion to their weights."""
 
 from __future__ import annotations
 
@@ -25,27 +24,17 @@ from harness.prediction.evidence import StepRow, Workload
 from harness.prediction.generation import batch_seconds, clipped_share, clipped_tail, longest, uncapped_mean
 from harness.prediction.priors import Draws, Priors
 
-Given = Literal["sync", "train"]
-"""Rows that are read: synchronous ones only, or the training phases of the others too."""
-
-FIRST, SECOND = 4096, 512
-"""Draws of the first stage, and of the second, in which batches are generated."""
-
+Given = Literal["sync", "train"]  # rows that are read: synchronous ones only, or the training phases of the others too
+FIRST, SECOND = 4096, 512  # draws of the first stage, and of the second, in which batches are generated
 OLD, REFERENCE, UPDATE = "old_log_prob_s", "ref_log_prob_s", "update_s"
 
-TRAINED = (OLD, REFERENCE, "log_probs_s", UPDATE)
-"""Training phases, as rows have them."""
-
-PASSES = {OLD: 1, REFERENCE: 1, UPDATE: 3}
-"""Forward passes that a phase computes as much as."""
-
+TRAINED = (OLD, REFERENCE, "log_probs_s", UPDATE)  # training phases, as rows have them
+PASSES = {OLD: 1, REFERENCE: 1, UPDATE: 3}  # forward passes that a phase computes as much as
 _SEEDS = 8  # of batches
-
 FAR = 4.0
 """Standard deviations from what priors expect, from which on a row is called implausible: one system in 16,000."""
 
-FEW = 5
-"""Independent draws, below which an interval is called one of too few."""
+FEW = 5  # independent draws, below which an interval is called one of too few
 
 
 def check_given(text: str) -> Given:
@@ -78,8 +67,7 @@ class System:
     the log-normal before the cap. work: of each phase, seconds on as many devices as the first row trains on, as it
     shares them. around: by the label of the row. missing: phases that no row gives. effective: of
     so many independent draws are these worth. longer: so many times as long as `batch_seconds` says a batch takes.
-    implausible: what no system is expected to be like, in words; "" where there is none.
-    """
+    implausible: what no system is expected to be like, in words; "" where there is none."""
 
     rows: tuple[StepRow, ...]
     workload: Workload
@@ -310,8 +298,7 @@ class Narrowing:
             )
 
     def keep(self, count: int) -> float:
-        """Take so many draws in proportion to their weights (systematic resampling). Returns how many independent ones
-        they are worth."""
+        """Take so many draws by weight (systematic resampling). Returns how many independent ones they are worth."""
         weights = np.exp(self.log_weight - self.log_weight.max())
         weights /= weights.sum()
         places = (np.arange(count) + self.random.random()) / count

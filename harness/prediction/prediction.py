@@ -55,25 +55,15 @@ from harness.prediction.simulation import (
 )
 from harness.rpc.children import parallel_map
 
-DRAWS = 200
-"""Draws of what is not known, of small jobs; of large ones fewer."""
-
+DRAWS = 200  # draws of what is not known, of small jobs; of large ones fewer
 _SAMPLES, _LEAST_DRAWS = 1_200_000, 32  # that all draws of a batch of all rows have together; draws at least
-
-OWN_DRAWS = 10
-"""Draws of a row that only its schedule's own file knows, which takes seconds for each."""
-
-CHECKS = 2
-"""Draws of a row in which the fast model is compared with the schedule's own file."""
-
-SYNC_S = 0.1
-"""Seconds that a transfer of weights takes at least."""
-
+OWN_DRAWS = 10  # draws of a row that only its schedule's own file knows, which takes seconds for each
+CHECKS = 2  # draws of a row in which the fast model is compared with the schedule's own file
+SYNC_S = 0.1  # seconds that a transfer of weights takes at least
 GIVEN_NOISE = 0.02
 """Standard deviation of the logarithm of a training phase that the row gives itself: of means over steps."""
 
 _ENGINES, _SEEDS = 8, 16  # that `longer_by` simulates
-
 _TIMEOUT_S = 3600.0  # longest wait for all draws of a row
 
 

@@ -22,8 +22,7 @@ from harness.prediction.evidence import Workload
 
 PRIORS = EXPERIMENTS / "priors.yaml"
 
-Draws = NDArray[np.float64]
-"""A figure for each draw: float64 [n]."""
+Draws = NDArray[np.float64]  # a figure for each draw: float64 [n]
 
 
 @dataclass(frozen=True, config=STRICT)

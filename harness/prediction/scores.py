@@ -1,8 +1,7 @@
 """How good predictions are: published steps, and simulated ones, by proper scores beside two simple answers.
 
 A published row is predicted by priors that have not seen its system. Scores are committed
-(`experiments/predictions/`), so that a row that moves is noticed, and predictions quote them.
-"""
+(`experiments/predictions/`), so that a row that moves is noticed, and predictions quote them."""
 
 from __future__ import annotations
 
@@ -28,15 +27,9 @@ from harness.prediction.priors import Draws, Priors, read_priors
 from harness.prediction.table import read_evidence
 from harness.rpc.children import parallel_map
 
-SCORES = EXPERIMENTS / "predictions" / "scores.csv"
-"""Scores of published rows, as they were last."""
-
-TRUTHS = EXPERIMENTS / "predictions" / "truths.csv"
-"""Means over simulated truths (`made_truths`)."""
-
-DRAWS = 64
-"""Draws of a row that is scored."""
-
+SCORES = EXPERIMENTS / "predictions" / "scores.csv"  # scores of published rows, as they were last
+TRUTHS = EXPERIMENTS / "predictions" / "truths.csv"  # means over simulated truths (`made_truths`)
+DRAWS = 64  # draws of a row that is scored
 TOLERANCE = 0.05
 """Share of what is committed by which a row may move: draws are chosen by weights, rounded otherwise elsewhere."""
 
@@ -96,8 +89,7 @@ class Summary:
     no_change_skill: float
 
 
-Line = TypeVar("Line", Score, Summary)
-"""A line of a table."""
+Line = TypeVar("Line", Score, Summary)  # a line of a table
 
 
 def crps(draws: Draws, value: float) -> float:
@@ -115,8 +107,7 @@ def own_phases_s(row: StepRow, reference: StepRow, given: Given) -> float:
         step - gen                                                             (given sync)
         step - gen - (old_log_prob + ref_log_prob + update) + the same of the row    (given train)
 
-    A phase that the row does not give is none; where it gives none at all, its phases are the synchronous row's.
-    """
+    A phase that the row does not give is none; where it gives none at all, its phases are the synchronous row's."""
     assert reference.step_s is not None
     left = reference.step_s - (reference.rollout_s or reference.generate_s or 0.0)
     own, others = (sum(getattr(one, name) or 0.0 for name in TRAINED) for one in (row, reference))
@@ -250,12 +241,8 @@ def of_given(scores: Sequence[Score], given: Given) -> list[Score]:
     return [one for one in scores if one.given == given]
 
 
-COUNT = 400
-"""Truths, half of them for each GIVEN: the coverage of all has a standard error of .02."""
-
-TRUTH_DRAWS = 32
-"""Draws of a prediction: intervals are unbiased in whatever number of them (`forecast.interval`)."""
-
+COUNT = 400  # truths, half of them for each GIVEN: the coverage of all has a standard error of .02
+TRUTH_DRAWS = 32  # draws of a prediction: intervals are unbiased in whatever number of them (`forecast.interval`)
 WORKLOAD = Workload(model="qwen7b", device="h20", batch_groups=16, group_size=4, cap=2000)
 """A batch of 64 samples, which takes milliseconds."""
 

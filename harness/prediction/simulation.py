@@ -1,5 +1,4 @@
-"""A row in one draw of what is not known: the job of its schedule, with the costs of that draw, and how long its steps
-last on the virtual clock."""
+"""A row in one draw of what is unknown: its job, with the costs of that draw, and its steps on the virtual clock."""
 
 from __future__ import annotations
 
@@ -15,27 +14,16 @@ from harness.driver.event_model import difference, fast_steps, not_covered
 from harness.prediction.evidence import StepRow
 from harness.prediction.posterior import engines_of
 
-WARMUP = 2
-"""Iterations before a schedule is in its stride: their batches do not count."""
-
-END = 2
-"""Iterations at the end, while no more is generated."""
-
-BATCHES = 3
-"""Simulated batches that a step is a mean over."""
-
-CHUNKS = 4
-"""Equal parts at most in which a trainer that streams takes a batch, as with verl's require_batches."""
-
+WARMUP = 2  # iterations before a schedule is in its stride: their batches do not count
+END = 2  # iterations at the end, while no more is generated
+BATCHES = 3  # simulated batches that a step is a mean over
+CHUNKS = 4  # equal parts at most in which a trainer that streams takes a batch, as with verl's require_batches
 PART = 1024
 """Samples of a batch, at least, of rows whose trainers stream (`smaller`): over 24 draws of verl's 16 + 16 a step lasts
 0.4 % less then than with all 8,192, in one draw 3 % more or less, where draws differ by 19 %."""
 
-CHECKED = 256
-"""The same of jobs that the schedule's own file runs, which takes seconds for thousands of samples."""
-
-WHOLE = ("one_step_off", "k_step_off", "separated_sync")
-"""Schedules whose trainers begin with whole batches."""
+CHECKED = 256  # the same of jobs that the schedule's own file runs, which takes seconds for thousands of samples
+WHOLE = ("one_step_off", "k_step_off", "separated_sync")  # schedules whose trainers begin with whole batches
 
 
 @dataclass(frozen=True)
@@ -70,8 +58,7 @@ def streams(row: StepRow) -> bool:
 
 
 def row_job(row: StepRow, job: JobConfig, drawn: DrawnCosts) -> JobConfig:
-    """The row's job: a pool of devices that work together is one device of the simulation, at the pool's costs; each
-    rollout engine is one."""
+    """The row's job: each rollout engine, and each pool that works together, is one device of the simulation."""
     algorithm = job.algorithm
     split: dict[str, int | str] = {
         "rollout": engines_of(row, job),

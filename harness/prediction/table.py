@@ -58,8 +58,7 @@ ABOUT_JOB = {one.name: one.name for one in dataclasses.fields(Workload)} | {
 }
 """Fields of a workload that columns hold, by their names."""
 
-ROUNDED = 0.02
-"""Share of a step by which its phases may exceed it: figures are means, and rounded."""
+ROUNDED = 0.02  # share of a step by which its phases may exceed it: figures are means, and rounded
 
 
 @dataclass(frozen=True, config=STRICT)

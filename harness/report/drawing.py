@@ -27,9 +27,7 @@ if TYPE_CHECKING:
 
 COLUMN, PAGE = 3.25, 5.5
 """Widths of pictures for papers, in inches: of a column (ICML), and of a page's text (397 pt: NeurIPS, ICLR)."""
-FORMATS = ("png", "svg", "pdf")
-"""Formats of pictures, for pages, for the web and for papers."""
-
+FORMATS = ("png", "svg", "pdf")  # formats of pictures, for pages, for the web and for papers
 Draw = Callable[[Figure], "pd.DataFrame | None"]
 """Draws into a figure that has its width; returns what it drew, None where a file has that already."""
 DrawTable = Callable[[Figure, "pd.DataFrame"], None]

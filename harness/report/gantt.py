@@ -23,8 +23,7 @@ _ITERATIONS = 6
 _TRANSFERS = SYNC_KINDS | BACKGROUND_SYNC_KINDS
 _WAIT = "wait_for_samples"
 _ITERATION = "iteration"
-_UNTRAINED = _TRANSFERS | {_WAIT, _ITERATION}
-"""Kinds of spans that are of no data."""
+_UNTRAINED = _TRANSFERS | {_WAIT, _ITERATION}  # kinds of spans that are of no data
 _NOT_TRAINED = "#B8C2CC"
 _IDLES = 0.05  # of the time: an engine of the host that does less has no lane
 _SMALLEST_GAP = 0.003  # of the width
@@ -32,10 +31,8 @@ _LOWEST_LABEL = 0.1  # of a lane of an engine: text in a lower bar would not be 
 MOST_BARS = 4_000
 """Bars in one panel, at most; what a picture lasts grows with them, and others may have written a trace."""
 _SEEN = 0.0003  # of the width: a bar that is shorter cannot be seen
-
 Owner = tuple[str, str]
-Paint = Callable[[Span], tuple[str, str]]
-"""The colour of a bar, and what is written in it."""
+Paint = Callable[[Span], tuple[str, str]]  # the colour of a bar, and what is written in it
 
 
 def same_seconds(
@@ -212,7 +209,6 @@ def _mark_iterations(axes: Axes, timeline: Timeline, shown: Sequence[int], windo
 OWN_KINDS = SYNC_KINDS | BACKGROUND_SYNC_KINDS | {"generate"}
 """Kinds of work whose span has the version itself: of the weights that travel, or that sample."""
 _ROUNDED_S = 1e-6  # what times in files may be off
-
 DataVersion = Callable[[Span], int | None]
 
 

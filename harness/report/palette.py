@@ -11,8 +11,7 @@ from harness.metrics.formatting import CELLS, MORE, OWN, of_schedules
 if TYPE_CHECKING:
     from harness.comparison.runs import Cell
 
-BLUE, GREEN, ORANGE = CELLS[0], CELLS[2], CELLS[4]
-"""Colours of series that are no cells."""
+BLUE, GREEN, ORANGE = CELLS[0], CELLS[2], CELLS[4]  # colours of series that are no cells
 OF_TIME = {
     "own": ("own work", BLUE),
     "others": ("other roles on the same devices", "#8CC5E8"),
@@ -20,9 +19,7 @@ OF_TIME = {
 }
 """Names and colours of what the time of devices went to."""
 
-DASHES = ("", "7 3", "2 3", "10 3 2 3")
-"""Dashes of lines of cells, in their order: they can be told apart in grey, too."""
-
+DASHES = ("", "7 3", "2 3", "10 3 2 3")  # dashes of lines of cells, in their order: they can be told apart in grey, too
 VERSIONS = ("#46237A", "#3B528B", "#23808D", "#27AD81", "#84D44B", "#F6E620")
 """Colours of policy versions 0, 1, ...: six steps of viridis, over and over; bars carry the number."""
 

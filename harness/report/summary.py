@@ -78,8 +78,7 @@ def summarize(run_dir: Path) -> RunSummary:
     the last. samples_per_s, tokens_per_s: of summary.json, without warm-up. others_load: the share of the cores that
     other processes kept busy meanwhile, None where times are simulated.
 
-    Raises ValueError if no iteration has finished.
-    """
+    Raises ValueError if no iteration has finished."""
     metrics = load_metrics(run_dir)
     if not metrics:
         raise ValueError(f"{run_dir}: no iteration has finished, there is nothing to sum up")
@@ -113,8 +112,7 @@ def summarize(run_dir: Path) -> RunSummary:
 
 
 def summary_tables(runs: Sequence[RunSummary]) -> list[Table]:
-    """Two tables with a row per run, and one of held-out accuracy and one of custom metrics where there are any; a
-    simulated run says so in each."""
+    """Two tables with a row per run, which says if it is simulated; of held-out accuracy and custom metrics, if any."""
     rates = ("wall s", "samples/s\ntokens/s", "others' load")
     figures = ("iterations\nsamples", *rates, "exact match, first 10 %\nlast 10 %")
     tables = [

@@ -16,8 +16,7 @@ docs/service.md has a trainer and an engine that use nothing else.
     GET  /versions                  the trainer's, and each engine's; waits for a newer one
     POST /close                     no more prompts
     GET  /ledger, /metrics, /health what became of the samples; for Prometheus; whether it is there
-    GET  /openapi.json              all of that for programs
-"""
+    GET  /openapi.json              all of that for programs"""
 
 from __future__ import annotations
 

@@ -8,8 +8,7 @@ loopback:
     GET    /metrics                    the same, and the newest iteration, for Prometheus
     GET    /topology                   epoch, members with version, health, rank and what was requested of them
     POST   /members/{name}/leave       finish what it runs and get no more weights, from the next transfer on
-    POST   /members/{name}/join        come back with the weights of the next transfer
-"""
+    POST   /members/{name}/join        come back with the weights of the next transfer"""
 
 from __future__ import annotations
 

@@ -4,8 +4,7 @@ sample.
 The service decides nothing but what bounds staleness (`schedules.capacity.Capacity`): an engine of version u is given
 group N only if N < ceil((u + 1 + max_staleness) batch_groups), batch i is trained at version i, and version i + 1 is
 taken once all of batch i was given to the trainer. So no sample lags by more than ceil(max_staleness) versions,
-whatever trainer and engines do. When what is admitted, and when weights are sent, is the trainer's to say.
-"""
+whatever trainer and engines do. When what is admitted, and when weights are sent, is the trainer's to say."""
 
 from __future__ import annotations
 
@@ -38,8 +37,7 @@ class Replaced(LookupError):
     """Raised for weights that newer ones have replaced: ask which are the newest, and take those."""
 
 
-Gone = Callable[[], Awaitable[bool]]
-"""Whether who asked is there no more."""
+Gone = Callable[[], Awaitable[bool]]  # whether who asked is there no more
 
 
 async def _never() -> bool:
@@ -64,16 +62,12 @@ class ServedJob:
     def __init__(self, request: JobRequest, folder: Path, now: Callable[[], float]) -> None:
         self.request = request
         self.queue = LocalQueue(request.queue_spec(), now=now)
-        self.version: int | None = None
-        """The trainer's; None before the first weights."""
+        self.version: int | None = None  # the trainer's; None before the first weights
         self.engines: dict[str, int | None] = dict.fromkeys(request.engines)
         """The version that each has; None before its first."""
-        self.admitted = 0
-        """Groups below may be given to engines."""
-        self.lags = Counter[int]()
-        """Rows that were given to the trainer, counted by their lag."""
-        self.loaded = self.generated = self.trained = 0
-        """Rows."""
+        self.admitted = 0  # groups below may be given to engines
+        self.lags = Counter[int]()  # rows that were given to the trainer, counted by their lag
+        self.loaded = self.generated = self.trained = 0  # rows
         self.weights = WeightFiles(folder)
         self._now = now
         self._capacity = Capacity(request.batch_groups, request.max_staleness)

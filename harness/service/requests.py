@@ -11,12 +11,8 @@ from harness.service.tensors import LENGTHS, ROWS
 from harness.transfer_queue.control.spec import QueueSpec, TaskSpec
 from harness.transfer_queue.rows.columns import ColumnSpec
 
-GENERATE, TRAIN = "rollout", "train"
-"""The two tasks that every job has: engines read the first, the trainer the second."""
-
-TRAINER = "trainer"
-"""The trainer's name among those of the engines."""
-
+GENERATE, TRAIN = "rollout", "train"  # the two tasks that every job has: engines read the first, the trainer the second
+TRAINER = "trainer"  # the trainer's name among those of the engines
 LONGEST_WAIT_S = 60.0
 MOST_ENGINES = 4096
 _ROWS_OF_A_BATCH = 1 << 20

@@ -1,8 +1,7 @@
 """A model and a data set to try text with: small, made here, nothing downloaded.
 
 The model is a Qwen2 of 1.1 million parameters with a tokenizer trained on its texts and a chat template. It has seen
-demonstrations that became noisy, and answers some prompts right: so that there is something to sharpen.
-"""
+demonstrations that became noisy, and answers some prompts right: so that there is something to sharpen."""
 
 from __future__ import annotations
 
@@ -19,8 +18,7 @@ WORDS = (
     "red blue green black white grey pink brown cat dog fox owl bear deer wolf lion sun moon star rain snow wind fog "
     "storm oak elm fern moss rose lily reed vine salt rice corn milk bread soup tea plum"
 ).split()
-LEAST, MOST = 2, 6
-"""Words of a prompt."""
+LEAST, MOST = 2, 6  # words of a prompt
 TRAIN, TEST = 4000, 256
 CHAT_TEMPLATE = (
     "{% for message in messages %}<|im_start|>{{ message['role'] }}\n{{ message['content'] }}<|im_end|>\n{% endfor %}"
@@ -31,8 +29,7 @@ STEPS = 400
 
 
 def make_sample(folder: Path, progress: Callable[[str], None]) -> str:
-    """Writes train.jsonl, test.jsonl and model/ into `folder`, and tells their census. Raises ConfigError where one is
-    there."""
+    """Writes train.jsonl, test.jsonl and model/ into `folder`; returns a census. Raises ConfigError if one is there."""
     for name in ("train.jsonl", "test.jsonl", "model"):
         if (folder / name).exists():
             raise ConfigError(f"folder={folder} holds {name} already; name another folder")

@@ -1,5 +1,4 @@
-"""The scaling study: every schedule planned for 32 to 1,024 devices, the same job each time, and judged beside taking
-turns; its page and picture."""
+"""The scaling study: every schedule planned for 32 to 1,024 devices, one job, judged beside taking turns."""
 
 from __future__ import annotations
 
@@ -31,9 +30,7 @@ PAGE = DOCS.parent / "results/reference/simulated/scaling.md"
 
 MODELS = ("qwen7b", "qwen32b")
 
-JOB = ("algorithm.reference=true",)
-"""Settings of every job: reference and old log-probs are both scored."""
-
+JOB = ("algorithm.reference=true",)  # settings of every job: reference and old log-probs are both scored
 SIZES = (32, 64, 128, 256, 512, 1024)
 
 STALENESS = "schedule.max_staleness"

@@ -1,7 +1,6 @@
 """The simulated table of every schedule: what is slow, tools that answer late, and more devices with larger batches.
 
-What is compared, and how the conditions are made, is said in the text that goes above the tables.
-"""
+What is compared, and how the conditions are made, is said in the text that goes above the tables."""
 
 from __future__ import annotations
 
@@ -27,9 +26,7 @@ DEVICES, WARMUP = 16, 2
 
 GROUPS_PER_DEVICE, GROUP, SLOTS = 2, 8, 32
 
-TRAIN_S = 10.0
-"""Seconds that the training pool (half of the devices) works on a batch."""
-
+TRAIN_S = 10.0  # seconds that the training pool (half of the devices) works on a batch
 GENERATE_S = {"training is the bottleneck": 2.0, "both balance": 10.0, "generation is the bottleneck": 20.0}
 """Seconds that the rollout pool would take for a batch, if all its slots were always full."""
 
@@ -118,8 +115,7 @@ class ScheduleFigures:
     exposed_s: float
 
 
-TableStudy = Mapping[Condition, Mapping[str, ScheduleFigures]]
-"""Condition -> schedule -> figures."""
+TableStudy = Mapping[Condition, Mapping[str, ScheduleFigures]]  # condition -> schedule -> figures
 
 
 def rows() -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -197,8 +193,7 @@ def mean_length(lengths: LengthsConfig) -> float:
 
 
 def decode_seconds(condition: Condition) -> float:
-    """Seconds of a decode step with all slots full, so that the rollout pool, if it were always full, would generate a
-    batch in GENERATE_S."""
+    """Seconds of a decode step with all slots full, by which a rollout pool always full makes a batch in GENERATE_S."""
     steps = mean_length(TAILS[condition.tail]) * condition.samples / (SLOTS * condition.devices // 2)
     return GENERATE_S[condition.bottleneck] / steps
 

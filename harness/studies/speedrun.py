@@ -394,8 +394,7 @@ def read_track(name: str) -> Track:
     return replace(track, job=in_words_of_now(track.job))
 
 
-FOLDER, PAGE = "records", "records.md"
-"""Folder and page of records below the results."""
+FOLDER, PAGE = "records", "records.md"  # folder and page of records below the results
 
 _HEADS = (
     *("schedule", "hardware", "devices", "seconds (95 %)", "device-seconds", "version", "others' load"),

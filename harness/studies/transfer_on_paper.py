@@ -1,5 +1,4 @@
-"""The simulated table of what a transfer by host_staged lasts where training rank 0 sends all weights, and where every
-training rank sends its share."""
+"""The simulated table of transfers by host_staged: training rank 0 sends all weights, or every rank its share."""
 
 from __future__ import annotations
 
@@ -22,7 +21,6 @@ shares of `experiments/cost/roofline.yaml`. What the columns mean:
 
 """
 BYTES = 2  # bfloat16
-
 JOBS = (("7B", 7.62e9, 4, 4), ("72B", 72.7e9, 32, 4), ("1T", 1e12, 512, 16))
 """Model, parameters, training ranks, engines: on 8, 64 and 1,024 devices, half of which train."""
 

@@ -63,8 +63,7 @@ def with_options(config: JobConfig, options: dict[str, Any]) -> JobConfig:
 
 
 def random_options(schedule: type[Schedule], choose: Choose) -> dict[str, Any]:
-    """A value of every option, from its field: one of the examples that it gives, or one of its type and within its
-    bounds; those that go together."""
+    """A value of every option, from its field: an example, or one of its type within its bounds; that go together."""
     types = get_type_hints(schedule)
     for _ in range(_TRIES):
         options = {own.name: choose(_values(own, types[own.name])) for own in dataclasses.fields(schedule)}  # type: ignore[arg-type]

@@ -1,8 +1,7 @@
 """Workers of a simulated run as if they were processes: they can die, stand still, be slow, and get weights in part.
 
 All of a worker is in this process; what makes it one of its own is that calls come to it, and leave it for the queue,
-over edges. What crosses an edge in one direction keeps its order, however long each takes.
-"""
+over edges. What crosses an edge in one direction keeps its order, however long each takes."""
 
 from __future__ import annotations
 
@@ -216,8 +215,7 @@ class FaultyQueue(LocalQueue):
             raise ConnectionError(f"the transfer queue has ended: {death}") from None
 
     async def get_batch(self, request: GetRequest) -> Batch | None:
-        """Take rows as `TransferQueue.get_batch`. Rows for a call that nobody waits for any more go back to the queue,
-        as from a client far away."""
+        """Take rows as `TransferQueue.get_batch`. Rows that nobody waits for any more go back, as from afar."""
         handed: list[Batch | None] = []
 
         async def get() -> None:

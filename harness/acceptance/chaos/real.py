@@ -3,8 +3,7 @@ damaged, a connection is slow, torn or refused; the same command again until the
 it then.
 
 Of connections: a runtime whose connections to some processes go by way of a relay, which delays, tears or refuses them
-when told to (harness/cli/relayed.py).
-"""
+when told to (harness/cli/relayed.py)."""
 
 from __future__ import annotations
 
@@ -47,10 +46,8 @@ What = Literal["SIGKILL", "SIGSTOP", "damage", "full disk", "torn", "delayed", "
 
 ITERATIONS = 12
 _ATTEMPTS = 4
-_ATTEMPT_S = 240.0
-"""Seconds that an attempt may take; longer is a hang, which is what is looked for."""
-_STARTED_S = 12.0
-"""Seconds in which a run starts: a fault of its start happens in one of them."""
+_ATTEMPT_S = 240.0  # seconds that an attempt may take; longer is a hang, which is what is looked for
+_STARTED_S = 12.0  # seconds in which a run starts: a fault of its start happens in one of them
 _GONE_S = 20.0
 _POLL_S = 0.02
 _JOB = (

@@ -67,8 +67,7 @@ _MOST_S = 10.0  # that a process stands still; a batch takes about one
 
 @dataclass
 class Chaos:
-    """The outcome of a seed. struck: faults that happened, by what; told: what happened, a line each; problems:
-    promises that were broken."""
+    """The outcome of a seed. struck: faults that happened, by what; told: a line each; problems: broken promises."""
 
     seed: int
     schedule: str
@@ -97,8 +96,7 @@ class _CountingLoop(VirtualLoop):
     def __init__(self, limit: float) -> None:
         super().__init__()
         self.turns, self.limit = 0, limit
-        self.planned: list[tuple[int, Callable[[], None]]] = []
-        """Actions by the turn at which they happen."""
+        self.planned: list[tuple[int, Callable[[], None]]] = []  # actions by the turn at which they happen
 
     def _run_once(self) -> None:
         self.turns += 1
@@ -134,8 +132,7 @@ class _Attempt:
     limit: float = float("inf")
     began: int = 0
     turns: int = 0
-    ended: str = ""
-    """How, if not well."""
+    ended: str = ""  # how, if not well
 
     def __post_init__(self) -> None:
         self._leave = self._cut = False
@@ -363,8 +360,7 @@ def play_in_a_folder(seed: int) -> Chaos:
         return play(seed, Path(folder))
 
 
-_GRACE_S = 120.0
-"""Seconds that a seed may take beyond the limit: then what waits for it says so."""
+_GRACE_S = 120.0  # seconds that a seed may take beyond the limit: then what waits for it says so
 
 
 @dataclass

@@ -2,8 +2,7 @@
 came of it, on a console and as a page.
 
 A part that hangs or crashes is named as such, with the end of what it printed, and the next one goes on. Results are
-kept: a second call goes on with what is missing.
-"""
+kept: a second call goes on with what is missing."""
 
 from __future__ import annotations
 
@@ -187,8 +186,7 @@ def _run(part: GatePart, kind: str, folder: Path) -> PartResult:
 
 
 def _wait(process: subprocess.Popen[bytes], limit_s: float, below: set[ProcessId]) -> int | None:
-    """Exit code of a process, None where it runs longer than `limit_s`. below: gets all processes that it starts, of
-    which some may leave its session."""
+    """Exit code of a process, None where it runs longer than `limit_s`. below: gets all processes that it starts."""
     deadline = time.monotonic() + limit_s
     while time.monotonic() < deadline:
         try:

@@ -1,8 +1,7 @@
 """One part of the gate, in a process of its own: `python -m harness.acceptance.gpu_gate.part <name> <module> <device>
 <folder> <time> <package>...`.
 
-A part is a module with `run(setting)`, which yields a `Check` after each thing that it looked at.
-"""
+A part is a module with `run(setting)`, which yields a `Check` after each thing that it looked at."""
 
 from __future__ import annotations
 

@@ -2,8 +2,7 @@
 
 python -m harness.calibration.profile experiments/model/qwen7b.yaml profile.json [--layout packed] [--recompute] [--cpu]
 
-`make profile PROFILE=profile.json` fits costs to it, anywhere.
-"""
+`make profile PROFILE=profile.json` fits costs to it, anywhere."""
 
 from __future__ import annotations
 

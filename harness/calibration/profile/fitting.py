@@ -22,7 +22,6 @@ from harness.cost_model import shape
 from harness.cost_model.roofline import OPTIMIZER_BYTES
 
 _BETTER = 0.8  # of the squares: as much has to be left for a step's floor to be believed
-
 _NETWORK = "network_bytes_per_s"
 _UNSEEN = ("call_s", _NETWORK, "kv_tokens", "reward_s_per_sample", "prompt_tokens", "lengths")
 

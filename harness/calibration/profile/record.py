@@ -35,15 +35,10 @@ if TYPE_CHECKING:
 
 PACKAGES = ("torch", "transformers", "numpy")
 
-SHALLOW = (2, 4)
-"""Layers that are timed where the device does not hold all of them."""
-
+SHALLOW = (2, 4)  # layers that are timed where the device does not hold all of them
 _TRAINING_BYTES = 16  # per parameter, all float32: weight, gradient and two moments
-
 _ROOM = 0.7  # of memory for what is counted here; activations, logits and caches need the rest
-
 _OPERATIONS = {"cpu": 3e10, "cuda": 1e15}  # in a second or a few, by a careful guess
-
 _MOST_TOKENS = {"cpu": 8192, "cuda": 65536}
 
 _SAMPLES = {"cpu": (1, 8, 32, 128), "cuda": (1, 4, 16, 64, 256, 512)}
@@ -53,9 +48,7 @@ _LONGEST = {"cpu": 1024, "cuda": 8192}
 _FEWEST_TOKENS = 128
 
 _FEWEST_DECODED = 8  # samples
-
 _ROW_TOKENS = 16  # of the shortest sequence
-
 _NEW_TOKENS = 32  # room to decode in
 
 

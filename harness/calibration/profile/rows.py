@@ -116,8 +116,7 @@ def write_profile(path: Path, profile: DeviceProfile) -> None:
     path.write_text(f"{json.dumps(head, indent=1)[:-2]},\n{rows}\n}}\n", encoding="utf-8")
 
 
-GATE = "results.json"
-"""The file in which the GPU gate keeps what it found, a profile among it."""
+GATE = "results.json"  # the file in which the GPU gate keeps what it found, a profile among it
 
 
 def read_gate(path: Path) -> DeviceProfile:

@@ -29,13 +29,9 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
-Sizes = tuple[tuple[int, int], ...]
-"""(samples, tokens of each)"""
-
+Sizes = tuple[tuple[int, int], ...]  # (samples, tokens of each)
 _FEWEST = 3  # timings behind a median
-
 _MORE_UNTIL_S = 0.1  # what is short is timed more often
-
 _TIMEOUT_S = 60.0
 
 _ALGORITHM = AlgorithmConfig("profile", batch_groups=1, group_size=2, micro_batch_groups=1, learning_rate=1e-6)

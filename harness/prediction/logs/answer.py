@@ -28,14 +28,10 @@ SCHEDULES: tuple[tuple[str, str], ...] = (
 )
 """Schedules that are tried, with their `max_staleness`."""
 
-SHARES = (0.25, 0.5, 0.75)
-"""Shares of the devices that generate, which are tried."""
-
+SHARES = (0.25, 0.5, 0.75)  # shares of the devices that generate, which are tried
 _DRAWS, _SCREEN, _BEST = 100, 12, 3  # draws of the best schedules; a draw in so many of all others; how many are best
-
 _STATE = 8  # bytes of training for one of weights in bfloat16
 _USABLE = 0.8  # of a device's memory
-
 _OWN = 0.1  # standard deviation of the logarithm of an asynchronous run's own step around what is predicted of it
 
 

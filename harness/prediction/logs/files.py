@@ -24,9 +24,7 @@ _STEPS = (
     *("iteration", "step", "Step", "_step"),
 )
 """Columns that count steps: the first of them that a row has."""
-_PROFILED = "profiling/"
-"""Begins names of TRL's profiler: each is the time of a single call, and a step has several."""
-
+_PROFILED = "profiling/"  # begins names of TRL's profiler: each is the time of a single call, and a step has several
 Numbers = dict[str, float]
 
 

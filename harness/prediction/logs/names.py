@@ -17,8 +17,7 @@ class Framework:
     Workload, and devices, endings of dotted names, where * is anything. overlaps: numbers that there are only where
     generation goes on beside training, with the schedule that it then is; a wait for samples is what `waits` says.
     interrupted: times of what only some steps do, as evaluation; those are left out. scores_apart: whether both
-    scorings have times of their own, so that what is not logged was not done.
-    """
+    scorings have times of their own, so that what is not logged was not done."""
 
     name: str
     version: str

@@ -52,8 +52,7 @@ ASKED = {
 
 @dataclass(frozen=True)
 class ReadLog:
-    """A log. arguments: settings of the job that are not of the log, as they were given; notes: what was read and what
-    was left out, a line each."""
+    """A log. arguments: the job's settings besides, as given; notes: on what was read and left out, a line each."""
 
     framework: Framework
     evidence: Evidence

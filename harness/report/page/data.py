@@ -36,11 +36,8 @@ TITLES = {
 }
 """Titles of curves, in the order in which they are offered."""
 _SIGNIFICANT = 5  # digits, more than any screen shows
-
-MOST_SPANS = 60_000
-"""Spans in one page at most, over all its runs: some two megabytes."""
-MOST_ENGINES = 16
-"""Engines of one role at most; more lanes than that cannot be read."""
+MOST_SPANS = 60_000  # spans in one page at most, over all its runs: some two megabytes
+MOST_ENGINES = 16  # engines of one role at most; more lanes than that cannot be read
 _FIRST_ITERATIONS = 6
 _UNKNOWN = -1  # version
 _KIND_NUMBERS = {kind: number for number, kind in enumerate(KINDS)}
@@ -110,8 +107,7 @@ def timeline_data(timeline: Timeline, title: str, version: DataVersion, most: in
     is not known), iteration, and again.
     arrows: row of the trainer, row of the engine, when the trainer began to publish, when the engine had loaded, the
     version. ends: iteration and end. window: what to show at first. left_out: sentences on what is not here.
-    most: spans at most; what comes after them is left out, by whole iterations.
-    """
+    most: spans at most; what comes after them is left out, by whole iterations."""
     owners = _shown_owners(timeline)
     spans = [span for span in timeline.spans if (span.role, span.engine) in owners]
     until = _until(timeline, spans, most)

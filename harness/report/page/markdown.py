@@ -123,8 +123,7 @@ def _integrity(comparison: Comparison) -> list[str]:
     return [*parts, markdown_table(heads, rows), f"Made with {made}."]
 
 
-TEXT_PT = 397
-"""The width of text that it is made for, in points: of NeurIPS and ICLR."""
+TEXT_PT = 397  # the width of text that it is made for, in points: of NeurIPS and ICLR
 _WORDS = {"never": "never: half of the seeds or more did not get there.", "–": "--: there is none."}
 
 

@@ -36,8 +36,7 @@ _GRAIN = 0.05  # of the axis of scores
 _LEAST = 24  # letters in a panel's width
 _FIELD = 16  # letters in a field of a matrix
 _PLACES = 51  # along a curve
-ENDINGS = (".png", ".svg", ".pdf", "-column.pdf", ".csv")
-"""Endings of the files of each picture."""
+ENDINGS = (".png", ".svg", ".pdf", "-column.pdf", ".csv")  # endings of the files of each picture
 
 
 def draw_comparison(comparison: Comparison, folder: Path) -> list[Path]:
@@ -125,8 +124,7 @@ def _front(comparison: Comparison) -> pd.DataFrame | None:
 
 
 def draw_front(figure: Figure, data: pd.DataFrame) -> None:
-    """Draw what was learnt against samples per second: a mark for each cell, with 95 % intervals, larger the staler it
-    is; dotted the Pareto front."""
+    """Draw what was learnt against samples/s: a mark per cell, larger if stale, with intervals; dotted the front."""
     (panel,) = panels(figure, 1, 20, _LEAST)
     colors = of_cells(data["label"])
     cells: list[Any] = [*data.itertuples()]

@@ -21,8 +21,7 @@ from harness.comparison.measures import LAG, SPEED
 from harness.report.drawing import inline_svg, letters_across, lines_high
 from harness.report.palette import INK, MUTED, OTHER, names_of, of_cells
 
-WIDE, NARROW = (760.0, 36.0), (330.0, 34.0)
-"""Width in a page, and height that a cell has there, in pixels."""
+WIDE, NARROW = (760.0, 36.0), (330.0, 34.0)  # width in a page, and height that a cell has there, in pixels
 _ABREAST = 40  # letters in the width of each panel of several, and of names
 _NAME = 22  # letters in a line
 

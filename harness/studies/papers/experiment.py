@@ -1,5 +1,4 @@
-"""A paper experiment as its YAML file says it: source, what is compared, and every setting with where it is from; and
-what an experiment is run with."""
+"""A paper experiment as its YAML file says it: source, comparison, settings and where these are from; its context."""
 
 from __future__ import annotations
 
@@ -21,9 +20,7 @@ if TYPE_CHECKING:
     from harness.campaigns.execution import StartRun  # which loads torch, and `make list` only reads files
 
 PAPERS = EXPERIMENTS / "papers"
-ENDING = ".paper.yaml"
-"""Ending of their files: tables to predict have settings of their own beside them."""
-
+ENDING = ".paper.yaml"  # ending of their files: tables to predict have settings of their own beside them
 Kind = Literal["fitted_ratio", "scaling", "calibrated", "predicted_table", "measured", "gantt"]
 
 _Text = Annotated[str, Field(min_length=1)]

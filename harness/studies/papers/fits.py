@@ -3,8 +3,7 @@
 `calibrated`: a setting of the workload, fitted to the step of the base. `fitted_ratio`: the ratio of rollout to
 training, fitted to a speed-up; in units of the time that a batch takes to generate, on engines that the roofline
 describes, training takes 1 / ratio of it, and reference log-probs `reference_share` of that. Each pool of devices that
-work together is one device of the simulation, each rollout engine another (as in `make predict`).
-"""
+work together is one device of the simulation, each rollout engine another (as in `make predict`)."""
 
 from __future__ import annotations
 
@@ -33,9 +32,7 @@ from harness.studies.papers.modes import TIMEOUT_S, Mode, batches_of, composed, 
 from harness.studies.papers.result import Result, ResultLine, drawn_line, speedup_lines
 from harness.studies.papers.simulated import drawn_lines
 
-WITHIN = 0.10
-"""The error that is promised of a predicted speed-up."""
-
+WITHIN = 0.10  # the error that is promised of a predicted speed-up
 _NEAR = 0.003  # of the figure that is fitted to
 _TRIES = 12
 
@@ -220,8 +217,7 @@ class RatioVariation:
     job: list[str] = field(default_factory=list)
     engines: Count | None = None
     reference_share: Positive | None = None
-    modes: dict[str, list[str]] = field(default_factory=dict)
-    """Jobs of modes, by their labels."""
+    modes: dict[str, list[str]] = field(default_factory=dict)  # jobs of modes, by their labels
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -21,14 +21,12 @@ from harness.studies.papers.experiment import Context, PaperExperiment
 from harness.studies.papers.modes import Mode, drawn_figures, job_of, step_figures
 from harness.studies.papers.result import Published, Result, ResultLine, speedup_lines
 
-SIMULATED = "seconds per step"
-"""The quantity of cells that are simulated too."""
+SIMULATED = "seconds per step"  # the quantity of cells that are simulated too
 
 
 @dataclass(frozen=True, config=STRICT)
 class MeasuredFigure:
-    """A metric of the runs. last: the share of the iterations, at the end, that it is a mean over; relative_to: a cell
-    whose figures are 1."""
+    """A metric of the runs. last: share of the iterations, at the end, to average; relative_to: a cell that is 1."""
 
     quantity: Annotated[str, Field(min_length=1)]
     metric: str
@@ -95,8 +93,7 @@ def lines_of(
     read: Mapping[str, Sequence[Metrics]],
     published: Mapping[tuple[str, str], Published],
 ) -> list[ResultLine]:
-    """The figure of every cell, a mean over seeds, and of each seed; all relative to one cell where that is asked for,
-    seeds each to its own."""
+    """The figure of every cell, a mean over seeds, and of each seed; relative to one cell if asked, seed by seed."""
     seeds = {cell.label: [value_of(figure, run) for run in read[cell.label]] for cell in cells}
     measured = {label: fmean(values) for label, values in seeds.items()}
     reported = {cell.label: published.get((cell.label, figure.quantity)) for cell in cells}

@@ -36,8 +36,7 @@ SCORING = ("actor_fwd", "reference")
 _LEAST_BATCHES = 6
 _LEAST_SAMPLES = 4096
 
-TIMEOUT_S = 3600.0
-"""Longest wait for simulations side by side."""
+TIMEOUT_S = 3600.0  # longest wait for simulations side by side
 
 
 @dataclass(frozen=True, config=STRICT)
@@ -182,8 +181,7 @@ def pooled(config: JobConfig, devices: Mapping[str, int]) -> JobConfig:
 
     So a trainer of several ranks takes whatever is ready, as systems do that deal micro-batches out from one queue;
     here a world of several ranks reads in order of admission. Roles that score must have equally many devices, since
-    they share one setting. Raises ConfigError where they do not, or devices make no whole workers.
-    """
+    they share one setting. Raises ConfigError where they do not, or devices make no whole workers."""
     engines = _workers(devices, "rollout", config.engine.tensor_parallel)
     rank = config.training.ranks_together
     ranks = _workers(devices, "actor", rank)

@@ -13,8 +13,7 @@ from harness.studies.papers.result import Result
 from harness.studies.papers.scaling import Scaling, run_scaling
 from harness.studies.papers.simulated import Gantt, PredictedTable, run_gantt, run_predicted_table
 
-FOLDER = "papers"
-"""Folder of papers below the results."""
+FOLDER = "papers"  # folder of papers below the results
 
 KINDS: dict[Kind, tuple[type, Callable[[PaperExperiment, Context], Result]]] = {
     "fitted_ratio": (FittedRatio, run_fitted_ratio),

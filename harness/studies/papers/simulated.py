@@ -20,8 +20,7 @@ from harness.studies.papers.result import Result, ResultLine, drawn_line, speedu
 
 @dataclass(frozen=True, config=STRICT)
 class PredictedTable:
-    """Settings of predicted tables. given: as GIVEN of `make predict`, one or several; within: of the steps, where
-    training phases are given."""
+    """Settings of predicted tables. given: as of `make predict`; within: of the steps, given training phases."""
 
     given: list[str]
     within: Positive

@@ -1,8 +1,7 @@
 """Whole jobs, as `make bench` runs them: every schedule that fits on what is there, with random weights.
 
 On one GPU schedules whose roles have devices of their own run as trials: their processes share it, and weights travel
-over Gloo. A trial shows that the code runs, and measures nothing of its schedule.
-"""
+over Gloo. A trial shows that the code runs, and measures nothing of its schedule."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
 """Computations on the device, against the same formula in float64 on the CPU.
 
 Tolerances: in float32 a log-probability may be off by 1e-4, a gradient by 1e-4 of its norm. In bfloat16, which has 8
-bits, by .1 and 5 %: float64 starts from the same rounded numbers, so that what is left is the rounding in between.
-"""
+bits, by .1 and 5 %: float64 starts from the same rounded numbers, so that what is left is the rounding in between."""
 
 from __future__ import annotations
 

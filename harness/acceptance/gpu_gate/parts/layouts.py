@@ -38,8 +38,7 @@ _TOLERANCE = 1e-5  # of the norm of gradients, and in log-probabilities, whose s
 
 @dataclass(frozen=True)
 class _Found:
-    """Results of one rank. log_probs: float32 [tokens], after the steps; norm: of the first gradients; step_s: of the
-    last step."""
+    """Results of one rank. log_probs: float32 [tokens], after all steps; norm: of first gradients; step_s: the last."""
 
     log_probs: np.ndarray
     norm: float
