@@ -160,7 +160,7 @@ def _scaling(fixed: Draws, before: int, now: int) -> Draws:
 
 
 class Narrowing:
-    """One system's draws and weights, from priors to a `System`. Attributes: the arrays that its steps share."""
+    """One system's draws and weights, from priors to a `System`. Its attributes are what its steps share."""
 
     def __init__(
         self,
