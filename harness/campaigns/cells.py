@@ -59,8 +59,7 @@ class CellRequest:
 
 @dataclass(frozen=True)
 class ResolvedCell:
-    """A cell that can run. settings: complete, so that its runs need no planner and no look at the machine. planned:
-    by the planner, just now."""
+    """A cell that can run. settings: complete: runs need neither planner nor machine. planned: just now."""
 
     label: str
     settings: tuple[str, ...]

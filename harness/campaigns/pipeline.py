@@ -125,8 +125,7 @@ def run_comparison(
 
 
 def conclude(folder: Path, campaign: Campaign, thresholds: Sequence[Threshold], console: Console) -> int:
-    """Compare what is finished, print it, write its report. Returns the exit code: 1 without a gate or a verdict, 3
-    beyond a threshold."""
+    """Compare what is finished, print and report it. Returns 1 without a gate or a verdict, 3 beyond a threshold."""
     comparison = comparison_of(folder, campaign)
     print_comparison(comparison, console)
     print_written(write_report(comparison, folder), console)

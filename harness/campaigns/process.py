@@ -23,8 +23,7 @@ _TAIL = 12  # lines of a log that are shown of a run that failed
 
 
 class RunProcess:
-    """A run whose output goes to a log. It is a session of its own, so that Ctrl-C reaches it through `end` only.
-    what: how errors name it."""
+    """A run with a log, in a session of its own, so that only `end` passes Ctrl-C on. what: how errors name it."""
 
     def __init__(self, what: str, log: Path, process: _Process) -> None:
         self.what, self.log, self.began = what, log, time.monotonic()

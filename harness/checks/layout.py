@@ -15,8 +15,7 @@ from schedules.capacity import Capacity
 
 
 def device_roles(config: JobConfig) -> tuple[str, ...]:
-    """The device roles of this job: reference, actor_fwd and critic only where something reads them, lent engines where
-    the split says so."""
+    """The device roles of this job: reference, actor_fwd, critic if they are read, lent engines if split so."""
     absent = {"lent"} - config.schedule.split.keys()
     if not config.algorithm.has_reference:
         absent.add("reference")
@@ -44,8 +43,7 @@ def capacity_rows(config: JobConfig, schedule: Schedule) -> int:
 
 
 def check_layout(config: JobConfig, schedule: Schedule) -> Placement:
-    """Return where roles go, as the split says. Raises ConfigError unless devices divide into engines and ranks, and
-    layers over devices."""
+    """Return where roles go. Raises ConfigError unless devices make whole engines and ranks, and divide layers."""
     placement = resolve_split(config.schedule.split, config.cluster.devices, device_roles(config))
     _check_lent(config, schedule, placement)
     _check_engines(config, schedule, placement)

@@ -75,8 +75,7 @@ def _real(chosen: dict[str, int], folder: Path, console: Console) -> int:
 
 
 def gate_gpu(arguments: Sequence[str], results: Path, console: Console) -> int:
-    """Run the parts that are missing; exit code 0 where everything was asked and passed, 1 where something failed, 3
-    where something was left out."""
+    """Run the parts that are missing; returns 0 where all passed, 1 where some failed, 3 where some were left out."""
     from harness.acceptance.gpu_gate import gate
 
     given, _ = own_arguments(arguments, "device", "parts", "force", "limit_s")

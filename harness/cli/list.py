@@ -17,8 +17,7 @@ from harness.metrics.tables import Table
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
-    """Every choice of every group, with the first line of its file, and every paper experiment; or what each name of
-    the setting `of` is."""
+    """Every choice of every group, with its file's first line, and every paper; or what names of `of` are."""
     from harness.config.compose import EXPERIMENTS, GROUPS, choices
     from harness.studies.papers.experiment import names, read_experiment
 

@@ -127,8 +127,7 @@ def _unlike(labels: Sequence[str], pairs: Sequence[tuple[Cell, Cell]]) -> list[s
 
 
 def _told_of(cell: Cell) -> Mapping[str, Any]:
-    """Facts that may explain a change: every setting, also those free to differ in a comparison; code, packages,
-    machine."""
+    """Facts that may explain a change: every setting, also those that may differ; code, packages, machine."""
     run = cell.runs[0]
     manifest, settings = run.manifest, flatten(run.config)
     git = manifest.get("git") or {}

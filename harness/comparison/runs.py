@@ -91,8 +91,7 @@ class Cell:
 
     @property
     def others_load(self) -> float | None:
-        """The largest share of the cores that other processes kept busy during one of its runs; None where that is not
-        known, or times are simulated."""
+        """The largest share of cores that others kept busy in its runs; None where unknown, or times are simulated."""
         found = (others_load(run.manifest) for run in self.runs)
         return max((share for share in found if share is not None), default=None)
 

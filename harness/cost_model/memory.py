@@ -124,8 +124,7 @@ def engine_memory(device: DeviceConfig, factors: RooflineConfig, layout: JobLayo
 
 
 def kv_tokens(model: ModelConfig, device: DeviceConfig, factors: RooflineConfig, layout: JobLayout) -> int:
-    """Tokens that the KV cache of one engine holds: what its memory has beside the weights. Raises ConfigError where
-    the weights leave no room."""
+    """Tokens that the KV cache of an engine holds beside the weights. Raises ConfigError where these leave no room."""
     there = engine_memory(device, factors, layout)
     weights = served_bytes(model, layout.fp8) / layout.engine_devices
     tokens = int((there - weights) // kv_bytes_per_device(model, layout, typical_tokens(factors)))

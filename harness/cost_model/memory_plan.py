@@ -335,8 +335,7 @@ def _offloaded(config: JobConfig, rank: RankMemory, setting: PlanSetting) -> Ite
 
 
 def _kept_rows(config: JobConfig, ranks: int, setting: PlanSetting) -> list[Item]:
-    """The share of a batch that a rank keeps for its later passes, in the memory of the host: so of these devices only
-    where they are cores."""
+    """The share of a batch that a rank keeps for later passes in the host's memory: that of cores."""
     algorithm, lengths = config.algorithm, setting.lengths
     if setting.gpu or setting.simulated or algorithm.steps_per_version == 1:
         return []

@@ -99,8 +99,7 @@ def line_of(told: RunOf | Arrivals) -> bytes:
 
 
 def run_starts(versions: Ragged) -> tuple[np.ndarray, np.ndarray]:
-    """Places at which runs of equal versions begin, int64 [runs], and number of the first run of each row, int64
-    [rows + 1]: none is in two rows."""
+    """Places where runs of equal versions begin, int64 [runs], and each row's first run, int64 [rows + 1]."""
     values, offsets = versions.values, versions.offsets
     begins = np.diff(values, prepend=values[:1]) != 0
     begins[offsets[:-1][np.diff(offsets) > 0]] = True

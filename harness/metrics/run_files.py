@@ -399,8 +399,7 @@ def _mapping(value: object) -> dict[str, Any]:
 
 
 def mirrored_files(path: Path) -> list[Path]:
-    """The files of the run in folder `path` that MLflow gets: all but what only the folder needs; the final model is a
-    folder, and stays."""
+    """Files of the run in folder `path` that MLflow gets: neither what only the folder needs nor models."""
     left_out = {INCOMPLETE, DONE}
     files = sorted(file for file in path.iterdir() if file.is_file() and not file.is_symlink())
     return [file for file in files if file.name not in left_out and not file.name.startswith(".")]

@@ -280,8 +280,7 @@ def discarded_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
 
 
 def masked_metrics(records: Iterable[SampleRecord]) -> dict[str, float]:
-    """The share of the response tokens of the trained samples among `records` that were too old to have a loss. Raises
-    ValueError if none was trained."""
+    """The share of trained response tokens that were too old for a loss. Raises ValueError if none was trained."""
     trained = _trained(records)
     return {"token_ledger/masked": sum(r.stale_tokens or 0 for r in trained) / sum(r.response_tokens for r in trained)}
 
@@ -565,8 +564,7 @@ PERCENTILES = (50, 90, 99)
 
 
 def latencies(times: Mapping[str, np.ndarray]) -> dict[str, np.ndarray]:
-    """Each of `LATENCIES`, seconds, float64 [k]; NaN where it is not known. times: float64 [k] by the names in `TIMES`,
-    NaN where there is none."""
+    """Each of `LATENCIES`, seconds, float64 [k], NaN where unknown. times: float64 [k] by `TIMES`, or NaN."""
     admitted, started, first, finished, tokens = (times[name] for name in TIMES)
     between = np.where(tokens > 1, tokens - 1, np.nan)
     values = (started - admitted, first - started, (finished - first) / between, finished - started)

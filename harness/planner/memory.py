@@ -70,8 +70,7 @@ def described_machine(config: JobConfig, given: Collection[str]) -> Machine:
 
 
 def refusal(found: PlannedMemory) -> str:
-    """The message by which a real run would refuse the job, empty where it is accepted. What is installed here says
-    nothing of another machine."""
+    """The message by which a real run would refuse the job, whatever is installed here; empty where it is accepted."""
     config = replace(found.config, backend="real")
     plan = plan_job if found.machine == this_machine() else plan_elsewhere
     try:

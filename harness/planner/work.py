@@ -45,8 +45,7 @@ class LengthSamples:
 
     @cached_property
     def cached_steps(self) -> float:
-        """Tokens in the KV caches, summed over the decode steps of a batch: a response's k-th step reads its prompt and
-        the k - 1 tokens before."""
+        """Tokens in the KV caches, summed over a batch's decode steps, which read the prompt and all tokens before."""
         tokens = self.responses.astype(np.float64)
         return float((tokens * self.prompt + tokens * (tokens - 1) / 2).sum(axis=1).mean())
 

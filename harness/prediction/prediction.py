@@ -1,5 +1,4 @@
-"""`make predict`: rows that were never run, each by its schedule on the virtual clock, once for each draw of what is
-not known of the system."""
+"""`make predict`: rows never run, by their schedules on the virtual clock, in each draw of what is unknown."""
 
 from __future__ import annotations
 
@@ -334,8 +333,7 @@ class RowDraws:
         return tasks
 
     def checks(self, count: int) -> list[Callable[[], float]]:
-        """Calls that compare the fast model with the schedule's own file in so many draws, of a step; none where only
-        one of them runs the row."""
+        """Calls that compare the fast model with the schedule's file in so many draws; none where one cannot."""
         if self.row.shared or self.only_own_file:
             return []
         draws = range(min(count, self.count))

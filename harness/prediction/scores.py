@@ -78,8 +78,7 @@ class Score:
 
 @dataclass(frozen=True)
 class Summary:
-    """Means over rows. off: of the logarithm of median over step; skill: 1 - CRPS / CRPS of the simple answer, 1 at
-    best, 0 where it is no better."""
+    """Means over rows. off: logarithm of median over step; skill: 1 - CRPS / CRPS of the simple answer, at best 1."""
 
     rows: int
     covered: float

@@ -152,8 +152,7 @@ class ServedJob:
         return _partition(self.version)
 
     async def send(self, lease: int, rows: Rows, columns: Mapping[str, Column]) -> int:
-        """Take what a reader made of rows that it got under this lease, all columns that its task writes; returns how
-        many rows of the lease are left."""
+        """Take what a reader made of rows of this lease, all columns of its task; returns how many of them are left."""
         given = self._given.get(lease)
         if given is None:
             raise Unknown(f"lease {lease} is not open: all of it was sent, or it was never given")

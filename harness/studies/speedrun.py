@@ -169,8 +169,7 @@ def first_at(target: float, evaluations: Sequence[Mapping[str, Any]]) -> Mapping
 
 
 def write_record(record: Record, runs: Sequence[Run], folder: Path) -> None:
-    """record.json with its digest, and of each run `seed=<n>/` with the files that its result can be computed from, and
-    with its log lines."""
+    """record.json with its digest, and of each run `seed=<n>/` with its log lines and what its result follows from."""
     for recorded, run in zip(record.runs, runs, strict=True):
         (folder / run.path.name).mkdir(parents=True, exist_ok=True)
         for name in KEPT:
@@ -265,8 +264,7 @@ def sign(folder: Path, key: Path) -> None:
 
 
 def signer(folder: Path) -> str | None:
-    """The key that signed the record, in OpenSSH's words; None where none did. Raises ConfigError for a signature that
-    is not of this record."""
+    """The key that signed the record, in OpenSSH's words, or None. Raises ConfigError for another's signature."""
     if not (folder / SIGNATURE).exists():
         return None
     with (folder / RECORD).open("rb") as record:
@@ -367,8 +365,7 @@ class Track:
         }
 
     def seeds_of(self, config: Mapping[str, Any], commit: str) -> tuple[int, ...]:
-        """The seeds of a run of these settings with the code of this commit: nobody chooses them, and whoever has the
-        record can draw them again."""
+        """The seeds of these settings and this commit: nobody chooses them, who has the record can draw them again."""
         chosen = {name: value for name, value in flatten(config).items() if name.partition(".")[0] not in _OF_A_RUN}
         told = json.dumps([self.digest, commit, chosen], sort_keys=True)
         return tuple(random.Random(told).sample(range(_SEED_LIMIT), self.seeds))
@@ -380,8 +377,7 @@ def track_names() -> list[str]:
 
 
 def read_track(name: str) -> Track:
-    """Raises ConfigError for a name that none has, listing those there are, and for a file that cannot be read, naming
-    it and the setting."""
+    """Raises ConfigError for an unknown name, listing all, and for a file that cannot be read, naming the setting."""
     path = TRACKS / f"{name}.yaml"
     if name not in track_names():
         raise ConfigError(f"track={name} is unknown; choose one of {', '.join(track_names())}")

@@ -28,8 +28,7 @@ class Unfinished(Exception):
 
 @dataclass(frozen=True)
 class Figure:
-    """A number that was measured. card: what the device has by its maker; model: what the cost model says of it; None
-    where they say nothing."""
+    """A number that was measured. card: of the device by its maker; model: by the cost model; None: nothing."""
 
     what: str
     value: float

@@ -48,8 +48,7 @@ class Stopwatch:
     at_most_s: float = 3.0
 
     def time(self, work: Callable[[], object], before: Callable[[], object] = lambda: None) -> tuple[float, float]:
-        """Seconds of `work`, from an idle device to an idle device, and their spread, as of `rows.Row`. before: is
-        called each time, untimed."""
+        """Seconds of `work`, from one idle device to the next, and their spread. before: called each time, untimed."""
         for _ in range(self.warmup):
             before()
             work()

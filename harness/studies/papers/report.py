@@ -119,8 +119,7 @@ def write_overview(results: Sequence[Result], folder: Path) -> list[Path]:
 
 
 def as_table(lines: Sequence[ResultLine]) -> pd.DataFrame:
-    """A row for each line: figures, their error, what is promised, ends of the interval, verdict, every seed; empty
-    where there is none."""
+    """A row for each line: figures, error, promise, interval, verdict, every seed; empty where there is none."""
     rows = [
         {
             **{"quantity": line.quantity, "row": line.label, "role": line.role},
