@@ -11,17 +11,33 @@ from rich.console import Console
 from harness.cli.arguments import every_value, is_asked_for, own_arguments
 from harness.cli.steps import working
 from harness.config import ConfigError
+from harness.metrics.atomic_files import write_text
 from harness.metrics.formatting import say
+from harness.prediction.logs.answer import answer, as_markdown, forecasts_table, sentence, what_it_stands_on
+from harness.prediction.logs.read import read_log
+from harness.prediction.page import draw, print_predictions, write_csv
+from harness.prediction.posterior import check_given
+from harness.prediction.prediction import CHECKS, predict
+from harness.prediction.scores import (
+    COUNT,
+    GIVEN,
+    SCORES,
+    TRUTHS,
+    how_often,
+    made_truths,
+    of_given,
+    read_scores,
+    score_tables,
+    score_truths,
+    summary,
+    write_scores,
+    write_summaries,
+)
+from harness.prediction.table import read_evidence
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Predict the rows of a table that are asked for from its synchronous ones, each with its interval and verdict."""
-    from harness.prediction.page import draw, print_predictions, write_csv
-    from harness.prediction.posterior import check_given
-    from harness.prediction.prediction import CHECKS, predict
-    from harness.prediction.scores import how_often
-    from harness.prediction.table import read_evidence
-
     logs, rest = every_value("log", arguments)
     own, settings = own_arguments(rest, "table", "given", "score")
     if is_asked_for("score", own):
@@ -46,10 +62,6 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 def _of_log(logs: Sequence[Path], settings: Sequence[str], results: Path, console: Console) -> int:
     """Say whether the run of a log would gain by another schedule, and write the page."""
-    from harness.metrics.atomic_files import write_text
-    from harness.prediction.logs.answer import answer, as_markdown, forecasts_table, sentence, what_it_stands_on
-    from harness.prediction.logs.read import read_log
-
     with working("reading", console) as show:
         found = answer(read_log(logs, settings), processes=2, progress=show)
     path = results / "predict" / f"{logs[0].name}.md"
@@ -64,21 +76,6 @@ def _of_log(logs: Sequence[Path], settings: Sequence[str], results: Path, consol
 
 def _scores(results: Path, console: Console) -> int:
     """Score every published row and simulated truths, and write both tables, which are committed by copying them."""
-    from harness.prediction.scores import (
-        COUNT,
-        GIVEN,
-        SCORES,
-        TRUTHS,
-        made_truths,
-        of_given,
-        read_scores,
-        score_tables,
-        score_truths,
-        summary,
-        write_scores,
-        write_summaries,
-    )
-
     folder = results / "predict"
     folder.mkdir(parents=True, exist_ok=True)
     with working("reading", console) as show:

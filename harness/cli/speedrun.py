@@ -4,17 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from rich.console import Console
 
+from harness.campaigns.cells import CellRequest, resolve_cell
+from harness.campaigns.execution import Runs, print_failures, run_cells
 from harness.cli.arguments import is_asked_for, own_arguments
+from harness.cli.forked_runs import ForkedRuns
+from harness.comparison.runs import read_run
 from harness.config import ConfigError
-from harness.metrics.formatting import say
-
-if TYPE_CHECKING:
-    from harness.studies.speedrun import Record
-
+from harness.config.compose import compose_job, plain
+from harness.metrics.formatting import number, say
+from harness.metrics.manifest import git_state
+from harness.runtime.runtime import machine_of_runs
+from harness.studies.speedrun import (
+    DEFAULT,
+    FOLDER,
+    Record,
+    check_record,
+    digest_of,
+    read_record,
+    read_track,
+    record_of,
+    refuse_key,
+    refuse_unnamed_code,
+    sign,
+    signer,
+    write_book,
+    write_record,
+)
 
 _TRACKS_OWN = ("seeds", "experiment")
 
@@ -31,8 +49,6 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
 
 
 def _verify(folder: Path, console: Console) -> int:
-    from harness.studies.speedrun import check_record, digest_of, read_record, read_track, signer
-
     record = check_record(folder, read_track(read_record(folder).track))
     by = signer(folder)
     for line in (
@@ -49,25 +65,6 @@ def _verify(folder: Path, console: Console) -> int:
 
 
 def _race(given: dict[str, str], settings: list[str], results: Path, console: Console) -> int:
-    from harness.campaigns.cells import CellRequest, resolve_cell
-    from harness.campaigns.execution import Runs, print_failures, run_cells
-    from harness.cli.forked_runs import ForkedRuns
-    from harness.comparison.runs import read_run
-    from harness.config.compose import compose_job, plain
-    from harness.metrics.manifest import git_state
-    from harness.runtime.runtime import machine_of_runs
-    from harness.studies.speedrun import (
-        DEFAULT,
-        FOLDER,
-        read_track,
-        record_of,
-        refuse_key,
-        refuse_unnamed_code,
-        sign,
-        write_book,
-        write_record,
-    )
-
     track, dry = read_track(given.get("track", DEFAULT)), is_asked_for("dry", given)
     for setting in settings:
         if setting.partition("=")[0] in _TRACKS_OWN:
@@ -107,8 +104,6 @@ def _race(given: dict[str, str], settings: list[str], results: Path, console: Co
 
 
 def _seconds(record: Record) -> str:
-    from harness.metrics.formatting import number
-
     seconds = record.seconds
     return (
         f"{number(seconds.value)} s ({number(seconds.low)} to {number(seconds.high)}, {len(record.runs)} seeds) to "

@@ -92,8 +92,8 @@ PLAIN = ("report", "show", "diff", "metrics", "list", "doctor", "calibrate")
 DRY = ("bench", "compare", "sweep", "matrix", "speedrun")
 WORK = {
     "plan": ("harness.cli.plan.make_plan",),
-    "predict": ("harness.prediction.prediction.predict", "harness.prediction.logs.answer.answer",
-                "harness.prediction.scores.score_tables"),
+    "predict": ("harness.cli.predict.predict", "harness.cli.predict.answer",
+                "harness.cli.predict.score_tables"),
     "paper": ("harness.studies.papers.run.run_papers",),
     "profile": ("harness.calibration.profile.record.record",),
     "table": ("harness.studies.scaling.write_study", "harness.cli.studies.import_module"),

@@ -26,7 +26,8 @@ def test_three_fresh_runs_make_a_record_that_holds(
     (tmp_path / "tracks").mkdir()
     (tmp_path / "tracks" / "small_v1.yaml").write_text(json.dumps(track))  # which is YAML, too
     monkeypatch.setattr("harness.studies.speedrun.TRACKS", tmp_path / "tracks")
-    monkeypatch.setattr("harness.studies.speedrun.refuse_unnamed_code", lambda git: None)  # of who tests a change
+    for module in ("cli", "studies"):
+        monkeypatch.setattr(f"harness.{module}.speedrun.refuse_unnamed_code", lambda git: None)  # of who tests a change
     results, console = tmp_path / "results", Console(width=300)
     asked = ["track=small_v1", "schedule=one_step_off", "cluster.threads_per_device=1"]
     assert speedrun.run([*asked, "dry=true"], results, console) == 0 and not (results / "records").exists()
