@@ -91,7 +91,7 @@ def test_schedules_are_all_or_those_that_are_named() -> None:
 def resolved(request: ComparisonRequest, machine: Machine) -> tuple[list[str], dict[str, str]]:
     cells, left_out = resolve_cells(request.cells, {}, machine)
     assert len({cell.config.cluster.devices for cell in cells}) == 1
-    return [cell.label for cell in cells], {cell.label: cell.why for cell in left_out}
+    return [cell.label for cell in cells], left_out
 
 
 def test_two_cores_are_enough_for_all_but_one_which_is_named_with_what_it_needs() -> None:
