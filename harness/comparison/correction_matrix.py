@@ -92,13 +92,11 @@ def has_matrix(comparison: Comparison) -> bool:
     return _CORRECTION in axes and placed and whole
 
 
-def matrix_of(comparison: Comparison, key: str | None = None) -> CorrectionMatrix:
-    """key: of a measure; None: what was learnt. Raises ConfigError where these runs do not have the measure, or two
-    cells differ in more than a matrix has."""
-    measure = comparison.outcome if key is None else comparison.measure(key)
-    lag = comparison.measure("staleness/mean")
+def matrix_of(comparison: Comparison) -> CorrectionMatrix:
+    """The matrix of what was learnt. Raises ConfigError where that is nothing, or cells differ in more than it has."""
+    measure, lag = comparison.outcome, comparison.measure("staleness/mean")
     if measure is None or lag is None:
-        raise ConfigError(f"these runs have no {key or 'reward'}: simulated runs learn nothing; set backend=real")
+        raise ConfigError("these runs have no reward: simulated runs learn nothing; set backend=real")
     entries: dict[tuple[str, str], Entry] = {}
     for index, cell in enumerate(comparison.cells):
         place = (row_of(cell), column_of(cell))
