@@ -27,17 +27,18 @@ from harness.prediction.scores import (
     Score,
     crps,
     how_often,
+    made_truths,
     own_phases_s,
     published_tables,
     read_scores,
     read_summaries,
     score_table,
+    score_truths,
     summary,
     write_scores,
     write_summaries,
 )
 from harness.prediction.table import read_evidence
-from harness.prediction.scores import made_truths, score_truths
 
 SMALL = ["model=qwen1.5b", "device=h100", "algorithm.batch_groups=16", "algorithm.group_size=4"]
 SMALL += ["cost.lengths.cap=2000", "cost.lengths.mean=400"]

@@ -12,7 +12,8 @@ import psutil
 import pytest
 from rich.console import Console
 
-from harness.acceptance.gpu_gate.gate import PARTS, GatePart, chosen, run, run_gate
+from harness.acceptance.gpu_gate.gate import PARTS, GatePart, chosen, run_gate
+from harness.acceptance.gpu_gate.gate import run as run_whole
 from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.parts import engines
 from harness.acceptance.gpu_gate.results import (
@@ -228,7 +229,7 @@ def test_jobs_run_under_every_schedule_and_their_times_become_costs(tmp_path: Pa
 )
 def test_what_cannot_be_asked_of_the_gate_is_one_line(given: dict[str, str], said: str, tmp_path: Path) -> None:
     with pytest.raises(ConfigError, match=said):
-        run(given, tmp_path, print)
+        run_whole(given, tmp_path, print)
 
 
 def test_a_job_of_another_engine_takes_nothing_from_the_command(
