@@ -24,9 +24,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from ipaddress import ip_address
 from pathlib import Path
-from typing import Protocol
-
-import msgspec
+from typing import NamedTuple, Protocol
 
 from harness.rpc.process_id import ProcessId, process_id
 
@@ -286,7 +284,7 @@ class WireError(ConnectionError):
     """Raised for bytes that are no frame: the stream is of no use any more."""
 
 
-class Framed(msgspec.Struct, frozen=True):
+class Framed(NamedTuple):
     """A frame that was received."""
 
     call: int

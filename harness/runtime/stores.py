@@ -5,14 +5,15 @@ they are told. torch's own server asks nobody who they are."""
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import threading
 import time
 import weakref
 from collections.abc import Sequence
 from datetime import timedelta
+from typing import NamedTuple
 
-import msgspec
 import torch.distributed as dist
 
 from harness.rpc.channel import Channel
@@ -45,13 +46,16 @@ def join_store(place: str, size: int, timeout_s: float) -> dist.Store:
     return store
 
 
-class _Request(msgspec.Struct, array_like=True):
+class _Request(NamedTuple):
     """A wish of a member. add: to the number that is there; without it, and without a value, the key is looked up."""
 
     key: str
-    value: bytes | None = None
+    value: str | None = None
     add: int | None = None
     delete: bool = False
+
+
+_BYTES = "latin-1"  # of values, as JSON has them: a bare machine has no msgspec
 
 
 class _Server:
@@ -60,7 +64,7 @@ class _Server:
     def __init__(self, host: str) -> None:
         listener, _ = listen(f"tcp:{host}:0")
         token = new_token()
-        self._values: dict[str, bytes] = {}
+        self._values: dict[str, str] = {}
         self._room, self._streams = Room(), set[ServedStream]()
         self._listener = Listener(listener, {"admin": token}, self._admit)
         self.place = f"{self._listener.address} {token.hex()}"
@@ -83,8 +87,7 @@ class _Server:
 
     def _admit(self, sock: socket.socket, channel: Channel, role: Role) -> None:
         def answer(frame: Framed) -> None:
-            asked = msgspec.msgpack.decode(frame.body, type=_Request)
-            stream.send(frame.call, msgspec.msgpack.encode(self._answer(asked)))
+            stream.send(frame.call, json.dumps(self._answer(_Request(*json.loads(frame.body)))).encode())
 
         stream = ServedStream(
             sock,
@@ -98,12 +101,12 @@ class _Server:
         )
         self._streams.add(stream)
 
-    def _answer(self, asked: _Request) -> bytes | None:
+    def _answer(self, asked: _Request) -> str | None:
         """The value, as it is now; of one that is deleted, as it was."""
         if asked.delete:
             return self._values.pop(asked.key, None)
         if asked.add is not None:
-            self._values[asked.key] = str(int(self._values.get(asked.key, b"0")) + asked.add).encode()
+            self._values[asked.key] = str(int(self._values.get(asked.key, "0")) + asked.add)
         elif asked.value is not None:
             self._values[asked.key] = asked.value
         return self._values.get(asked.key)
@@ -125,7 +128,7 @@ class _Joined(dist.Store):
             raise RuntimeError(f"no store of this run is at {address.partition('#')[0]}: {error}") from error
 
     def set(self, key: str, value: str | bytes) -> None:
-        self._ask(_Request(key, value.encode() if isinstance(value, str) else value))
+        self._ask(_Request(key, (value.encode() if isinstance(value, str) else value).decode(_BYTES)))
 
     def get(self, key: str) -> bytes:
         self.wait([key])
@@ -153,7 +156,7 @@ class _Joined(dist.Store):
         return self
 
     def _ask(self, request: _Request) -> bytes | None:
-        frame = self._framer.frame(1, msgspec.msgpack.encode(request))
+        frame = self._framer.frame(1, json.dumps(request).encode())
         with self._asking:
             try:
                 self._sock.sendall(self._channel.seal(frame))
@@ -162,7 +165,8 @@ class _Joined(dist.Store):
                     if not data:
                         raise ConnectionError("its process has ended")
                     if frames := self._splitter.feed(self._channel.unseal(data)):
-                        return msgspec.msgpack.decode(frames[0].body, type=bytes | None)
+                        answer = json.loads(frames[0].body)
+                        return None if answer is None else answer.encode(_BYTES)
             except OSError as error:
                 self._sock.close()
                 raise RuntimeError(f"the store does not answer: {error}") from error

@@ -8,7 +8,6 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from msgspec import structs
 
 from harness.transfer_queue.control.spec import QueueSpec, TaskSpec
 from harness.transfer_queue.remote.process import QueueProcess
@@ -150,7 +149,7 @@ def test_rows_that_a_server_lost_are_named(backend: RedisBackend, servers: tuple
     ):
         storage.read(assignment((frame, 0, 4)), SPECS)
     with pytest.raises(ValueError, match="said to lie in unit 7 of 2"):
-        storage.read(assignment((structs.replace(frame, place=(7, 0)), 0, 4)), SPECS)
+        storage.read(assignment((frame._replace(place=(7, 0)), 0, 4)), SPECS)
     storage.close()
 
 

@@ -7,23 +7,21 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heappop, heappush
 from math import isinf
-from typing import Any
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
-from msgspec.structs import astuple, replace
 
 from harness.transfer_queue.control.policies import Units
 from harness.transfer_queue.control.spec import GetRequest, QueueSpec
 
 
-class Share(msgspec.Struct, frozen=True, eq=False, gc=False):
-    """One rank's part of a micro-batch; numbered in the order they were formed. `count`: rows a rank asked for."""
+class Share(NamedTuple):
+    """One rank's part of a micro-batch; numbered in the order they were formed. `asked`: rows that a rank asked for."""
 
     number: int
     partition: str
     units: Units
-    count: int
+    asked: int
 
 
 class Shares:
@@ -48,10 +46,10 @@ class Shares:
         for another count."""
         for share in self._waiting[request.task][request.rank]:
             if request.partition in (None, share.partition):
-                if share.count != request.count:
+                if share.asked != request.count:
                     raise ValueError(
                         f"rank {request.rank} of task {request.task!r} asks for {request.count} rows where another "
-                        f"rank asked for {share.count}: all readers must ask for the same"
+                        f"rank asked for {share.asked}: all readers must ask for the same"
                     )
                 return share
         return None
@@ -68,7 +66,7 @@ class Shares:
 
     def state(self) -> dict[str, Any]:
         """Plain data and arrays, which are its own: to be encoded at once."""
-        waiting = {task: [[astuple(share) for share in w] for w in ranks] for task, ranks in self._waiting.items()}
+        waiting = {task: [[tuple(share) for share in w] for w in ranks] for task, ranks in self._waiting.items()}
         return {"waiting": waiting, "formed": self._formed}
 
     def restore(self, state: dict[str, Any]) -> None:
@@ -96,7 +94,7 @@ class LeaseExpired(RuntimeError):
     """The rows of this lease went back to the queue (it ran out, or its consumer was released): drop the work."""
 
 
-class Lease(msgspec.Struct, frozen=True, eq=False, gc=False):
+class Lease(NamedTuple):
     """A share in a consumer's hands; `due`: when it runs out, None = never."""
 
     number: int
@@ -166,14 +164,14 @@ class Leases:
         """Take units out of a lease, with which its consumer has nothing more to do."""
         if not units.isdisjoint(held := lease.share.units.tolist()):  # most leases hold one unit, and none of these
             kept = np.array([unit for unit in held if unit not in units], lease.share.units.dtype)
-            self._keep(replace(lease, share=replace(lease.share, units=kept)))
+            self._keep(lease._replace(share=lease.share._replace(units=kept)))
 
     def reassign(self, lease: Lease, units: set[int], consumer: str) -> None:
         """Put units of a lease into the hands of another consumer, by a lease of its own."""
         if moved := [unit for unit in lease.share.units.tolist() if unit in units]:
             self.without(lease, units)
-            share = replace(lease.share, units=np.array(moved, lease.share.units.dtype))
-            self._keep(replace(lease, number=self._next, consumer=consumer, share=share))
+            share = lease.share._replace(units=np.array(moved, lease.share.units.dtype))
+            self._keep(lease._replace(number=self._next, consumer=consumer, share=share))
             self._next += 1
 
     def lose(self, lease: Lease) -> None:
@@ -188,7 +186,7 @@ class Leases:
     def state(self) -> dict[str, Any]:
         """Plain data and arrays, which are its own: to be encoded at once."""
         return {
-            "open": [(x.number, x.task, x.rank, x.consumer, astuple(x.share), x.due) for x in self._open.values()],
+            "open": [(x.number, x.task, x.rank, x.consumer, tuple(x.share), x.due) for x in self._open.values()],
             "lost": self._lost_order,
             "forgotten": self._forgotten,
             "next": self._next,
@@ -208,7 +206,7 @@ class Leases:
         leases = list(self._open.values())
         self._due.clear()
         for lease in leases:
-            self._keep(replace(lease, due=None if lease.due is None else lease.due + seconds))
+            self._keep(lease._replace(due=None if lease.due is None else lease.due + seconds))
 
     def check_kept(self, number: int) -> None:
         """Raise LeaseExpired if the lease was lost; or if it is over, and so old that how it ended is not kept."""

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from types import MappingProxyType
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
@@ -385,13 +385,13 @@ class Partitions:
         return self._live[name]
 
 
-class Precedence(msgspec.Struct, frozen=True):
+class Precedence(NamedTuple):
     """A limit of so many rows a rank and, where `units` (by partition) are named, to these alone: all that is left of
     what was started under a bound of `below` or less."""
 
     at_most: int
     below: int | None = None
-    units: dict[str, Units] = {}
+    units: Mapping[str, Units] = MappingProxyType({})
 
 
 def precedence(request: GetRequest, asked: Sequence[Partition], dispatched: int) -> Precedence:

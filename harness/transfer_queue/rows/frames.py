@@ -3,32 +3,30 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Annotated, Any
+from typing import Any, NamedTuple
 
-import msgspec
 import numpy as np
 from numpy.typing import NDArray
 
 from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged, Rows, concatenated
 
 Buffer = NDArray[np.uint8]
-Natural = Annotated[int, msgspec.Meta(ge=0)]
-Place = tuple[int, Natural] | bytes | dict[str, Any]
+Place = tuple[int, int] | bytes | dict[str, Any]
 """The place where a storage keeps a frame: (unit, key), whose meaning is the storage's; or its buffers themselves, back
 to back; or, within one process, its columns by name."""
 
 _LENGTH = np.dtype(np.int64)
 
 
-class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Frame(NamedTuple):
     """The payload of one put: for each column one packed buffer of so many bytes, in this order.
 
     A dense column's buffer is its values, row by row. A ragged one's is int64 lengths [rows], then the
     values back to back. It travels as it is, as its parts do.
     """
 
-    rows: Natural
-    sizes: dict[str, Natural]
+    rows: int
+    sizes: dict[str, int]
     place: Place
 
     @property
@@ -45,11 +43,13 @@ class Frame(msgspec.Struct, frozen=True, array_like=True, gc=False):
             specs[name].check_size(name, self.rows, size)
         if not isinstance(self.place, bytes | tuple):
             raise ValueError("a frame with its columns stays in its process")
+        if isinstance(self.place, tuple) and self.place[1] < 0:
+            raise ValueError(f"a frame lies at {self.place[1]}")
         if isinstance(self.place, bytes) and len(self.place) != self.nbytes:
             raise ValueError(f"a frame of {self.nbytes} bytes came with {len(self.place)}")
 
 
-class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
+class Part(NamedTuple):
     """Columns of a micro-batch that lie alike: its rows are the rows start to stop of frame f, run after run."""
 
     columns: tuple[str, ...]
@@ -57,7 +57,7 @@ class Part(msgspec.Struct, frozen=True, array_like=True, gc=False):
     """(f, start, stop)"""
 
 
-class BatchAssignment(msgspec.Struct, frozen=True, gc=False):
+class BatchAssignment(NamedTuple):
     """A micro-batch before it is read: rows int64 [k] in the reader's hands, and where their cells lie."""
 
     lease: int

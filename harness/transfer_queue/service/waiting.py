@@ -8,8 +8,6 @@ from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-import msgspec
-
 from harness.transfer_queue.control.spec import Bound, First, GetRequest, Status
 from harness.transfer_queue.rows.frames import BatchAssignment
 
@@ -17,7 +15,8 @@ Line = tuple[int, int, int, str | None, First | None, tuple[int, ...] | None, Bo
 """All of a request that its answer depends on, with its consumer's bound."""
 
 
-class PendingGet(msgspec.Struct, frozen=True, eq=False):
+@dataclass(slots=True, eq=False)
+class PendingGet:
     """A get that waits, numbered as it came."""
 
     number: int

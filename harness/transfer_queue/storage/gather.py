@@ -10,7 +10,6 @@ from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import itemgetter
 
-import msgspec
 import numpy as np
 
 from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged, concatenated, taken
@@ -165,7 +164,7 @@ def trimmed(assignment: BatchAssignment, specs: Mapping[str, ColumnSpec]) -> Bat
     columns = gathered(assignment.frames, assignment.parts, specs)
     rows = assignment.rows.size
     frame = inline({name: pack(column) for name, column in columns.items()}, rows)
-    return msgspec.structs.replace(assignment, frames=(frame,), parts=(Part(tuple(columns), ((0, 0, rows),)),))
+    return assignment._replace(frames=(frame,), parts=(Part(tuple(columns), ((0, 0, rows),)),))
 
 
 _PER_RUN = 16 << 10

@@ -16,7 +16,6 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import ClassVar
 
-import msgspec
 import numpy as np
 
 from harness.transfer_queue.rows.columns import Column, ColumnSpec
@@ -212,7 +211,7 @@ class ShmStorage:
                 for f, _, _ in part.runs
                 for name, buffer in mapped_columns(assignment.frames[f], part.columns).items()
             }
-            columns = assemble(msgspec.structs.replace(assignment, parts=tuple(mapped)), buffers, specs)
+            columns = assemble(assignment._replace(parts=tuple(mapped)), buffers, specs)
         return columns | gathered(assignment.frames, [part for part in assignment.parts if part not in mapped], specs)
 
     def _worth_mapping(self, assignment: BatchAssignment, part: Part) -> bool:

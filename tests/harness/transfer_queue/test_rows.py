@@ -146,6 +146,8 @@ async def test_a_store_gives_the_buffers_of_a_frame() -> None:
         ({"r": 39}, (0, 0), "column 'r': 39 bytes cannot hold 4 rows"),
         ({"r": 44}, (0, 0), "column 'r': 44 bytes cannot hold 4 rows"),
         ({"d": 32}, b"short", "a frame of 32 bytes came with 5"),
+        ({"d": -32}, b"", "column 'd'"),
+        ({"d": 32}, (0, -64), "a frame lies at -64"),
     ],
 )
 def test_a_frame_that_cannot_be_is_refused(sizes: dict[str, int], place: tuple[int, int] | bytes, message: str) -> None:

@@ -14,7 +14,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import msgspec
 import numpy as np
 import pytest
 
@@ -129,7 +128,7 @@ class UnitStorage:
     def write(self, partition: str, columns: dict[str, Column]) -> Frame:
         place = (0, len(self._frames))
         self._frames[place] = partition, InlineStorage().write(partition, columns)
-        return msgspec.structs.replace(self._frames[place][1], place=place)
+        return self._frames[place][1]._replace(place=place)
 
     def kept(self, partition: str) -> bool:
         return any(name == partition for name, _ in self._frames.values())

@@ -117,7 +117,7 @@ def test_a_garbled_message_is_a_value_error_or_a_message(data: bytes) -> None:
 @pytest.mark.parametrize(
     "garbled",
     [
-        ["Put", "p", b"", [1, {"a": -1}, b""], {}, None],
+        ["Put", "p", b"", [1, {"a": "1"}, b""], {}, None],
         ["Put", "p", b"", [1, {"a": 1}, "text"], {}, None],
         ["Get", "t", "many", 1, "0", 0, None, None, None],
         ["Pickle", b""],
