@@ -387,7 +387,7 @@ def read_columns(path: Path, columns: Sequence[str] | None = None, rows: pc.Expr
     a few bytes may stand for as many as fit no memory. That is counted before any value is written out."""
     refuse_special(path)
     most = max(_FREE_BYTES, _EXPANSION * path.stat().st_size)
-    told = pq.read_metadata(path)
+    told = _metadata_of(path)
     groups = [told.row_group(number) for number in range(told.num_row_groups)]
     chunks = [group.column(place) for group in groups for place in range(group.num_columns)]
     found = {chunk.path_in_schema: chunk.physical_type for chunk in chunks}
@@ -404,6 +404,20 @@ def read_columns(path: Path, columns: Sequence[str] | None = None, rows: pc.Expr
         raise ValueError(f"it would take {size:,} bytes of memory, more than any run writes into so small a file")
     types = told.schema.to_arrow_schema()
     return table.cast(pa.schema([types.field(name) for name in table.column_names], table.schema.metadata))
+
+
+def _metadata_of(path: Path) -> pq.FileMetaData:
+    """A Parquet file's metadata. OSError or ValueError where they contradict themselves: asked about such chunks,
+    pyarrow ends the process, but not where it reads them. So a row is read; no lists, as one may fill memory."""
+    try:
+        with pq.ParquetFile(path) as file:
+            leaves = [file.metadata.schema.column(place) for place in range(file.metadata.num_columns)]
+            if flat := [leaf.path for leaf in leaves if leaf.max_repetition_level == 0]:
+                for group in range(file.metadata.num_row_groups):
+                    next(file.iter_batches(batch_size=1, row_groups=[group], columns=flat), None)
+            return file.metadata
+    except pa.ArrowNotImplementedError as error:
+        raise ValueError(f"{path} cannot be read: {error}") from None
 
 
 def read_samples(path: Path) -> pa.Table:
@@ -556,6 +570,7 @@ def write_tokens(path: Path, table: pa.Table) -> None:
 
 def read_responses(path: Path) -> pa.Table:
     """The table of responses.parquet; loss_mask is null where an older run wrote it."""
+    _metadata_of(path)
     return pq.read_table(path, schema=RESPONSES_SCHEMA)
 
 
