@@ -25,13 +25,12 @@ class KSteps(Schedule):
 
     async def run(self, job: Job) -> None:
         capacity = self.capacity(job)
-        await job.prompts.admit(below=capacity.limit(0))
-        await self._generate(job, 0)
+        await gather(job.prompts.admit(below=capacity.limit(0)), self._generate(job, 0))
         for first in range(0, job.iterations, self.k):
             end = min(first + self.k, job.iterations)
-            await gather(self._generate(job, end), self._train(job, first, end))
+            admitted = job.prompts.admit(below=capacity.limit(first))
+            await gather(admitted, self._generate(job, end), self._train(job, first, end))
             await job.weights.publish(end)
-            await job.prompts.admit(below=capacity.limit(end))
 
     async def _generate(self, job: Job, first: int) -> None:
         if first < job.iterations:
