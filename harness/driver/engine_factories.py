@@ -67,10 +67,11 @@ def sampling_of(config: JobConfig, task: Task) -> Sampling:
 
 @dataclass(frozen=True)
 class RealEngines:
-    """Makes the engines of a job, each in the process of the role that uses it; picklable. Engines that compute. model:
-    with the checkpoint of the initial weights; place: where the store of the training
-    world is; shares: of a device's memory, that rollout engines of each role may take; critic_world: devices of the
-    critic, if there is one."""
+    """Makes the engines of a job that compute, each in the process of the role that uses it; picklable.
+
+    model: with the checkpoint of the initial weights; place: where the store of the training world is; shares: of a
+    device's memory, that rollout engines of each role may take; critic_world: devices of the critic, if there is one.
+    """
 
     config: JobConfig
     model: ModelConfig

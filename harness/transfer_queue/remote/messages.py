@@ -186,7 +186,7 @@ def assigned(assignment: BatchAssignment, frames: tuple[Frame, ...], received: b
 def to_assignment(message: Assigned, descriptors: list[int]) -> BatchAssignment:
     """An assignment, with a descriptor instead of its index in a frame's place. rows: int64 [k], the reader's own."""
     frames = [
-        Frame(frame.rows, frame.sizes, (descriptors[frame.place[0]], frame.place[1]))
+        frame._replace(place=(descriptors[frame.place[0]], frame.place[1]))
         if descriptors and isinstance(frame.place, tuple)
         else frame
         for frame in message.frames
