@@ -25,15 +25,15 @@ ARGUMENTS = {
     "bench_control_plane": ["--sizes", "64x64"],
     "bench_delta_sync": ["--only", "tiny", "--steps", "5", "--transport", "host_staged"],
     "bench_intervals": ["--repeats", "200"],
-    "bench_overhead": ["--rounds", "1", "--iterations", "6", "model.warm_start=false"],
+    "bench_overhead": [*SHORT, "iterations=6", "--rounds", "1"],
     "bench_paced": ["--schedules", "one_step_off", "iterations=2", "warmup_iterations=1"],
     "bench_prediction": ["--rounds", "1", "--iterations", "8", "--schedules", "fully_async", "model.warm_start=false"],
     "bench_rollout": ["--rounds", "1"],
     "bench_scale": ["--engines", "8", "--clients", "8", "--seconds", "1", "--samples", "64"],
     "bench_service": ["--rounds", "1", "--samples", "64", "--batch", "16", "--weights-mib", "1"],
     "bench_simulation": ["iterations=2"],
-    "bench_soak": ["--every", "5", "--faults", "iterations=22", "checkpoint.every=2"],
-    "bench_weight_sync": ["--rounds", "1", "--layers", "1", "--verify"],
+    "bench_soak": ["--every", "5", "--faults", "iterations=12", "checkpoint.every=2"],
+    "bench_weight_sync": ["--rounds", "1", "--layers", "1", "--verify", "--only", "collective"],
     "transfer_queue": ["--quick", "--cases", "stream"],
 }
 

@@ -168,7 +168,7 @@ def test_what_is_promised_of_the_schedule_holds_over_random_jobs_and_where_engin
 def test_engines_leave_and_come_back(schedule: str) -> None:
     happened: set[str] = set()
 
-    @few
+    @settings(few, max_examples=examples(30))
     @given(
         job=jobs(schedule),
         seed=st.integers(0, 3),
