@@ -7,9 +7,8 @@ from collections.abc import Sequence
 from rich.console import Console
 
 from harness.comparison.comparison import Comparison
-from harness.comparison.measure_text import Scale, against, beside_mean, bounds, scale_of
+from harness.comparison.measure_text import Against, Scale, rows_of, scale_of
 from harness.comparison.measures import HELD_OUT, SPEED, CellMeasure, Measure
-from harness.metrics.formatting import number
 from harness.metrics.manifest import HOW_TIMED
 from harness.metrics.tables import Table
 
@@ -61,22 +60,20 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
 
 def _in_full(comparison: Comparison, measure: Measure) -> Table:
     """Every seed, the mean with its interval, and what it is against the baseline."""
-    scale, shows_worst = scale_of(measure), measure is comparison.outcome
-    told = [beside_mean(comparison, measure, index) for index in range(len(measure.cells))]
-    columns = ["mean\n95 %" + ("\nworst, collapsed" if shows_worst else "\nbeside it" if any(told) else "")]
-    columns += ["against baseline\n95 %", "better\n95 %"] * (len(comparison.cells) > 1)
+    scale, shows_worst, several = scale_of(measure), measure is comparison.outcome, len(comparison.cells) > 1
+    found = rows_of(comparison, measure)
+    columns = ["mean\n95 %" + ("\nworst, collapsed" if shows_worst else "\nbeside it" if found[0].beside else "")]
+    columns += ["against baseline\n95 %", "better\n95 %"] * several
     rows = []
-    for index, cell in enumerate(measure.cells):
-        row = [f"{scale.value(cell.value)}\n{scale.bounds(cell.interval)}"]
-        if len(comparison.cells) > 1:
-            better = f"{number(cell.better.value, 2)}\n{bounds(cell.better, 2)}" if cell.better else "-"
-            row += [_against(comparison, measure, index), better]
+    for index, told in enumerate(found):
+        beside = told.beside
         if shows_worst:
             collapse = comparison.collapses[index]
-            row[0] += f"\n{scale.value(collapse.worst)}, {collapse.text}"
-        elif any(told):
-            row[0] += f"\n{told[index] or '-'}"
-        rows.append([*row, scale.seeds(cell).replace(", ", " ")])
+            beside = f"{scale.value(collapse.worst)}, {collapse.text}"
+        row = ["\n".join(filter(None, (told.value, told.bounds, beside)))]
+        if several:
+            row += [_against(told.against), "\n".join(told.better or "-")]
+        rows.append([*row, told.seeds.replace(", ", " ")])
     title = measure.title.capitalize() + (f" ({scale.unit})" if scale.unit == "%" else "")
     return _table(comparison, title, [*columns, "by seed"], rows)
 
@@ -133,8 +130,7 @@ def _simulated(comparison: Comparison) -> str:
     return "" if backend == "real" else f" ({HOW_TIMED[backend]})"
 
 
-def _against(comparison: Comparison, measure: Measure, cell: int) -> str:
-    text = against(measure, cell)
+def _against(text: Against | None) -> str:
     return "-" if text is None else f"{text.value} {text.sign or ' '}\n{text.bounds}"
 
 

@@ -155,3 +155,38 @@ def _means_differ(measure: Measure) -> bool:
     """Whether a mean of whole numbers is none itself."""
     means = [cell.value for cell in measure.cells if math.isfinite(cell.value)]
     return any(mean != round(mean) for mean in means)
+
+
+@dataclass(frozen=True)
+class MeasureRow:
+    """A cell's row in the table of a measure, in words. iqm, better: value and bounds of the interquartile mean, and of
+    the probability that it is better than the baseline; None where there is none."""
+
+    label: str
+    is_baseline: bool
+    value: str
+    bounds: str
+    beside: str
+    iqm: tuple[str, str] | None
+    against: Against | None
+    better: tuple[str, str] | None
+    seeds: str
+
+
+def rows_of(comparison: Comparison, measure: Measure) -> list[MeasureRow]:
+    """A row for each cell, in their order."""
+    scale = scale_of(measure)
+    return [
+        MeasureRow(
+            label=cell.label,
+            is_baseline=index == comparison.baseline,
+            value=scale.value(of.value),
+            bounds=scale.bounds(of.interval),
+            beside=beside_mean(comparison, measure, index),
+            iqm=(scale.value(of.iqm.value), scale.bounds(of.iqm)) if of.iqm else None,
+            against=against(measure, index),
+            better=(number(of.better.value, 2), bounds(of.better, 2)) if of.better else None,
+            seeds=scale.seeds(of),
+        )
+        for index, (cell, of) in enumerate(zip(comparison.cells, measure.cells, strict=True))
+    ]

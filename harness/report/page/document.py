@@ -6,48 +6,30 @@ import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from html import escape
 from importlib.resources import files
+from math import isfinite
 from pathlib import Path
-from string import Template
 from typing import Any
 
+from jinja2 import Environment, FunctionLoader, StrictUndefined
 from rich.console import Console
 
 from harness.comparison.comparison import Comparison
-from harness.comparison.correction_matrix import has_matrix, matrix_of
+from harness.comparison.correction_matrix import has_matrix, lags_of, matrix_of
+from harness.comparison.curves import role_times
 from harness.comparison.frames import write_frames
+from harness.comparison.measure_text import headlines, rows_of, unit_of
 from harness.metrics.atomic_files import write_text
-from harness.metrics.formatting import say, visible
+from harness.metrics.formatting import number, percent, say, visible
 from harness.report.drawing import FORMATS
+from harness.report.page import tables
+from harness.report.page import text as texts
 from harness.report.page.data import curves_data, timelines_data
 from harness.report.page.markdown import markdown, table_tex
 from harness.report.page.pictures import draw_comparison
-from harness.report.page.tables import (
-    checks_html,
-    commands_table,
-    device_cards,
-    facts_list,
-    headline_table,
-    latency_table,
-    matrix_table,
-    measure_tables,
-    profile_cards,
-    samples_html,
-    staleness_cards,
-)
-from harness.report.page.text import (
-    CURVES,
-    MATRIX,
-    PROFILES,
-    RESULTS,
-    Headings,
-    equal_settings,
-    made_with,
-    measures_caption,
-)
 from harness.report.page.verdict_chart import chart_html
 from harness.report.palette import style_of
+from harness.report.samples import shortened
 
 _SCRIPTS = ("drawing.js", "timeline.js", "curves.js", "page.js")
 
@@ -80,50 +62,34 @@ def print_written(paths: Sequence[Path], console: Console) -> None:
 
 def document(comparison: Comparison) -> str:
     """The whole page as HTML; it refers to nothing outside itself."""
-    headings = Headings(comparison)
-    curves, timelines = curves_data(comparison), timelines_data(comparison)
-    equal = equal_settings(comparison)
+    environment = Environment(
+        loader=FunctionLoader(_part), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
+    )
     script = "\n".join(["", *(_part(name) for name in _SCRIPTS), ""])
-    mark = ' <span class="simulated-mark">simulated</span>' if comparison.simulated else ""
-    page = Template(_part("page.html")).substitute(
+    page = environment.get_template("page.html").render(
+        comparison=comparison,
+        cells=comparison.cells,
         policy=_policy(script),
-        title=escape(headings.title),
         style=_part("page.css") + style_of(comparison.cells),
-        how=headings.how,
-        how_word=escape(headings.how_word),
-        heading=escape(headings.heading),
-        verdict=escape(comparison.verdict),
-        verdict_class="verdict refused" if comparison.faults else "verdict",
-        verdict_chart=chart_html(comparison),
-        facts=facts_list(headings.facts, "facts"),
-        simulated=mark,
-        simulated_word=", simulated" if comparison.simulated else "",
-        warnings=_warnings(comparison),
-        results_caption=escape(RESULTS),
-        headlines=headline_table(comparison),
-        matrix=_matrix(comparison),
-        curves_title=headings.curves_title,
-        curves=_curves(curves),
-        profiles=_profiles(comparison),
-        staleness=staleness_cards(comparison),
-        devices=device_cards(comparison),
-        latencies=latency_table(comparison),
-        timeline_choices="".join(
-            f'<option value="{number}">{escape(run["label"])}</option>' for number, run in enumerate(timelines["runs"])
-        ),
-        samples=(samples := samples_html(comparison)),
-        samples_link=' <a href="#samples">Samples</a>' if samples else "",
-        measures_caption=escape(measures_caption(comparison)),
-        measures=measure_tables(comparison),
-        checks=checks_html(comparison),
-        axes=escape(", ".join(comparison.axes)),
-        equal=facts_list(equal, "settings"),
-        equal_count=str(len(equal)),
-        runs=commands_table(comparison),
-        made_with=facts_list(made_with(comparison), "settings"),
-        curves_data=as_script(curves),
-        timeline_data=as_script(timelines),
         script=script,
+        headings=texts.Headings(comparison),
+        headlines=headlines(comparison),
+        rows={measure.key: rows_of(comparison, measure) for measure in comparison.measures},
+        matrix=matrix_of(comparison) if has_matrix(comparison) else None,
+        curves=curves_data(comparison),
+        timelines=timelines_data(comparison),
+        samples=tables.chosen_samples(comparison),
+        texts=texts,
+        tables=tables,
+        chart_html=chart_html,
+        as_script=as_script,
+        unit_of=unit_of,
+        lags_of=lags_of,
+        role_times=role_times,
+        figure=number,
+        percent=percent,
+        isfinite=isfinite,
+        shortened=shortened,
     )
     return visible(page)
 
@@ -150,51 +116,6 @@ def _shown(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_shown(one) for one in value]
     return visible(value) if isinstance(value, str) else value
-
-
-def _curves(curves: Mapping[str, Any]) -> str:
-    """The switches, the place that the script fills, and what the curves end at as a table for those who cannot see
-    them: that is the table of measures."""
-    if not curves["curves"]:
-        return '<p class="caption">These runs have no curves.</p>'
-
-    def switch(name: str, legend: str, choices: list[list[str]]) -> str:
-        radios = "".join(
-            f'<label><input type="radio" name="{name}" value="{escape(value)}"{" checked" if number == 0 else ""}> '
-            f"{escape(text)}</label> "
-            for number, (value, text) in enumerate(choices)
-        )
-        return f"<fieldset><legend>{legend}</legend>{radios}</fieldset>"
-
-    switches = switch("key", "Show", curves["keys"]) + switch("axis", "Against", curves["axes"])
-    return (
-        f'<div class="controls">{switches}</div><div class="legend"></div><div class="curves live"></div>'
-        f'<p class="caption readout"></p><p class="caption">{escape(CURVES)}</p>'
-    )
-
-
-def _matrix(comparison: Comparison) -> str:
-    """The matrix where schedules and corrections were crossed; empty otherwise."""
-    if not has_matrix(comparison):
-        return ""
-    matrix = matrix_of(comparison)
-    text = f'<p class="caption">{escape(f"{matrix.what.capitalize()}. {MATRIX}")}</p>'
-    return f'<h3 id="matrix">Schedules and corrections</h3>{text}<div class="wide">{matrix_table(matrix)}</div>'
-
-
-def _profiles(comparison: Comparison) -> str:
-    """A card per cell; empty where nothing was rewarded."""
-    if not comparison.profiles:
-        return ""
-    text = f'<p class="caption">{escape(PROFILES)}</p>'
-    return f'<h3 id="profiles">Performance profiles</h3>{text}<div class="cards">{profile_cards(comparison)}</div>'
-
-
-def _warnings(comparison: Comparison) -> str:
-    if not comparison.warnings:
-        return ""
-    items = "".join(f"<li>{escape(warning)}</li>" for warning in comparison.warnings)
-    return f'<section class="warnings" aria-label="Warnings"><h2>Warnings</h2><ul>{items}</ul></section>'
 
 
 def _part(name: str) -> str:

@@ -7,19 +7,9 @@ from collections.abc import Iterable, Sequence
 from harness.comparison.comparison import Comparison
 from harness.comparison.correction_matrix import as_markdown, has_matrix, matrix_of
 from harness.comparison.curves import role_times
-from harness.comparison.measure_text import against, beside_mean, headlines, scale_of, titled
+from harness.comparison.measure_text import MeasureRow, headlines, rows_of, titled
 from harness.comparison.measures import Measure
-from harness.metrics.formatting import (
-    code,
-    escaped,
-    latex,
-    latex_table,
-    markdown_table,
-    number,
-    percent,
-    plural,
-    visible,
-)
+from harness.metrics.formatting import code, escaped, latex, latex_table, markdown_table, percent, plural, visible
 from harness.report.page.text import (
     RESULTS,
     Headings,
@@ -76,34 +66,30 @@ def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
 
 
 def _headlines(comparison: Comparison) -> str:
+    def told(row: MeasureRow) -> str:
+        against_it = f", {row.against.value} ({row.against.word})" if row.against else ""
+        return f"{row.value} {row.bounds}{'; ' * bool(row.beside)}{row.beside}{against_it}"
+
     measures = headlines(comparison)
-    rows = []
-    for index, cell in enumerate(comparison.cells):
-        row = [cell.label, cell.runs[0].pools]
-        for measure in measures:
-            measured, scale, text = measure.cells[index], scale_of(measure), against(measure, index)
-            against_it = f", {text.value} ({text.word})" if text else ""
-            beside = f"; {told}" if (told := beside_mean(comparison, measure, index)) else ""
-            row.append(f"{scale.value(measured.value)} {scale.bounds(measured.interval)}{beside}{against_it}")
-        rows.append(row)
+    columns = [map(told, rows_of(comparison, measure)) for measure in measures]
+    named = ([cell.label, cell.runs[0].pools] for cell in comparison.cells)
+    rows = [[*name, *row] for name, *row in zip(named, *columns, strict=True)]
     return markdown_table(["cell", "devices", *map(titled, measures)], rows)
 
 
 def _measure(comparison: Comparison, measure: Measure) -> str:
-    scale = scale_of(measure)
     rows = []
-    for index, (cell, values) in enumerate(zip(comparison.cells, measure.cells, strict=True)):
-        text = against(measure, index)
-        base = "baseline" if index == comparison.baseline else "–"
+    for row in rows_of(comparison, measure):
+        text = row.against
         rows.append(
             [
-                cell.label,
-                "; ".join(filter(None, (scale.value(values.value), beside_mean(comparison, measure, index)))),
-                scale.bounds(values.interval),
-                f"{scale.value(values.iqm.value)} {scale.bounds(values.iqm)}" if values.iqm else "–",
-                f"{text.value} {text.bounds} ({text.word})" if text else base,
-                number(values.better.value, 2) if values.better else "–",
-                scale.seeds(values),
+                row.label,
+                "; ".join(filter(None, (row.value, row.beside))),
+                row.bounds,
+                " ".join(row.iqm or "–"),
+                f"{text.value} {text.bounds} ({text.word})" if text else "baseline" if row.is_baseline else "–",
+                row.better[0] if row.better else "–",
+                row.seeds,
             ]
         )
     heads = ["cell", "mean", "95 % interval", "interquartile mean", "against the baseline", "P(better)", "every seed"]
@@ -131,11 +117,11 @@ def table_tex(comparison: Comparison) -> str:
     """Every cell's means with their intervals, and below what it is against the baseline; bold where that is
     significant. Numbers stand alone in their cells: the notes say the rest."""
     measures, cells, headings = headlines(comparison), comparison.cells, Headings(comparison)
+    found = [rows_of(comparison, measure) for measure in measures]
     rows: list[list[str]] = []
-    for index, cell in enumerate(cells):
-        values = [(scale_of(measure), measure.cells[index]) for measure in measures]
-        rows.append([latex(cell.label), *(latex(scale.value(found.value)) for scale, found in values)])
-        rows.append(_small(scale.bounds(found.interval) for scale, found in values))
+    for cell, *values in zip(cells, *found, strict=True):
+        rows.append([latex(cell.label), *(latex(value.value) for value in values)])
+        rows.append(_small(value.bounds for value in values))
     notes = [note for word, note in _WORDS.items() if any(latex(word) in row for row in rows)]
     if len(cells) > 1:
         base = cells[comparison.baseline].label
@@ -143,14 +129,13 @@ def table_tex(comparison: Comparison) -> str:
         notes.append(latex(f"Against {base}, paired by seed, are ratios ({ratios}) and differences (all else)."))
         across = rf"\multicolumn{{{len(measures) + 1}}}{{@{{}}l}}"
         rows.append([rf"\midrule {across}{{\emph{{against {latex(base)}}}}} \\"])
-    for index, cell in enumerate(cells):
-        if index == comparison.baseline:
-            continue
-        held = [against(measure, index) for measure in measures]
-        figures = [(latex(one.figure), one.sign) if one else ("", "") for one in held]
-        marks = {"*": r"\textbf{{{}}}", "=": "{} ="}
-        rows.append([latex(cell.label), *(marks.get(sign, "{}").format(figure) for figure, sign in figures)])
-        rows.append(_small(one.bounds if one else "" for one in held))
+    marks = {"*": r"\textbf{{{}}}", "=": "{} ="}
+    for index, (cell, *values) in enumerate(zip(cells, *found, strict=True)):
+        if index != comparison.baseline:
+            held = [value.against for value in values]
+            figures = [marks.get(one.sign, "{}").format(latex(one.figure)) if one else "" for one in held]
+            rows.append([latex(cell.label), *figures])
+            rows.append(_small(one.bounds if one else "" for one in held))
     if any(r"\textbf" in value for row in rows for value in row):
         notes.append("Bold: significant after Holm's correction.")
     if any(value.endswith(" =") for row in rows for value in row):
