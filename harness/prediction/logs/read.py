@@ -6,10 +6,13 @@ import math
 import re
 import statistics
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from fnmatch import fnmatchcase
+from functools import cache
 from pathlib import Path
 from typing import Any, cast
+
+from pydantic import TypeAdapter
 
 from harness.config import ConfigError
 from harness.config.compose import EXPERIMENTS, choices, read_settings
@@ -18,7 +21,6 @@ from harness.config.placement import DEVICE_ROLES, devices_of
 from harness.metrics.formatting import plural
 from harness.prediction.evidence import SETTINGS, SHARED, Evidence, StepRow, Workload
 from harness.prediction.logs.files import Log, Step, as_number, read_files
-from harness.prediction.logs.names import CADENCE, FRAMEWORKS, MLPERF, SLIME, TRL, Framework
 
 _SLOW = 1.5  # times the median of all later steps: a first step that compiles, loads or fills a pipeline
 _SLACK = 1.02  # of a step: rounding of what adds up to it
@@ -48,6 +50,33 @@ ASKED = {
     "tensor_parallel": ("engine.tensor_parallel", "engine.tensor_parallel=2"),
 }
 """Settings that a log may leave unsaid, and an example of each."""
+
+
+CADENCE, MLPERF, SLIME, TRL = "Cadence", "MLPerf GRPO", "slime", "TRL"
+_Names = dict[str, list[str]]
+
+
+@dataclass(frozen=True)
+class Framework:
+    """The names of one framework, as its part of experiments/logs.yaml has them, which says what each is."""
+
+    name: str
+    version: str
+    marks: list[str]
+    seconds: _Names
+    logged: _Names
+    settings: _Names
+    overlaps: dict[str, str] = field(default_factory=dict)
+    waits: list[str] = field(default_factory=list)
+    interrupted: list[str] = field(default_factory=list)
+    scores_apart: bool = False
+
+
+@cache
+def frameworks() -> list[Framework]:
+    """All whose logs are read."""
+    named = read_settings(EXPERIMENTS / "logs.yaml")
+    return TypeAdapter(list[Framework]).validate_python([{"name": name, **of} for name, of in named.items()])
 
 
 @dataclass(frozen=True)
@@ -103,15 +132,15 @@ def _value(text: str) -> Any:
 def _framework(source: str, log: Log) -> Framework:
     found: dict[str, tuple[Framework, str]] = {}
     for step in log.steps.values():
-        for framework in FRAMEWORKS:
+        for framework in frameworks():
             if framework.name not in found and (mark := next((m for m in framework.marks if m in step.numbers), None)):
                 found[framework.name] = framework, f"{mark} of {framework.name} ({step.where})"
     if len(found) > 1:
-        found.pop(MLPERF.name, None)  # NeMo-RL's console has MLPerf's lines, too
+        found.pop(MLPERF, None)  # NeMo-RL's console has MLPerf's lines, too
     if len(found) > 1:
         raise ConfigError(f"{source} has {' and '.join(mark for _, mark in found.values())}; give the log of one run")
     if not found:
-        known = ", ".join(f"{one.name} ({one.marks[0]})" for one in FRAMEWORKS)
+        known = ", ".join(f"{one.name} ({one.marks[0]})" for one in frameworks())
         raise ConfigError(
             f"{source} has no step time of any software that is read: {known}; docs/predictions.md has all"
         )
@@ -121,13 +150,13 @@ def _framework(source: str, log: Log) -> Framework:
 def _seconds(framework: Framework, step: Step) -> dict[str, float]:
     """Seconds of a step by fields of StepRow. Raises ConfigError for what is no time."""
     found = {}
-    for field, names in framework.seconds.items():
+    for part, names in framework.seconds.items():
         values = {name: step.numbers[name] for name in names if name in step.numbers}
         for name, value in values.items():
-            if not 0 <= value < math.inf or (field == "step_s" and value == 0):
+            if not 0 <= value < math.inf or (part == "step_s" and value == 0):
                 raise ConfigError(f"{step.where}: {name}={value:g} is no time; take that step out of the log")
         if values:
-            found[field] = sum(values.values())
+            found[part] = sum(values.values())
     return found
 
 
@@ -138,7 +167,7 @@ def _counted(source: str, framework: Framework, log: Log, notes: list[str]) -> l
         names = " or ".join(framework.seconds["step_s"])
         raise ConfigError(f"{source}: {framework.name} wrote it, but no step has its time, {names}; log that, too")
     has = [_seconds(framework, step).keys() for step in timed]
-    usual = {field for field in framework.seconds if 2 * sum(field in one for one in has) > len(timed)}
+    usual = {part for part in framework.seconds if 2 * sum(part in one for one in has) > len(timed)}
     whole = [step for step, one in zip(timed, has, strict=True) if usual <= one]
     if len(whole) < len(timed):
         notes.append(f"{plural(len(timed) - len(whole), 'step')} without phases that others have are left out")
@@ -212,7 +241,7 @@ def _row(
 ) -> tuple[StepRow, Workload]:
     schedule = _schedule(framework, steps, said)
     fields = [_phases(framework, step, schedule) for step in steps]
-    for step, one in zip(steps, fields, strict=True) if framework is not CADENCE else ():
+    for step, one in zip(steps, fields, strict=True) if framework.name != CADENCE else ():
         total = sum(one[name] for name in PHASES if name in one)
         if total > _SLACK * one["step_s"]:
             longest = max((name for name in PHASES if name in one), key=lambda name: one[name])
@@ -248,7 +277,7 @@ def _row(
 
 def _schedule(framework: Framework, steps: Sequence[Step], said: _Said) -> str:
     """The schedule: of Cadence by its settings, of others by their numbers."""
-    if framework is CADENCE:
+    if framework.name == CADENCE:
         schedule = said.text("schedule")
         if schedule is None:
             raise ConfigError(f"{said.source} has no config.yaml beside it; name the folder of the run")
@@ -256,7 +285,7 @@ def _schedule(framework: Framework, steps: Sequence[Step], said: _Said) -> str:
     for name, schedule in framework.overlaps.items():
         if any(name in step.numbers for step in steps):
             return schedule
-    if framework is SLIME:
+    if framework.name == SLIME:
         one = [_seconds(framework, step) for step in steps]
         together = sum(each.get("rollout_s", 0.0) + 0.9 * each.get("update_s", 0.0) for each in one)
         if together > sum(each["step_s"] for each in one):  # train_async.py: training is beside generation
@@ -269,7 +298,7 @@ def _schedule(framework: Framework, steps: Sequence[Step], said: _Said) -> str:
 def _phases(framework: Framework, step: Step, schedule: str) -> dict[str, float]:
     """Seconds of a step by fields of StepRow: of an asynchronous one a wait instead of a phase of generation."""
     found = _seconds(framework, step)
-    if framework is CADENCE and schedule != SHARED:  # which streams: scoring goes on beside
+    if framework.name == CADENCE and schedule != SHARED:  # which streams: scoring goes on beside
         found = {name: value for name, value in found.items() if name in ("step_s", "update_s", "sync_s", "rollout_s")}
     waits = [step.numbers[name] for name in framework.waits if name in step.numbers]
     if schedule not in (SHARED, "separated_sync"):
@@ -277,10 +306,10 @@ def _phases(framework: Framework, step: Step, schedule: str) -> dict[str, float]
         if generates is not None and framework.waits != framework.seconds.get("rollout_s"):
             found["generate_s"] = generates
         if waits:  # slime's has the weights in it
-            found["wait_s"] = max(0.0, sum(waits) - (found.get("sync_s", 0.0) if framework is SLIME else 0.0))
+            found["wait_s"] = max(0.0, sum(waits) - (found.get("sync_s", 0.0) if framework.name == SLIME else 0.0))
     if "generate_s" in found and found["generate_s"] > found.get("rollout_s", math.inf):
         del found["generate_s"]
-    if framework is TRL and "rollout_s" in found:  # scoring is inside of what is left
+    if framework.name == TRL and "rollout_s" in found:  # scoring is inside of what is left
         found["update_s"] = max(0.0, found["step_s"] - sum(found[name] for name in PHASES if name in found))
     return found
 
@@ -314,7 +343,7 @@ def _workload(
     notes: list[str],
 ) -> Workload:
     model, device = _model(said.text("model")), said.text("device")
-    if framework is CADENCE and said.log.settings.get("backend") != "virtual":
+    if framework.name == CADENCE and said.log.settings.get("backend") != "virtual":
         device = said.given.get("device")  # a real run's is only its roofline's
     if device is None and len(said.log.devices) == 1:
         device = next(iter(said.log.devices))
@@ -346,7 +375,7 @@ def _workload(
         prompt_mean=prompt,
         response_mean=response,
         response_max=logged.get("response_max"),
-        cap=None if framework is CADENCE and said.log.settings.get("backend") != "virtual" else said.count("cap"),
+        cap=None if framework.name == CADENCE and said.log.settings.get("backend") != "virtual" else said.count("cap"),
         clipped_share=logged.get("clipped_share"),
         tensor_parallel=said.count("tensor_parallel"),
         slots=said.count("slots"),
@@ -377,10 +406,10 @@ def _devices(
     framework: Framework, said: _Said, logged: Mapping[str, float | None], means: Mapping[str, float], schedule: str
 ) -> tuple[int, int]:
     """Devices that generate and that train; (0, 0) where somebody has to say it."""
-    nodes, per_node = said.count("nodes"), said.count("per_node") or (1 if framework is CADENCE else None)
+    nodes, per_node = said.count("nodes"), said.count("per_node") or (1 if framework.name == CADENCE else None)
     whole = nodes * per_node if nodes and per_node else None
     rollout = said.count("rollout_devices")
-    if framework is CADENCE and whole and schedule != SHARED:
+    if framework.name == CADENCE and whole and schedule != SHARED:
         split = {name.rsplit(".", 1)[-1]: value for name, value in said.log.settings.items() if ".split." in f".{name}"}
         shares = {role: value if (number := whole_number(value)) is None else number for role, value in split.items()}
         rollout = devices_of("rollout", shares, whole, DEVICE_ROLES)
