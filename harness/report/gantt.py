@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import fill
+from typing import Any
 
 import pandas as pd
 import pyarrow as pa
@@ -14,7 +15,7 @@ from matplotlib.figure import Figure
 from matplotlib.patches import Patch, Rectangle
 
 from harness.metrics.formatting import plural
-from harness.metrics.timeline import BACKGROUND_SYNC_KINDS, SYNC_KINDS, Interval, Place, Timeline, lanes
+from harness.metrics.timeline import BACKGROUND_SYNC_KINDS, SYNC_KINDS, Timeline, lanes
 from harness.protocols import Span
 from harness.report.drawing import legend_below, letters_across, lines_high
 from harness.report.palette import KINDS, VERSIONS, contrast
@@ -31,8 +32,7 @@ _LOWEST_LABEL = 0.1  # of a lane of an engine: text in a lower bar would not be 
 MOST_BARS = 4_000
 """Bars in one panel, at most; what a picture lasts grows with them, and others may have written a trace."""
 _SEEN = 0.0003  # of the width: a bar that is shorter cannot be seen
-Owner = tuple[str, str]
-Paint = Callable[[Span], tuple[str, str]]  # the colour of a bar, and what is written in it
+Paint = Callable[[Any], tuple[str, str]]  # the colour of a bar, a row of the table, and what is written in it
 
 
 def same_seconds(
@@ -75,32 +75,21 @@ def same_seconds(
 def draw_same_seconds(figure: Figure, data: pd.DataFrame) -> None:
     """A panel for each run, on one scale of time, with how many iterations each ends in it; coloured by the version of
     the data where that is known, else by kind of work."""
-    length, panels_of = float(data["end"].max()), list[tuple[str, Timeline, Paint]]()
-    for label, rows in data.groupby("label", sort=False):
-        rows = rows.astype({"role": str, "engine": str})
-        marks, bars = (rows[(rows["kind"] == _ITERATION) == whether] for whether in (True, False))
-        timeline = Timeline({owner: Place("", ()) for owner in zip(bars["role"], bars["engine"], strict=True)})
-        for iteration, end in zip(marks["iteration"], marks["end"], strict=True):
-            timeline.end_iteration(iteration, end)
-        fields = bars[["role", "engine", "kind", "start", "end", "version", "iteration"]]
-        found = [Span(*row) for row in fields.itertuples(index=False, name=None)]
-        timeline.add(found)
-        versions = {span: None if pd.isna(of) else int(of) for span, of in zip(found, bars["data"], strict=True)}
-        paint = by_data(versions.__getitem__) if data["data"].notna().any() else by_kind
-        panels_of.append((str(label), timeline, paint))
-    figure.set_figheight(lines_high(4 + sum(5 + 2.4 * len(timeline.placement) for _, timeline, _ in panels_of)))
-    ratios = [len(timeline.placement) for _, timeline, _ in panels_of]
-    panels = figure.subplots(len(ratios), 1, squeeze=False, height_ratios=ratios)[:, 0]
-    for axes, (label, timeline, paint) in zip(panels, panels_of, strict=True):
-        draw_lanes(axes, timeline, (0.0, length), paint)
-        title = f"{label} · {plural(len(timeline.iteration_ends), 'iteration')} in {length:.3g} s".removeprefix(" · ")
+    data = data.astype({"role": str, "engine": str})
+    length, paint = float(data["end"].max()), _by_data if data["data"].notna().any() else _by_kind
+    bars = data[data["kind"] != _ITERATION]
+    lanes_of = [len(of[["role", "engine"]].drop_duplicates()) for _, of in bars.groupby("label", sort=False)]
+    figure.set_figheight(lines_high(4 + sum(5 + 2.4 * count for count in lanes_of)))
+    panels = figure.subplots(len(lanes_of), 1, squeeze=False, height_ratios=lanes_of)[:, 0]
+    for axes, (label, rows) in zip(panels, data.groupby("label", sort=False), strict=True):
+        marks = [*rows[rows["kind"] == _ITERATION].itertuples()]
+        _draw_lanes(axes, bars[bars["label"] == label], length, paint)
+        _mark_iterations(axes, marks, length)
+        title = f"{label} · {plural(len(marks), 'iteration')} in {length:.3g} s".removeprefix(" · ")
         title = fill(title, letters_across(figure, 0.8))
         axes.set_title(title, loc="left", fontweight="bold", pad=lines_high(1.7) * 72)
     panels[-1].set_xlabel("seconds, from the end of warm-up")
-    if paint is by_kind:
-        legend(figure, [span for _, timeline, _ in panels_of for span in timeline.spans], length)
-    else:
-        legend_of_data(figure, data[data["kind"] != _ITERATION])
+    (_legend_of_kinds if paint is _by_kind else _legend_of_data)(figure, bars)
 
 
 def _as_table(bars: Sequence[Span], version: DataVersion | None) -> pd.DataFrame:
@@ -111,51 +100,46 @@ def _as_table(bars: Sequence[Span], version: DataVersion | None) -> pd.DataFrame
     return pd.DataFrame(rows, columns=fields).assign(data=pd.array(data, "Int64"))
 
 
-def draw_lanes(axes: Axes, timeline: Timeline, window: Interval, paint: Paint) -> None:
-    """A lane for each engine; the iterations are marked above."""
-    engines, spans = list(timeline.placement), timeline.spans
-    for row, owner in enumerate(engines):
-        stacked = lanes(s for s in spans if (s.role, s.engine) == owner)
-        height = 0.8 / max(1, len(stacked))
-        for lane, lane_spans in enumerate(stacked):
-            for span in lane_spans:
-                _bar(axes, span, window, row - 0.4 + lane * height, height, paint)
-    _mark_iterations(axes, timeline, list(timeline.iteration_ends), window)
-    alone = {role for role, _ in engines if sum(owner == role for owner, _ in engines) == 1}
-    axes.set_yticks(range(len(engines)), [role if role in alone else f"{role} {engine}" for role, engine in engines])
-    axes.set(xlim=window, ylim=(len(engines) - 0.4, -0.6))
+def _draw_lanes(axes: Axes, bars: pd.DataFrame, length: float, paint: Paint) -> None:
+    """A lane for each engine."""
+    engines = list(dict.fromkeys(zip(bars["role"], bars["engine"], strict=True)))
+    for row, (_, of) in enumerate(bars.groupby(["role", "engine"], sort=False)):
+        stacked = lanes(of.itertuples())
+        height = 0.8 / len(stacked)
+        for lane, spans in enumerate(stacked):
+            for span in spans:
+                _bar(axes, span, length, row - 0.4 + lane * height, height, paint)
+    roles = [role for role, _ in engines]
+    names = [role if roles.count(role) == 1 else f"{role} {engine}" for role, engine in engines]
+    axes.set_yticks(range(len(engines)), names)
+    axes.set(xlim=(0.0, length), ylim=(len(engines) - 0.4, -0.6))
     axes.grid(visible=False)
 
 
-def by_kind(span: Span) -> tuple[str, str]:
+def _by_kind(bar: Any) -> tuple[str, str]:
     """A colour for each kind of work; in bars the iteration, or the version that samples or moves."""
-    text = f"v{span.version}" if span.kind in OWN_KINDS else str(span.iteration)
-    return KINDS[span.kind], "" if span.kind == _WAIT else text
+    text = f"v{bar.version}" if bar.kind in OWN_KINDS else str(bar.iteration)
+    return KINDS[bar.kind], "" if bar.kind == _WAIT else text
 
 
-def by_data(version: DataVersion) -> Paint:
+def _by_data(bar: Any) -> tuple[str, str]:
     """A colour for each version of the data, which is written in the bar; weights on their way have another."""
-
-    def paint(span: Span) -> tuple[str, str]:
-        if span.kind == _WAIT:
-            return KINDS[_WAIT], ""
-        if span.kind in _TRANSFERS:
-            return KINDS["load_weights"], f"v{span.version}"
-        found = version(span)
-        return (_NOT_TRAINED, "") if found is None else (VERSIONS[found % len(VERSIONS)], f"v{found}")
-
-    return paint
+    if bar.kind == _WAIT:
+        return KINDS[_WAIT], ""
+    if bar.kind in _TRANSFERS:
+        return KINDS["load_weights"], f"v{bar.version}"
+    return (_NOT_TRAINED, "") if pd.isna(bar.data) else (VERSIONS[int(bar.data) % len(VERSIONS)], f"v{int(bar.data)}")
 
 
-def legend(figure: Figure, bars: Sequence[Span], length: float) -> None:
-    """Add a legend below everything: a colour for each kind of work of which a bar can be seen in so many seconds."""
-    present = {span.kind for span in bars if span.end - span.start > _SEEN * length}
+def _legend_of_kinds(figure: Figure, drawn: pd.DataFrame) -> None:
+    """Add a legend below everything: a colour for each kind of work of which a bar can be seen."""
+    present = {*drawn["kind"][drawn["end"] - drawn["start"] > _SEEN * drawn["end"].max()]}
     handles = [_patch(color, kind.replace("_", " ")) for kind, color in KINDS.items() if kind in present]
     told = Patch(fill=False, edgecolor="none", label="in bars: iteration, or v = weight version")
     legend_below(figure, [*handles, told])
 
 
-def legend_of_data(figure: Figure, drawn: pd.DataFrame) -> None:
+def _legend_of_data(figure: Figure, drawn: pd.DataFrame) -> None:
     """Add a legend below everything: the colours of versions, and of what else is drawn."""
     kinds, data = set(drawn["kind"]), drawn[~drawn["kind"].isin(_UNTRAINED)]["data"]
     versions, steps = sorted({*map(int, data.dropna())}), len(VERSIONS)
@@ -174,28 +158,28 @@ def _patch(color: str, label: str) -> Patch:
     return Patch(facecolor=color, edgecolor="0.6" if color == KINDS[_WAIT] else color, label=label)
 
 
-def _bar(axes: Axes, span: Span, window: Interval, bottom: float, height: float, paint: Paint) -> None:
-    start, end = max(span.start, window[0]), min(span.end, window[1])
-    color, text = paint(span)
-    share = (end - start) / (window[1] - window[0])
+def _bar(axes: Axes, bar: Any, length: float, bottom: float, height: float, paint: Paint) -> None:
+    color, text = paint(bar)
+    share = (bar.end - bar.start) / length
     gap = 0.4 if share > _SMALLEST_GAP else 0.0  # a gap keeps neighbours apart, but would swallow a thin bar
-    axes.add_patch(Rectangle((start, bottom), end - start, height, facecolor=color, edgecolor="white", linewidth=gap))
+    place: Any = ((bar.start, bottom), bar.end - bar.start, height)
+    axes.add_patch(Rectangle(*place, facecolor=color, edgecolor="white", linewidth=gap))
     if not text or share * letters_across(axes.figure.figure) < len(text) or height < _LOWEST_LABEL:
         return
-    ink = max("#FFFFFF", "#262626", key=lambda ink: contrast(ink, color))
-    axes.text((start + end) / 2, bottom + height / 2, text, ha="center", va="center", color=ink, fontsize="small")
+    ink, middle = max("#FFFFFF", "#262626", key=lambda ink: contrast(ink, color)), (bar.start + bar.end) / 2
+    axes.text(middle, bottom + height / 2, text, ha="center", va="center", color=ink, fontsize="small")
 
 
-def _mark_iterations(axes: Axes, timeline: Timeline, shown: Sequence[int], window: Interval) -> None:
-    windows = {iteration: timeline.window(iteration) for iteration in shown}
-    narrowest = min((end - start for start, end in windows.values()), default=0.0) / (window[1] - window[0])
+def _mark_iterations(axes: Axes, marks: Sequence[Any], length: float) -> None:
+    """Mark above where iterations are, and their ends."""
+    narrowest = min((mark.end - mark.start for mark in marks), default=0.0) / length
     roomy = narrowest * letters_across(axes.figure.figure) > len("iteration 12")
-    for iteration, (start, end) in windows.items():
-        if end < window[1]:
-            axes.axvline(end, color="0.25", linewidth=0.8, linestyle=(0, (4, 3)), zorder=3)
+    for mark in marks:
+        if mark.end < length:
+            axes.axvline(mark.end, color="0.25", linewidth=0.8, linestyle=(0, (4, 3)), zorder=3)
         axes.annotate(
-            f"iteration {iteration}" if roomy else f"{iteration}",
-            ((start + end) / 2, 1.0),
+            f"iteration {mark.iteration}" if roomy else f"{mark.iteration}",
+            ((mark.start + mark.end) / 2, 1.0),
             xycoords=("data", "axes fraction"),
             xytext=(0, 3),
             textcoords="offset points",
