@@ -128,7 +128,7 @@ def matrix_request(arguments: Sequence[str], machine: Machine) -> ComparisonRequ
     rows = [row for name in names for row in _rows(name, own.get("staleness", _STALENESS))]
     cells = [
         CellRequest(f"{row.label}, {correction.label}", (*row.settings, *correction.settings, *settings))
-        for row in sorted(rows, key=lambda row: _eta(row, settings))
+        for row in sorted(rows, key=lambda row: make_schedule(compose_job((*row.settings, *settings))).eta)
         for correction in corrections
     ]
     return _request("matrix", ("schedule", *correction_axes()), cells, settings, machine, own)
@@ -143,10 +143,6 @@ def _rows(schedule: str, staleness: str) -> list[CellRequest]:
         CellRequest(f"{schedule} {value}", (chosen, f"schedule.{_STALENESS_OPTION}={value}"))
         for value in dict.fromkeys(values)
     ]
-
-
-def _eta(row: CellRequest, settings: Sequence[str]) -> float:
-    return make_schedule(compose_job((*row.settings, *settings))).eta
 
 
 def _schedules(listed: str) -> list[str]:

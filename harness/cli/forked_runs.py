@@ -41,9 +41,11 @@ class ForkedRuns:
     def start(self, what: str, settings: Sequence[str], log: Path, results: Path) -> RunProcess:
         """A `StartRun`."""
         if self._server is None or self._server.has_ended():
-            self._server = _launch()
-        environment = os.environ | {"CADENCE_RESULTS": str(results)}
-        return RunProcess.fork(what, self._server, _bench, (list(settings), results, environment, _threads()), log)
+            self._server = launch_server([*PRELOAD, *DRIVER_PRELOAD])
+        import torch
+
+        environment, threads = os.environ | {"CADENCE_RESULTS": str(results)}, torch.get_num_threads()
+        return RunProcess.fork(what, self._server, _bench, (list(settings), results, environment, threads), log)
 
     def __enter__(self) -> Self:
         return self
@@ -53,17 +55,6 @@ class ForkedRuns:
     ) -> None:
         if self._server is not None:
             self._server.close()
-
-
-def _launch() -> ForkServer:
-    return launch_server([*PRELOAD, *DRIVER_PRELOAD])
-
-
-def _threads() -> int:
-    """Threads of torch, in a process that was not forked."""
-    import torch
-
-    return torch.get_num_threads()
 
 
 def _bench(settings: list[str], results: Path, environment: Mapping[str, str], threads: int, descriptor: int) -> None:

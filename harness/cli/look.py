@@ -233,13 +233,9 @@ def _cells(named: str, results: Path) -> list[Cell]:
         return cells_in(folder)
     if _COMMIT.fullmatch(named):
         whole = [run for run in runs_in(results) if not run.identity.smoke]
-        if of_commit := [run for run in whole if _commit(run.manifest.get("git")).startswith(named)]:
+        if of_commit := [run for run in whole if (run.manifest["git"] or {}).get("commit", "").startswith(named)]:
             return labelled(of_commit)
     raise ConfigError(f"{named} is no experiment in {results}, no folder, and no commit of a whole run there")
-
-
-def _commit(git: dict[str, str] | None) -> str:
-    return git["commit"] if git else ""
 
 
 def mlflow_sync(arguments: Sequence[str], results: Path, console: Console) -> int:

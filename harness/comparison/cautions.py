@@ -188,10 +188,6 @@ def _few(lines: list[str], many: str) -> list[str]:
     return lines if len(lines) <= _EACH else [many]
 
 
-def _unsteady(run: Run) -> float | None:
-    return None if has_steady_part(len(run.metrics), warmup(run)) else float(warmup(run))
-
-
 def _ahead(run: Run) -> float | None:
     """Share of the samples of the steady part that were finished before it began."""
     if not has_steady_part(len(run.metrics), warmup(run)) or not warmup(run):
@@ -200,10 +196,6 @@ def _ahead(run: Run) -> float | None:
     counted = trained(run, "trained_at") >= start
     share = float(np.mean(trained(run, "finished_at")[counted] < start))
     return share if share > _AHEAD else None
-
-
-def _busy(run: Run) -> float | None:
-    return load if (load := others_load(run.manifest) or 0.0) > BUSY else None
 
 
 def _dropped(reason: DropReason) -> Callable[[Run], float]:
@@ -229,7 +221,13 @@ _TREATMENTS: dict[str, tuple[Any, str, Callable[[Run], float]]] = {
 """Settings that choose samples: the value of never, what is said where it never did, and how much it chose."""
 
 _RUN_WARNINGS: tuple[tuple[str, Callable[[Run], float | None]], ...] = (
-    ("no steady part: the run ends within its {:.0f} warm-up iterations, which its rates now include", _unsteady),
+    (
+        "no steady part: the run ends within its {:.0f} warm-up iterations, which its rates now include",
+        lambda run: None if has_steady_part(len(run.metrics), warmup(run)) else float(warmup(run)),
+    ),
     ("{:.0%} of the samples in the steady part were sampled before it: a longer run may be slower", _ahead),
-    ("other processes used up to {:.0%} of the machine meanwhile; its times are too long to be judged", _busy),
+    (
+        "other processes used up to {:.0%} of the machine meanwhile; its times are too long to be judged",
+        lambda run: load if (load := others_load(run.manifest) or 0.0) > BUSY else None,
+    ),
 )

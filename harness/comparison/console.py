@@ -122,12 +122,9 @@ def _table(comparison: Comparison, title: str, columns: Sequence[str], rows: Seq
     if len(labels) > 1:
         labels[comparison.baseline] += "\n(baseline)"
     named = [[label, *row] for label, row in zip(labels, rows, strict=True)]
-    return Table(f"{title}{_simulated(comparison)}", ["cell", *columns], named)
-
-
-def _simulated(comparison: Comparison) -> str:
     backend = comparison.cells[0].runs[0].identity.backend
-    return "" if backend == "real" else f" ({HOW_TIMED[backend]})"
+    timed = "" if backend == "real" else f" ({HOW_TIMED[backend]})"
+    return Table(f"{title}{timed}", ["cell", *columns], named)
 
 
 def _against(text: Against | None) -> str:

@@ -11,7 +11,7 @@ from pathlib import Path
 import pandas as pd
 
 from harness.comparison.comparison import Comparison
-from harness.comparison.measures import CellMeasure, Measure
+from harness.comparison.measures import CellMeasure
 from harness.comparison.runs import Cell
 from harness.comparison.statistics import Difference, corrected, paired_difference
 from harness.config import ConfigError
@@ -102,9 +102,9 @@ def matrix_of(comparison: Comparison) -> CorrectionMatrix:
         place = (row_of(cell), column_of(cell))
         if place in entries:
             raise ConfigError(f"two cells are {place[0]} under {place[1]}; a matrix has no place for what else differs")
-        entries[place] = Entry(
-            measure.cells[index], lag.cells[index].value, index == comparison.baseline, _differs(measure, index)
-        )
+        against = measure.against_baseline(index)
+        differs = against is not None and against.distinguishable
+        entries[place] = Entry(measure.cells[index], lag.cells[index].value, index == comparison.baseline, differs)
     rows, columns = (tuple(dict.fromkeys(place[axis] for place in entries)) for axis in (0, 1))
     pairs = {
         row: _pairs([(column, entries[row, column]) for column in columns if (row, column) in entries]) for row in rows
@@ -150,7 +150,8 @@ def as_frame(matrix: CorrectionMatrix) -> pd.DataFrame:
     """A row per cell: schedule, correction, mean lag, mean, interval, whether it differs from the baseline, seeds."""
     rows = []
     for (row, column), entry in matrix.entries.items():
-        low, high = _bounds(entry.measured)
+        interval = entry.measured.interval
+        low, high = (-math.inf, math.inf) if interval is None else (interval.low, interval.high)
         differs = "baseline" if entry.baseline else str(entry.distinguishable).lower()
         mean = {"lag": entry.lag, "mean": entry.measured.value, "low": low, "high": high, "differs": differs}
         seeds = {f"seed {seed}": value for seed, value in sorted(entry.measured.per_seed.items())}
@@ -246,16 +247,6 @@ def _markdown(entry: Entry | None) -> str:
     mark = f" {entry.mark}" if entry.baseline else f"\\{entry.mark}" if entry.mark else ""
     interval = f" {entry.interval_text}" if entry.interval_text else ""
     return f"**{number(entry.measured.value)}**{mark}{interval} ({entry.seeds_text})"
-
-
-def _bounds(measured: CellMeasure) -> tuple[float, float]:
-    interval = measured.interval
-    return (-math.inf, math.inf) if interval is None else (interval.low, interval.high)
-
-
-def _differs(measure: Measure, cell: int) -> bool:
-    against = measure.against_baseline(cell)
-    return against is not None and against.distinguishable
 
 
 def _about(comparison: Comparison) -> str:

@@ -206,13 +206,15 @@ def trained_records(
         tokens.tolist(),
         stale.tolist(),
         [None] * count if rewards is None else [None if reward != reward else reward for reward in rewards],
-        [None] * count if rewards is None or exact_matches is None else _judged(rewards, exact_matches),
+        [None] * count
+        if rewards is None or exact_matches is None
+        else [None if of != of else right for of, right in zip(rewards, exact_matches, strict=True)],
         [FINISH_REASONS[reason] for reason in samples.finish_reason.tolist()],
         samples.turns.tolist(),
         (np.add.reduceat(every, starts) - tokens).tolist(),
         [None] * count if failures is None else [bool(failure) for failure in failures],
         [None] * count if failures is None else [failure or None for failure in failures],
-        [_present(custom or {}, sample) for sample in range(count)],
+        [{name: float(of[i]) for name, of in (custom or {}).items() if not np.isnan(of[i])} for i in range(count)],
     ]
     return [SampleRecord(*row) for row in zip(*columns, strict=True)]
 
@@ -234,14 +236,6 @@ def _cache_ages(samples: TrainedSamples, every: np.ndarray, starts: np.ndarray) 
     ages = versions * (entries - 1) - (entries[first] - 1) * versions[first] - (summed - summed[first])
     harmonic = np.concatenate(([0.0], np.cumsum(1 / np.arange(1, (entries + every).max()))))
     return np.add.reduceat(mask * ages * (harmonic[entries + every - 1] - harmonic[entries - 1]), starts)
-
-
-def _judged(rewards: Sequence[float], exact_matches: Sequence[bool]) -> list[bool | None]:
-    return [None if reward != reward else right for reward, right in zip(rewards, exact_matches, strict=True)]
-
-
-def _present(custom: Mapping[str, np.ndarray], sample: int) -> dict[str, float]:
-    return {name: float(values[sample]) for name, values in custom.items() if not np.isnan(values[sample])}
 
 
 def _refuse(ids: np.ndarray, wrong: np.ndarray, what: str) -> None:

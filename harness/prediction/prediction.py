@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain, islice
-from typing import Any
+from operator import call
 
 import numpy as np
 from scipy.stats import norm
@@ -109,7 +109,7 @@ def predict(
     steps, compared = [row.steps() for row in rows], [row.checks(checks) for row in rows]
     progress(f"{', '.join(map(str, evidence.asked))}: {draws} draws")
     tasks = [*chain(*steps), *chain(*compared)]  # of all rows at once: a process takes seconds to begin
-    done = iter(parallel_map(_call, tasks, processes=processes, timeout_s=_TIMEOUT_S, what=f"{len(tasks)} draws"))
+    done = iter(parallel_map(call, tasks, processes=processes, timeout_s=_TIMEOUT_S, what=f"{len(tasks)} draws"))
     forecasts = [row.forecast(list(islice(done, len(its)))) for row, its in zip(rows, steps, strict=True)]
     differences = {row.row.label: max(islice(done, len(its))) for row, its in zip(rows, compared, strict=True) if its}
     return replace(predicted, forecasts=forecasts, checks=differences)
@@ -378,10 +378,6 @@ class RowDraws:
         if not self.reference.shared:
             step = step / (1 - self.system.quantities["switch_share"])
         return step, generation, np.zeros(self.count)
-
-
-def _call(task: Callable[[], object]) -> Any:
-    return task()
 
 
 def _listed(workload: Workload) -> tuple[str, ...]:

@@ -140,11 +140,9 @@ class ServedJob:
         if asked.task == TRAIN:
             self._train(batch)
         else:
-            self._given[batch.lease] = self._give(asked.task, batch, version)
-
-    def _give(self, task: str, batch: Batch, version: int) -> _Given:
-        until = self._now() + (self.request.tasks[task].lease_s or math.inf)
-        return _Given(task, batch.partition, set(batch.rows.tolist()), version, until)
+            until = self._now() + (self.request.tasks[asked.task].lease_s or math.inf)
+            given = _Given(asked.task, batch.partition, set(batch.rows.tolist()), version, until)
+            self._given[batch.lease] = given
 
     def _partition_in_training(self) -> str:
         if self.version is None:
@@ -174,7 +172,7 @@ class ServedJob:
         return len(given.left)
 
     def _train(self, batch: Batch) -> None:
-        version = _batch_of(batch.partition)
+        version = int(batch.partition.removeprefix("train_"))  # which its batch is trained at
         self.trained += len(batch)
         self.lags.update(version - self._sampled.pop(row) for row in batch.rows.tolist())
 
@@ -253,11 +251,6 @@ class ServedJob:
 
 def _partition(batch: int) -> str:
     return f"train_{batch}"
-
-
-def _batch_of(partition: str) -> int:
-    """The batch that a partition holds."""
-    return int(partition.removeprefix("train_"))
 
 
 def _get(asked: ReceiveRequest, partition: str | None = None) -> GetRequest:

@@ -216,7 +216,9 @@ def check_record(folder: Path, track: Track) -> Record:
             raise ConfigError(f"{folder} has seeds {seeds}; its settings, commit and track have {drawn}")
         if (setting := _not_so(record.settings, config)) is not None:
             raise ConfigError(f"{folder / RECORD} says {setting}, and {files / 'config.yaml'} does not")
-        if _text(files / LOG) != log_lines(record, run, config, load_evaluations(files)):
+        with reading(files / LOG):
+            told = (files / LOG).read_text(encoding="utf-8")
+        if told != log_lines(record, run, config, load_evaluations(files)):
             raise ConfigError(f"{files / LOG} is not what the record makes")
     return record
 
@@ -242,11 +244,6 @@ def _says(value: str, there: Any) -> bool:
         except ValueError:
             return False
     return value.lower() == str(there).lower()
-
-
-def _text(path: Path) -> str:
-    with reading(path):
-        return path.read_text(encoding="utf-8")
 
 
 def refuse_key(key: Path) -> None:
@@ -420,7 +417,8 @@ def page(records: Mapping[Path, Record], results: Path) -> str:
     for track in sorted({record.track for record in records.values()}):
         here = {folder: record for folder, record in records.items() if record.track == track}
         target = next(iter(here.values())).target
-        rows = [_row(folder, here[folder], results) for folder in sorted(here, key=lambda f: _order(here[f]))]
+        ordered = sorted(here.items(), key=lambda one: (hardware_text(one[1].hardware), one[1].seconds.value))
+        rows = [_row(folder, record, results) for folder, record in ordered]
         parts += [
             f"## {track}",
             f"Seconds on a run's clock until {target:g} of the samples of held-out problems match exactly, mean of "
@@ -434,10 +432,6 @@ def hardware_text(hardware: Mapping[str, Any]) -> str:
     """`8 x NVIDIA H100`, or `2 cores, AMD EPYC`."""
     gpus = hardware["gpus"]
     return f"{len(gpus)} x {gpus[0]}" if gpus else f"{hardware['cores']} cores, {hardware['cpu']}"
-
-
-def _order(record: Record) -> tuple[str, float]:
-    return hardware_text(record.hardware), record.seconds.value
 
 
 def _row(folder: Path, record: Record, results: Path) -> list[str]:

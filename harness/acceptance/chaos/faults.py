@@ -122,7 +122,8 @@ def damage(checkpoint: Path, what: Damage, random: Random, damaged: Damaged) -> 
 def _damage_growing(checkpoint: Path, random: Random, damaged: Damaged) -> str:
     """All checkpoints that speak of the byte are damaged by it."""
     run = checkpoint.parent.parent
-    sizes = {path: _sizes(path) for path in whole_checkpoints(run, damaged)}
+    cuts = {path: (path / DRIVER).read_bytes() for path in whole_checkpoints(run, damaged)}
+    sizes = {path: msgspec.json.decode(cut, type=Cut).files for path, cut in cuts.items()}
     name = random.choice([name for name, size in sorted(sizes[checkpoint].items()) if size])
     at = random.randrange(sizes[checkpoint][name])
     data = bytearray((run / name).read_bytes())
@@ -132,10 +133,6 @@ def _damage_growing(checkpoint: Path, random: Random, damaged: Damaged) -> str:
         if its.get(name, 0) > at:
             damaged[path.name] = path.stat().st_mtime_ns
     return f"{name}: another byte"
-
-
-def _sizes(checkpoint: Path) -> dict[str, int]:
-    return msgspec.json.decode((checkpoint / DRIVER).read_bytes(), type=Cut).files
 
 
 def _damage_file(path: Path, what: Damage, random: Random) -> None:

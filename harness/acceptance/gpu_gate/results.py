@@ -144,11 +144,11 @@ def write_report(folder: Path, device: str, results: Sequence[PartResult], missi
         [one.part, one.status, f"{one.seconds:.1f}", f"{len(one.checks)}", f"{len(one.left_out)}"] for one in results
     ]
     page += ["", markdown_table(("part", "outcome", "s", "checks", "left out"), of_parts)]
-    figures = [_row(figure) for result in results for check in result.checks for figure in check.figures]
-    if figures:
+    every = [(result.part, check) for result in results for check in result.checks]
+    if figures := [_row(figure) for _, check in every for figure in check.figures]:
         heads = ("figure", "measured", "the device has", "of it", "the cost model says", "of it")
         page += ["", markdown_table(heads, figures)]
-    noted = [(result.part, check) for result in results for check in result.checks if not _fine(check)]
+    noted = [(part, check) for part, check in every if not check.passed or check.left_out]
     page += [""] * bool(noted) + [f"- {_mark(check)}{part}, {check.what}: {check.found}" for part, check in noted]
     page += ["", *(f"- {result.part}: {result.why}" for result in results if result.why)]
     write_text(folder / REPORT, "\n".join(page).rstrip() + "\n")
@@ -161,10 +161,6 @@ def write_report(folder: Path, device: str, results: Sequence[PartResult], missi
     }
     write_text(folder / GATE, json.dumps(tree, indent=1) + "\n")
     return folder / REPORT
-
-
-def _fine(check: Check) -> bool:
-    return check.passed and not check.left_out
 
 
 def _row(figure: Figure) -> list[str]:

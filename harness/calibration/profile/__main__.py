@@ -7,6 +7,7 @@ python -m harness.calibration.profile experiments/model/qwen7b.yaml profile.json
 from __future__ import annotations
 
 import argparse
+from functools import partial
 from pathlib import Path
 
 import torch
@@ -14,13 +15,9 @@ import yaml  # type: ignore[import-untyped]
 from pydantic import TypeAdapter
 
 from harness.calibration.profile.record import record
-from harness.calibration.profile.rows import TimingRow, TransferRow, write_profile
+from harness.calibration.profile.rows import write_profile
 from harness.config import ModelConfig, TrainingConfig
 from harness.config.files import read_yaml
-
-
-def _print(row: TimingRow | TransferRow) -> None:
-    print(row, flush=True)
 
 
 def main() -> None:
@@ -40,7 +37,7 @@ def main() -> None:
     if given.cpu or not torch.cuda.is_available():
         torch.set_num_threads(1)
     device = torch.device("cpu" if given.cpu or not torch.cuda.is_available() else "cuda")
-    write_profile(given.profile, record(model, training, device=device, progress=_print))
+    write_profile(given.profile, record(model, training, device=device, progress=partial(print, flush=True)))
 
 
 if __name__ == "__main__":

@@ -191,14 +191,15 @@ def what_it_stands_on(found: Answer) -> list[str]:
     """Lines: what would settle it, what is off, what was read, and what that left open."""
     read, best = found.read, found.best
     workload = read.evidence.workload
-    known = {name: value for name, value in vars(workload).items() if value is not None}
+    said = {name: value for name, value in vars(workload).items() if value is not None}
+    known = [f"{name} {value:,.4g}" if isinstance(value, float) else f"{name} {value}" for name, value in said.items()]
     unknown = [name for name, value in vars(workload).items() if value is None]
     lines = [f"settled most by: {best.settles}"] * bool(best.settles and best.verdict == "cannot be told")
     lines += [best.implausible] * bool(best.implausible)
     if found.own is not None:
         lines += [f"of the run itself {_figure(found.own.median)} s a step are predicted; draws weigh by that"]
     lines += [f"read: {read.row}, {_seconds(read.row)}", *read.notes]
-    lines += [f"given: {', '.join(f'{name} {_known(value)}' for name, value in known.items())}"]
+    lines += [f"given: {', '.join(known)}"]
     lines += [f"not said, and drawn or assumed (experiments/priors.yaml): {', '.join(unknown)}"] * bool(unknown)
     return lines
 
@@ -230,10 +231,6 @@ def _options(row: StepRow) -> str:
 
 def _figure(value: float) -> str:
     return f"{value:,.{max(0, 2 - int(math.log10(max(value, 1e-9))))}f}"
-
-
-def _known(value: object) -> str:
-    return f"{value:,.4g}" if isinstance(value, float) else str(value)
 
 
 def _seconds(row: StepRow) -> str:

@@ -219,7 +219,8 @@ def _json(path: Path, text: str, log: Log) -> None:
 def _csv(path: Path, text: str, log: Log) -> None:
     rows = csv.reader(text.splitlines())
     try:
-        names = [_exported(name) for name in next(rows)]
+        # W&B's page has `run - metric`, MLflow `metrics.metric` and `params.setting`
+        names = [name.rsplit(" - ", 1)[-1].removeprefix("metrics.").strip() for name in next(rows)]
         kept = [i for i, name in enumerate(names) if name and not name.endswith(("__MIN", "__MAX"))]
         if twice := sorted({names[i] for i in kept if [names[k] for k in kept].count(names[i]) > 1}):
             raise ConfigError(f"{path}:1: {twice[0]} is there for several runs; export one run")
@@ -234,11 +235,6 @@ def _csv(path: Path, text: str, log: Log) -> None:
             log.row(f"{path}:{number + 2}", {names[i]: cells[i] for i in kept if cells[i] != ""}, number)
     except csv.Error as error:
         raise ConfigError(f"{path}:{rows.line_num}: no CSV: {error}") from error
-
-
-def _exported(name: str) -> str:
-    """The metric of W&B's page's `run - metric`, of MLflow's `metrics.metric` and `params.setting`."""
-    return name.rsplit(" - ", 1)[-1].removeprefix("metrics.").strip()
 
 
 # A console.

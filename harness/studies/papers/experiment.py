@@ -62,7 +62,8 @@ class PaperExperiment:
 
     def overrides(self) -> list[str]:
         """The settings of the job, as a command line gives them."""
-        return [f"{name}={_typed(setting.value)}" for name, setting in self.job.items()]
+        values = {name: one.value for name, one in self.job.items()}
+        return [f"{name}={str(of).lower() if isinstance(of, bool) else of}" for name, of in values.items()]
 
     @property
     def given(self) -> frozenset[str]:
@@ -98,10 +99,6 @@ class Context:
     start: StartRun
     processes: int = 1
     progress: Callable[[str], None] = lambda text: None
-
-
-def _typed(value: Any) -> str:
-    return str(value).lower() if isinstance(value, bool) else str(value)
 
 
 def names() -> list[str]:

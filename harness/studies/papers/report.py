@@ -42,11 +42,6 @@ def show(result: Result, console: Console) -> None:
         console.print(line, highlight=False, markup=False)
 
 
-def show_overview(results: Sequence[Result], console: Console) -> None:
-    """Print the predictions of all."""
-    console.print(overview(results))
-
-
 def write(result: Result, folder: Path) -> list[Path]:
     """Write <name>.csv, a <name>-<number>.csv for each further table, <name>.md, <name>.tex with all of them, and the
     picture as PNG, SVG and PDF into `folder`."""

@@ -112,14 +112,13 @@ def overview(results: Iterable[Result]) -> Table:
 
 
 def _table(quantity: str, lines: Sequence[ResultLine]) -> Table:
-    rows = [[line.label, ROLES[line.role], *_cells(line), error(line), promised(line), line.verdict] for line in lines]
+    rows = []
+    for line in lines:
+        published, simulated, measured = figures(line)
+        cells = [published, simulated, text(line.interval), measured, error(line), promised(line), line.verdict]
+        rows.append([line.label, ROLES[line.role], *cells])
     kept = [column for column in range(len(_COLUMNS)) if not column or any(row[column] for row in rows)]
     return Table(quantity, [_COLUMNS[column] for column in kept], [[row[column] for column in kept] for row in rows])
-
-
-def _cells(line: ResultLine) -> list[str]:
-    published, simulated, measured = figures(line)
-    return [published, simulated, text(line.interval), measured]
 
 
 def figures(line: ResultLine) -> list[str]:

@@ -8,8 +8,8 @@ from pathlib import Path
 from harness.studies.papers.experiment import Context, Kind, PaperExperiment, names, read_experiment
 from harness.studies.papers.fits import Calibrated, FittedRatio, run_calibrated, run_fitted_ratio
 from harness.studies.papers.measured import MeasuredCells, run_measured
-from harness.studies.papers.report import show, show_overview, write, write_overview
-from harness.studies.papers.result import Result
+from harness.studies.papers.report import show, write, write_overview
+from harness.studies.papers.result import Result, overview
 from harness.studies.papers.scaling import Scaling, run_scaling
 from harness.studies.papers.simulated import Gantt, PredictedTable, run_gantt, run_predicted_table
 
@@ -40,6 +40,6 @@ def run_papers(wanted: str, context: Context) -> list[Path]:
         show(results[-1], context.console)
         paths += write(results[-1], folder)
     if len(results) > 1:
-        show_overview(results, context.console)
+        context.console.print(overview(results))
         paths += write_overview(results, folder)
     return paths

@@ -92,7 +92,7 @@ def _head(device: torch.device, dtype: torch.dtype) -> Iterator[Check]:
         of = [_relative(ours.grad, theirs.grad) for ours, theirs in zip(given, exact, strict=True)]
         allowed = 1e-3 if float32 else _LOG_PROB[dtype]
         yield Check(
-            f"head_log_probs in {_name(dtype)}{', logits in float32' if float32 else ''}",
+            f"head_log_probs in {str(dtype).removeprefix('torch.')}{', logits in float32' if float32 else ''}",
             f"off by {error:.1e} (at most {allowed:g}), gradients by {max(of):.1e} (at most {_GRADIENT[dtype]:g})",
             error < allowed and max(of) < _GRADIENT[dtype],
         )
@@ -143,7 +143,3 @@ def _loss(device: torch.device, correction: str) -> Check:
     errors = _relative(ours, exact), _relative(gradient, exact_gradient)
     said = f"off by {errors[0]:.1e} of its norm, its gradient by {errors[1]:.1e} (at most 1e-4)"
     return Check(f"the loss {correction}", said, max(errors) < 1e-4)
-
-
-def _name(dtype: torch.dtype) -> str:
-    return str(dtype).removeprefix("torch.")

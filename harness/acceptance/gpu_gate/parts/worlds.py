@@ -58,12 +58,8 @@ def _world(setting: GateSetting, size: int) -> Check:
             f"{per_second(first.bytes, first.broadcast_s, 'B')}, "
         )
     )
-    said = f"{speed}met in {max(found.met_s for found in ranks):.1f} s"
-    return Check(f"a world of {size} over {'NCCL' if setting.gpu else 'Gloo'}", said + _named(wrong), not wrong)
-
-
-def _named(wrong: list[str]) -> str:
-    return f"; wrong: {', '.join(wrong)}" if wrong else ""
+    said = f"{speed}met in {max(found.met_s for found in ranks):.1f} s" + f"; wrong: {', '.join(wrong)}" * bool(wrong)
+    return Check(f"a world of {size} over {'NCCL' if setting.gpu else 'Gloo'}", said, not wrong)
 
 
 def _rank(rank: int, size: int, port: int, kind: str) -> Found:
