@@ -63,7 +63,8 @@ def test_a_run_is_written_down_without_pandas(tmp_path: Path) -> None:
     written = (
         f"SampleParts(Path({str(tmp_path)!r}), ['x'], None)",
         "parts.samples([untrained_record(1, 'in_flight', group_id=0, admitted_at=.5, prompt_tokens=3)])",
-        "parts.responses(np.arange(2), rows, Ragged(np.ones(3, np.float32), rows.lengths), rows, rows)",
+        "versions = Ragged(np.ones(3, np.float32), rows.lengths)",
+        "parts.responses(np.arange(2), [rows, versions, rows, rows], trained=True)",
     )
     imports = (
         "numpy as np\nfrom pathlib import Path\nfrom harness.metrics.parts import SampleParts",

@@ -117,7 +117,8 @@ class Recorder:
         """Bytes and SHA-256 of the files that grow iteration by iteration, by name; of a run without files nothing."""
         if self._parts is None:
             return {}, {}
-        return self._run.file_sizes() | self._files, self._run.file_digests() | self._digests
+        sizes, digests = self._run.growing_files()
+        return sizes | self._files, digests | self._digests
 
     def admitted(self, rows: Sequence[int], problem: Problem, at: float) -> None:
         """The rows of a group were admitted. at: seconds of the run's clock."""

@@ -91,7 +91,30 @@ def read_growing(path: Path) -> pa.Table:
             return pa.Table.from_batches(batches, reader.schema)
 
 
-class SampleParts:
+class Parts:
+    """Files of a run that grow while it lasts. files: by path in the run's folder."""
+
+    def __init__(self, files: Mapping[str, GrowingFile]) -> None:
+        self.files = files
+
+    @property
+    def sizes(self) -> dict[str, int]:
+        """Bytes of each file, by its path in the run's folder."""
+        return {path: file.size for path, file in self.files.items()}
+
+    @property
+    def digests(self) -> dict[str, str]:
+        """SHA-256 of the same."""
+        return {path: file.digest for path, file in self.files.items()}
+
+    def close(self) -> None:
+        """Closes the files."""
+        with ExitStack() as closing:
+            for file in self.files.values():
+                closing.callback(file.close)
+
+
+class SampleParts(Parts):
     """The files of a run that grow sample by sample: samples and responses in its parts, and arrivals.jsonl.
     extra_names: of the values that scores may have; run_of: the first line of arrivals, which there are none of
     without."""
@@ -102,10 +125,14 @@ class SampleParts:
         self._samples = GrowingTable(folder / SAMPLES, pa.schema([*SCHEMA, *_custom(extra_names)]))
         self._responses = GrowingTable(folder / RESPONSES, RESPONSES_SCHEMA)
         self._dropped = GrowingTable(folder / DROPPED, RESPONSES_SCHEMA)
-        self._arrivals = None if run_of is None else GrowingFile(run / ARRIVALS)
-        if self._arrivals is not None and run_of is not None and not self._arrivals.size:
-            self._arrivals.append(line_of(run_of))
         self._extra_names = list(extra_names)
+        tables = {SAMPLES: self._samples, RESPONSES: self._responses, DROPPED: self._dropped}
+        files = {f"{PARTS}/{name}": table.file for name, table in tables.items()}
+        if run_of is not None:
+            files[ARRIVALS] = GrowingFile(run / ARRIVALS)
+            if not files[ARRIVALS].size:
+                files[ARRIVALS].append(line_of(run_of))
+        super().__init__(files)
 
     @classmethod
     def cut_back(
@@ -116,54 +143,22 @@ class SampleParts:
             os.truncate(run / path, size)
         return cls(run, extra_names, run_of)
 
-    @property
-    def _files(self) -> dict[str, GrowingFile]:
-        arrivals = {} if self._arrivals is None else {ARRIVALS: self._arrivals}
-        tables = {SAMPLES: self._samples, RESPONSES: self._responses, DROPPED: self._dropped}
-        return {f"{PARTS}/{name}": table.file for name, table in tables.items()} | arrivals
-
-    @property
-    def sizes(self) -> dict[str, int]:
-        """Bytes of each file, by its path in the run's folder."""
-        return {path: file.size for path, file in self._files.items()}
-
-    @property
-    def digests(self) -> dict[str, str]:
-        """SHA-256 of the same."""
-        return {path: file.digest for path, file in self._files.items()}
-
     def samples(self, records: Sequence[SampleRecord]) -> None:
         """Appends rows of samples."""
         columns: dict[str, Any] = {name: [getattr(r, name) for r in records] for name in SCHEMA.names}
         columns |= {CUSTOM + name: [r.custom.get(name) for r in records] for name in self._extra_names}
         self._samples.append(columns)
 
-    def responses(
-        self, samples: np.ndarray, tokens: Ragged, log_probs: Ragged, masks: Ragged, versions: Ragged
-    ) -> None:
-        """Appends responses: tokens of each sample, log-probs, which the policy sampled, and by which version."""
-        self._responses.append(_response_columns(samples, tokens, log_probs, masks, versions))
-
-    def dropped(self, samples: np.ndarray, tokens: Ragged, log_probs: Ragged, masks: Ragged, versions: Ragged) -> None:
-        """Appends the same of samples that were not trained."""
-        self._dropped.append(_response_columns(samples, tokens, log_probs, masks, versions))
+    def responses(self, samples: np.ndarray, columns: Iterable[Ragged], *, trained: bool) -> None:
+        """Appends responses of samples that were trained, or were not. columns: tokens of each sample, log-probs, which
+        the policy sampled, and by which version."""
+        *others, versions = columns
+        told = dict(zip(RESPONSES_SCHEMA.names, [samples, *others, _runs(versions)], strict=True))
+        (self._responses if trained else self._dropped).append(told)
 
     def arrivals(self, told: Arrivals) -> None:
         """Appends what of an iteration depended on timing."""
-        assert self._arrivals is not None, "a run whose order of arrival is kept"
-        self._arrivals.append(line_of(told))
-
-    def close(self) -> None:
-        """Closes the files."""
-        with ExitStack() as closing:
-            for file in self._files.values():
-                closing.callback(file.close)
-
-
-def _response_columns(
-    samples: np.ndarray, tokens: Ragged, log_probs: Ragged, masks: Ragged, versions: Ragged
-) -> dict[str, np.ndarray | Ragged | pa.Array]:
-    return dict(zip(RESPONSES_SCHEMA.names, [samples, tokens, log_probs, masks, _runs(versions)], strict=True))
+        self.files[ARRIVALS].append(line_of(told))
 
 
 def _custom(extra_names: Sequence[str]) -> list[pa.Field]:
@@ -209,7 +204,7 @@ def _runs(versions: Ragged) -> pa.ListArray:
     return pa.ListArray.from_arrays(_column(pa.int32(), firsts), runs)
 
 
-class DriverParts:
+class DriverParts(Parts):
     """The growing tables of one run that its driver writes. timeline: of the spans; extra_names: of scores' values."""
 
     def __init__(self, folder: Path, timeline: Timeline, extra_names: Sequence[str] = ()) -> None:
@@ -228,11 +223,8 @@ class DriverParts:
         self._problems = GrowingTable(folder / PROBLEMS, PROBLEMS_SCHEMA)
         self._held_out = GrowingTable(folder / HELD_OUT, pa.schema([*HELD_OUT_SCHEMA, *_custom(extra_names)]))
 
-    @property
-    def files(self) -> dict[str, GrowingFile]:
-        """The files in which they grow, by path in the run's folder."""
         tables = {SPANS: self._spans, PROBLEMS: self._problems, HELD_OUT: self._held_out}
-        return {f"{PARTS}/{name}": table.file for name, table in tables.items()}
+        super().__init__({f"{PARTS}/{name}": table.file for name, table in tables.items()})
 
     def spans(self, spans: Iterable[Span], ended: Mapping[int, float]) -> None:
         """ended: iterations, and when."""
@@ -256,12 +248,6 @@ class DriverParts:
     def held_out(self, responses: Mapping[str, Any]) -> None:
         """Appends responses to held-out problems, by column."""
         self._held_out.append({**responses, "answer": [answer[:LONGEST_ANSWER] for answer in responses["answer"]]})
-
-    def close(self) -> None:
-        """Closes the files."""
-        with ExitStack() as closing:
-            for file in self.files.values():
-                closing.callback(file.close)
 
 
 def read_samples_so_far(folder: Path) -> pa.Table:

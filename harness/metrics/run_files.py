@@ -29,6 +29,7 @@ from harness.metrics.parts import (
     PARTS,
     RESPONSES,
     DriverParts,
+    Parts,
     read_dropped_so_far,
     read_growing,
     read_held_out_so_far,
@@ -166,24 +167,14 @@ class RunDirectory:
         """mlflow-incomplete.txt: MLflow does not have all of this run. `make mlflow-sync` takes it away."""
         write_text(self.path / INCOMPLETE, f"{why}\n")
 
-    def file_sizes(self) -> dict[str, int]:
-        """Bytes of the files that grow iteration by iteration."""
-        sizes = {name: file.size for name, file in self._growing().items()}
-        if (self.path / EVALUATIONS).exists():
-            sizes[EVALUATIONS] = (self.path / EVALUATIONS).stat().st_size
-        return sizes
-
-    def file_digests(self) -> dict[str, str]:
-        """SHA-256 of the same files."""
-        digests = {name: file.digest for name, file in self._growing().items()}
-        if (self.path / EVALUATIONS).exists():
-            digests[EVALUATIONS] = sha256_of(self.path / EVALUATIONS)
-        return digests
-
-    def _growing(self) -> dict[str, GrowingFile]:
-        """Open files by their paths in the folder."""
+    def growing_files(self) -> tuple[dict[str, int], dict[str, str]]:
+        """Bytes, and SHA-256, of the files that grow iteration by iteration, by their paths in the folder."""
         assert self._metrics is not None, "start comes first"
-        return {METRICS: self._metrics} | ({} if self._parts is None else self._parts.files)
+        parts = Parts({METRICS: self._metrics} | ({} if self._parts is None else dict(self._parts.files)))
+        sizes, digests, evaluations = parts.sizes, parts.digests, self.path / EVALUATIONS
+        if evaluations.exists():
+            sizes[EVALUATIONS], digests[EVALUATIONS] = evaluations.stat().st_size, sha256_of(evaluations)
+        return sizes, digests
 
     def open_parts(self, timeline: Timeline, extra_names: Sequence[str]) -> DriverParts:
         """Open the tables of the driver, with the spans of this timeline, which grow while the run lasts. extra_names:

@@ -407,8 +407,7 @@ class _IterationSamples:
         if self._parts is None:
             return
         if decoder.has_tokens:
-            columns = (batch.ragged(name) for name in RESPONSE_COLUMNS)
-            self._parts.responses(samples, *columns)
+            self._parts.responses(samples, map(batch.ragged, RESPONSE_COLUMNS), trained=True)
         if recording.run_of is not None:
             of_rows = (samples, batch.dense("engine"), batch.dense("started_at"))
             told = zip(*(column.tolist() for column in of_rows), decoder.runs(batch), strict=True)
@@ -451,7 +450,7 @@ class _IterationSamples:
                 self._recording.check(arrivals)
         if known and self._recording.decoder.has_tokens:
             columns = map(Ragged.from_rows, zip(*(one.response for one in known.values()), strict=True))
-            self._parts.dropped(np.array(list(known)), *columns)
+            self._parts.responses(np.array(list(known)), columns, trained=False)
         self._parts.samples(records)
         return replace(answer, files=self._parts.sizes, digests=self._parts.digests)
 
