@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from harness.metrics.definitions import CUSTOM
 from harness.metrics.done import is_done
 from harness.metrics.formatting import number, percent, say
 from harness.metrics.ledger import ENGINE_EVENTS
-from harness.metrics.manifest import BUSY, RunIdentity, identity_of, others_load
+from harness.metrics.manifest import BUSY, identity_of, others_load
 from harness.metrics.run_files import (
     load_evaluations,
     load_faults,
@@ -44,71 +43,35 @@ _FILES = (
 )
 
 
-@dataclass(frozen=True)
 class RunSummary:
-    """One run in figures. Means over iterations weigh them equally; what a run did not write yet is None or empty."""
+    """The files of one run, finished or not: one that was cut short has no trace and no ledger yet. Raises ValueError
+    where no iteration has finished."""
 
-    path: Path
-    identity: RunIdentity
-    done: bool
-    iterations: int
-    samples: int
-    seconds: float
-    samples_per_s: float | None
-    tokens_per_s: float | None
-    others_load: float | None
-    exact_match_first: float | None
-    exact_match_last: float | None
-    lag_worst: float
-    lag_mean: float
-    idle: dict[str, float]
-    fraction_of_bound: float | None
-    rank_imbalance: float | None
-    ledger: dict[str, Any] | None
-    custom: dict[str, tuple[float | None, float | None]]
-    evaluated: tuple[dict[str, Any], dict[str, Any]] | None
+    def __init__(self, path: Path) -> None:
+        self.path, self.metrics = path, load_metrics(path)
+        if not self.metrics:
+            raise ValueError(f"{path}: no iteration has finished, there is nothing to sum up")
+        manifest = load_manifest(path)
+        self.identity, self.others_load, self.done = identity_of(manifest), others_load(manifest), is_done(path)
+        self.summary, self.evaluations = load_summary(path), load_evaluations(path)
+        self.timeline = load_timeline(path) if (path / "trace.json").exists() else None
+        self.ledger = load_ledger(path) if (path / "ledger.json").exists() else None
 
+    def mean(self, name: str, part: slice = slice(None)) -> float | None:
+        """Mean of a metric over those iterations, or a part of all, that have it, weighing them equally; None where
+        none has."""
+        values = [m[name] for m in self.metrics[part] if name in m]
+        return sum(values) / len(values) if values else None
 
-def summarize(run_dir: Path) -> RunSummary:
-    """Read one run's folder, finished or not; a run that was cut short has no trace and no ledger yet.
+    def first_and_last(self, name: str) -> tuple[str, str]:
+        """The same over the first and over the last tenth (at least one) of the iterations, in words."""
+        tenth = math.ceil(len(self.metrics) / 10)
+        return _optional(self.mean(name, slice(tenth))), _optional(self.mean(name, slice(-tenth, None)))
 
-    exact_match_first, _last: mean over the first and last 10 % of iterations (at least one), None where nothing was
-    rewarded; rank_imbalance: mean of `train/rank_imbalance`; custom: the same two means of each `custom/...`;
-    evaluated: the first and the last line of eval.jsonl. seconds: from the start of the first iteration to the end of
-    the last. samples_per_s, tokens_per_s: of summary.json, without warm-up. others_load: the share of the cores that
-    other processes kept busy meanwhile, None where times are simulated.
-
-    Raises ValueError if no iteration has finished."""
-    metrics = load_metrics(run_dir)
-    if not metrics:
-        raise ValueError(f"{run_dir}: no iteration has finished, there is nothing to sum up")
-    tenth = math.ceil(len(metrics) / 10)
-    timeline = load_timeline(run_dir) if (run_dir / "trace.json").exists() else None
-    summary, manifest = load_summary(run_dir), load_manifest(run_dir)
-    return RunSummary(
-        path=run_dir,
-        identity=identity_of(manifest),
-        done=is_done(run_dir),
-        iterations=len(metrics),
-        samples=metrics[-1]["samples"],
-        seconds=sum(m["time/iteration_s"] for m in metrics),
-        samples_per_s=summary.get("throughput/samples_per_s"),
-        tokens_per_s=summary.get("throughput/tokens_per_s"),
-        others_load=others_load(manifest),
-        exact_match_first=_mean_of("reward/exact_match", metrics[:tenth]),
-        exact_match_last=_mean_of("reward/exact_match", metrics[-tenth:]),
-        lag_worst=max(m["staleness/max"] for m in metrics),
-        lag_mean=_mean(m["staleness/mean"] for m in metrics),
-        idle={role: timeline.idle(role) for role in timeline.roles} if timeline else {},
-        fraction_of_bound=timeline.fraction_of_bound() if timeline else None,
-        rank_imbalance=_mean_of("train/rank_imbalance", metrics),
-        ledger=load_ledger(run_dir) if (run_dir / "ledger.json").exists() else None,
-        custom={
-            name: (_mean_of(name, metrics[:tenth]), _mean_of(name, metrics[-tenth:]))
-            for name in sorted({name for m in metrics for name in m if name.startswith(CUSTOM)})
-        },
-        evaluated=(found[0], found[-1]) if (found := load_evaluations(run_dir)) else None,
-    )
+    @property
+    def lag_worst(self) -> float:
+        """The largest lag of a token, in iterations."""
+        return max(m["staleness/max"] for m in self.metrics)
 
 
 def summary_tables(runs: Sequence[RunSummary]) -> list[Table]:
@@ -129,12 +92,12 @@ def summary_tables(runs: Sequence[RunSummary]) -> list[Table]:
         Table(
             "Held-out accuracy, first and last version",
             ("run", "version", "problems", "greedy", "sampled", "pass@k"),
-            [(_name(run), *_held_out(found)) for run in runs for found in run.evaluated or ()],
+            [(_name(run), *_held_out(run.evaluations[at])) for run in runs if run.evaluations for at in (0, -1)],
         ),
         Table(
             "Custom metrics",
             ("run", "mean over samples", "first 10 %", "last 10 %"),
-            [(_name(run), name, *map(_optional, both)) for run in runs for name, both in run.custom.items()],
+            [(_name(run), name, *run.first_and_last(name)) for run in runs for name in _custom(run)],
         ),
     ]
     return [table for table in tables if table.rows]
@@ -142,7 +105,7 @@ def summary_tables(runs: Sequence[RunSummary]) -> list[Table]:
 
 def print_summary(run_dirs: Iterable[Path], console: Console) -> None:
     """Print the tables of these runs and the paths of what they wrote."""
-    runs = [summarize(run_dir) for run_dir in run_dirs]
+    runs = [*map(RunSummary, run_dirs)]
     for table in summary_tables(runs):
         console.print(table)
     for run in runs:
@@ -175,15 +138,20 @@ def _name(run: RunSummary) -> str:
 
 
 def _figures(run: RunSummary) -> tuple[str, ...]:
+    rates = (run.summary.get(f"throughput/{name}_per_s") for name in ("samples", "tokens"))
     return (
-        f"{run.iterations:,}\n{run.samples:,}",
-        number(run.seconds),
-        f"{_optional(run.samples_per_s)}\n{_optional(run.tokens_per_s)}",
+        f"{len(run.metrics):,}\n{run.metrics[-1]['samples']:,}",
+        number(sum(m["time/iteration_s"] for m in run.metrics)),
+        "\n".join(map(_optional, rates)),
         "-" if run.others_load is None else percent(run.others_load),
-        f"{_optional(run.exact_match_first)}\n{_optional(run.exact_match_last)}",
-        f"{run.lag_worst:.0f}\n{number(run.lag_mean)}",
-        _optional(run.fraction_of_bound),
+        "\n".join(run.first_and_last("reward/exact_match")),
+        f"{run.lag_worst:.0f}\n{_optional(run.mean('staleness/mean'))}",
+        _optional(run.timeline and run.timeline.fraction_of_bound()),
     )
+
+
+def _custom(run: RunSummary) -> list[str]:
+    return sorted({name for m in run.metrics for name in m if name.startswith(CUSTOM)})
 
 
 def _held_out(found: Mapping[str, Any]) -> tuple[str, ...]:
@@ -196,16 +164,11 @@ def _optional(value: float | None) -> str:
     return "-" if value is None else number(value)
 
 
-def _mean_of(name: str, metrics: Sequence[Mapping[str, Any]]) -> float | None:
-    """Mean over those iterations that have it; None where none has."""
-    values = [m[name] for m in metrics if name in m]
-    return _mean(values) if values else None
-
-
 def _devices(run: RunSummary) -> str:
-    lines = [f"{role} {percent(share)}" for role, share in run.idle.items()]
-    if run.rank_imbalance is not None:
-        lines.append(f"fullest rank +{percent(run.rank_imbalance - 1)} tokens")
+    timeline = run.timeline
+    lines = [f"{role} {percent(timeline.idle(role))}" for role in timeline.roles] if timeline else []
+    if (imbalance := run.mean("train/rank_imbalance")) is not None:
+        lines.append(f"fullest rank +{percent(imbalance - 1)} tokens")
     return "\n".join(lines) or "-"
 
 
@@ -214,8 +177,3 @@ def _ledger(ledger: dict[str, Any] | None) -> str:
         return "-"
     parts = [f"{ledger[fate]:,} {fate.replace('_', ' ')}" for fate in FATES if fate == "trained" or ledger.get(fate)]
     return f"{ledger['admitted']:,} admitted\n= " + "\n+ ".join(parts)
-
-
-def _mean(values: Iterable[float]) -> float:
-    listed = list(values)
-    return sum(listed) / len(listed)

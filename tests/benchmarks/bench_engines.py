@@ -25,7 +25,7 @@ from scipy import stats
 from harness.cli.main import RESULTS
 from harness.metrics.done import is_done
 from harness.metrics.run_files import load_metrics
-from harness.report.summary import RunSummary, summarize
+from harness.report.summary import RunSummary
 
 EMBEDDED = "torch"
 LAST = 10
@@ -57,7 +57,7 @@ class Run:
         last = [metrics["reward/exact_match"] for metrics in load_metrics(path)[-LAST:]]
         settings = yaml.safe_load((path / "config.yaml").read_text(encoding="utf-8"))
         job = {name: value for name, value in settings.items() if name not in ("engine", "seeds")}
-        return cls(summarize(path), float(np.mean(last)), job)
+        return cls(RunSummary(path), float(np.mean(last)), job)
 
 
 def finished_runs(folder: Path) -> dict[str, list[Run]]:
@@ -122,9 +122,9 @@ def markdown(runs: Mapping[str, Sequence[Run]]) -> str:
         differences = ["", ""]
         if engine != EMBEDDED:
             differences = [str(paired(own, embedded)), str(pooled(own, embedded, everything))]
-        lag = float(np.mean([run.summary.lag_mean for run in runs[engine]]))
+        lag = float(np.mean([run.summary.mean("staleness/mean") or 0.0 for run in runs[engine]]))
         seeds = " ".join(f"{value:.3f}" for value in own)
-        rates = " ".join(f"{run.summary.samples_per_s or math.nan:.0f}" for run in runs[engine])
+        rates = " ".join(f"{run.summary.summary.get('throughput/samples_per_s', math.nan):.0f}" for run in runs[engine])
         lines.append(f"| `{engine}` | {np.mean(own):.3f} | {seeds} | {' | '.join(differences)} | {lag:.2f} | {rates} |")
     return "\n".join(lines)
 

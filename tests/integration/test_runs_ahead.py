@@ -8,7 +8,7 @@ from harness.comparison.conservation import check_conservation
 from harness.comparison.promises import read_finished
 from harness.comparison.runs import read_run
 from harness.metrics.run_files import load_ledger, load_metrics, load_samples
-from harness.report.summary import summarize
+from harness.report.summary import RunSummary
 from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_devices, check_run
 from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL
@@ -79,7 +79,7 @@ def test_a_real_run_keeps_what_its_schedule_promises(runs: dict[str, Path], name
     check_devices(run)
     kept = check_conservation([read_run(runs[name])])
     assert kept.problems == () and kept.tokens > 0
-    worst = summarize(runs[name]).lag_worst
+    worst = RunSummary(runs[name]).lag_worst
     assert worst == FIXED[name] if name in FIXED else worst <= 1
 
 

@@ -26,7 +26,7 @@ from harness.comparison.promises import read_finished
 from harness.config import ModelConfig, TrainingConfig
 from harness.metrics.run_files import load_metrics
 from harness.protocols import Completion, Request, Sampling, TransferError
-from harness.report.summary import summarize
+from harness.report.summary import RunSummary
 from harness.runtime.runtime import RealClock
 from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_run, check_turns
@@ -267,7 +267,7 @@ def test_a_schedule_runs_on_vllm_and_keeps_what_it_promises(runs: dict[str, Path
     folder = runs[f"vllm_{name}"]
     check_run(read_finished(folder))
     if name == "colocate_sync":
-        assert summarize(folder).lag_worst == 0
+        assert RunSummary(folder).lag_worst == 0
 
 
 def test_samples_of_several_turns_are_on_vllm_what_their_trainer_reads(runs: dict[str, Path]) -> None:
