@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -15,7 +14,6 @@ from harness.metrics.atomic_files import write_text
 from harness.metrics.formatting import say
 from harness.prediction.logs.answer import answer, as_markdown, forecasts_table, sentence, what_it_stands_on
 from harness.prediction.logs.read import read_log
-from harness.prediction.page import draw, print_predictions, write_csv
 from harness.prediction.posterior import check_given
 from harness.prediction.prediction import CHECKS, predict
 from harness.prediction.scores import (
@@ -34,6 +32,10 @@ from harness.prediction.scores import (
     write_summaries,
 )
 from harness.prediction.table import read_evidence
+from harness.report.page.document import print_written
+from harness.studies.papers.report import show as print_result
+from harness.studies.papers.report import write
+from harness.studies.papers.simulated import prediction_result
 
 
 def run(arguments: Sequence[str], results: Path, console: Console) -> int:
@@ -50,13 +52,10 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     with working("reading", console) as show:
         evidence = read_evidence(path, settings)
         predicted = predict(evidence, given=given, processes=2, checks=CHECKS, progress=show)
-    print_predictions(predicted, console)
+    result = prediction_result(path.stem, predicted)
+    print_result(result, console)
     say(console, f"Scored: {how_often()} (docs/predictions.md)")
-    folder = results / "predict"
-    folder.mkdir(parents=True, exist_ok=True)
-    for write, end in ((write_csv, "csv"), (partial(draw, name=path.stem), "png")):
-        write(folder / f"{path.stem}-{given}.{end}", predicted=predicted)
-        say(console, folder / f"{path.stem}-{given}.{end}")
+    print_written(write(result, results / "predict"), console)
     return 0
 
 

@@ -21,30 +21,12 @@ RESULTS = (
     "difference is significant only where its interval and Holm's correction for several cells and measures both "
     "exclude no effect."
 )
-CURVES = (
-    "Thick: mean over seeds; band: 95 % interval of the mean at each point by itself, from three seeds on; thin: every "
-    "seed. Curves end where the first of a cell's seeds ends. Their ends stand in numbers under “Every measure”."
-)
-
-PROFILES = (
-    "For every score, the share of a cell's seeds that end above it; the band is Wilson's 95 % interval at each score "
-    "by itself, the grey line the baseline. Further to the right is better; where lines cross, neither always is."
-)
-MATRIX = (
-    "Bold: mean over seeds; in brackets its 95 % interval; then every seed. *: its difference to the baseline, paired "
-    "by seed, is significant."
-)
-
 SAMPLE_KINDS = {
     "worst": "lowest rewards",
     "best": "highest rewards",
     "dropped": "not trained",
     "held": "held out, lowest rewards",
 }
-SAMPLES = (
-    "Of the first run of each cell; held-out ones are of its last version. Texts are cut here: cadence show shows any "
-    "sample whole."
-)
 
 
 def _asked(comparison: Comparison) -> str:

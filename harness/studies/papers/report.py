@@ -80,7 +80,7 @@ def markdown(result: Result, picture: str) -> str:
     experiment = result.experiment
     parts = [
         f"# {experiment.title}",
-        f"    cadence paper --paper {experiment.name}",
+        f"    {result.command or f'cadence paper --paper {experiment.name}'}",
         f"Source: {experiment.source}.",
         f"Compares {experiment.compares}.",
         f"Scale: {experiment.scale}.",

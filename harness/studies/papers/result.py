@@ -78,13 +78,14 @@ def speedup_lines(speedups: Mapping[str, Draws], base: str) -> list[ResultLine]:
 @dataclass(frozen=True)
 class Result:
     """The result of an experiment. tables: beside the main one. timelines: as `same_seconds` has them, for a picture
-    where bars of all lines would not say it."""
+    where bars of all lines would not say it. command: that makes it again, where that is not `cadence paper`."""
 
     experiment: PaperExperiment
     lines: Sequence[ResultLine]
     notes: Sequence[str] = ()
     tables: Sequence[Table] = field(default_factory=list)
     timelines: pd.DataFrame | None = None
+    command: str = ""
 
 
 def tables_of(result: Result) -> list[Table]:

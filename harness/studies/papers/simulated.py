@@ -1,4 +1,5 @@
-"""Two kinds of experiments that only simulate: a published table, predicted; and ways of working as Gantt charts."""
+"""Two kinds of experiments that only simulate: a published table, predicted, as `make predict` does with any table; and
+ways of working as Gantt charts."""
 
 from __future__ import annotations
 
@@ -54,6 +55,38 @@ def table_lines(predicted: Predicted, given: str, within: float | None) -> list[
         name = f"seconds of waiting{given}"
         lines.append(drawn_line(name, str(one.row), one.wait_s, published=one.row.wait_s))
     return lines
+
+
+READ = {"train": "synchronous rows, and the training phases of the others", "sync": "synchronous rows only"}
+"""Rows that a prediction reads, by GIVEN."""
+
+
+def prediction_result(name: str, predicted: Predicted) -> Result:
+    """Predictions for people, of a table of this name: beside what was published, with what each stands on, and what
+    would settle it."""
+    experiment = PaperExperiment(
+        name=f"{name}-{predicted.given}",
+        title=name,
+        kind="predicted_table",
+        source=predicted.evidence.source,
+        compares=f"rows that are asked for, predicted from {READ[predicted.given]}",
+        scale="simulated",
+        settings={},
+    )
+    lines, notes = table_lines(predicted, "", None), list[str]()
+    for one in predicted.forecasts:
+        row, before, own = str(one.row), one.reference.step_s, one.row.step_s
+        verdict, published = f"{one.verdict}, P {one.p_faster:.0%}", before / own if before and own else None
+        quantity = f"times as fast as {one.reference}"
+        lines.append(drawn_line(quantity, row, one.speedup, published=published, verdict=verdict))
+        lines.append(drawn_line("seconds of generating", row, one.generation_s, published=one.row.generate_s))
+        told = [one.implausible, f"given: {', '.join(one.given)}", f"assumed: {', '.join(one.assumed)}"]
+        told += [f"settled most by: {one.settles or 'nothing alone'}"] * (one.verdict == "cannot be told")
+        if (off := predicted.checks.get(one.row.label)) is not None:
+            told.append(f"the schedule's own file differs by {off:.2%} of a step at most")
+        notes += [f"{row}, {len(one.step_s)} draws: {text}" for text in told if text]
+    command = f"cadence predict --table {experiment.source} --given {predicted.given}"
+    return Result(experiment, lines, notes, command=command)
 
 
 @dataclass(frozen=True, config=STRICT)

@@ -1,6 +1,5 @@
 """Tables as evidence, and forecasts from them: nothing is guessed that can be asked, and no empty cell is free work."""
 
-import csv
 import io
 import math
 from dataclasses import replace
@@ -13,10 +12,10 @@ from rich.console import Console
 from harness.config import ConfigError, LengthsConfig
 from harness.config.compose import EXPERIMENTS
 from harness.cost_model.lengths import ResponseLengths
+from harness.metrics.formatting import number
 from harness.prediction.evidence import Evidence, StepRow, Workload
 from harness.prediction.forecast import Forecast
 from harness.prediction.generation import capped_mean, clipped_share, uncapped_mean
-from harness.prediction.page import COLUMNS, draw, print_predictions, write_csv
 from harness.prediction.posterior import FIRST, Given, Narrowing
 from harness.prediction.prediction import Predicted, full_workload, job_of, posteriors, predict
 from harness.prediction.priors import read_priors
@@ -39,6 +38,9 @@ from harness.prediction.scores import (
     write_summaries,
 )
 from harness.prediction.table import read_evidence
+from harness.studies.papers.experiment import read_rows
+from harness.studies.papers.report import show, write
+from harness.studies.papers.simulated import prediction_result
 
 SMALL = ["model=qwen1.5b", "device=h100", "algorithm.batch_groups=16", "algorithm.group_size=4"]
 SMALL += ["cost.lengths.cap=2000", "cost.lengths.mean=400"]
@@ -104,9 +106,9 @@ def test_a_table_that_no_draw_fits_says_so_in_words_and_in_the_file(tmp_path: Pa
         assert wanted in posteriors(read_evidence(path), 8)[""].implausible, row
     found = predict(read_evidence(path), 8)
     console = Console(file=io.StringIO(), width=400)
-    print_predictions(found, console)
-    write_csv(tmp_path / "out.csv", found)
-    for text in (console.file.getvalue(), (tmp_path / "out.csv").read_text()):  # type: ignore[attr-defined]
+    show(result := prediction_result("out", found), console)
+    write(result, tmp_path)
+    for text in (console.file.getvalue(), (tmp_path / "out-train.md").read_text()):  # type: ignore[attr-defined]
         assert "implausible, check seconds, lengths" in text
 
 
@@ -127,16 +129,16 @@ def test_the_fast_model_is_checked_against_the_schedules_own_file(tmp_path: Path
 def test_a_page_a_csv_and_a_picture_say_the_same(tmp_path: Path) -> None:
     found = predicted(table(tmp_path, SYNC, "one_step_off,32,16,16,500,,,,,"), draws=4)
     (one,), console = found.forecasts, Console(width=80, file=io.StringIO(), record=True)
-    print_predictions(found, console)
+    show(result := prediction_result("out", found), console)
     text = console.export_text()
     assert max(map(len, text.splitlines())) <= 80
-    for part in ("one_step_off", "500.0", f"{one.median:,.1f}", one.verdict, "assumed:", "given: model qwen1.5b"):
-        assert part in text
-    write_csv(tmp_path / "out.csv", found)
-    (line,) = csv.DictReader((tmp_path / "out.csv").read_text().splitlines()[1:])
-    assert tuple(line) == COLUMNS and (line["line"], line["verdict"], line["step_s"]) == ("4", one.verdict, "500.00")
-    draw(tmp_path / "out.png", "made", found)
-    assert (tmp_path / "out.png").stat().st_size > 10_000
+    written = {path.name: path for path in write(result, tmp_path)}
+    for part in ("one_step_off", "500.0", number(one.median, 1), one.verdict, "assumed:", "given: model qwen1.5b"):
+        assert part in text and part in written["out-sync.md"].read_text(), part
+    lines = {line["quantity"]: line for line in read_rows(written["out-sync.csv"])}
+    step, times = lines["seconds per step"], lines["times as fast as colocate_sync on 32"]
+    assert (step["published"], step["verdict"]) == ("500.0", one.verdict) and times["simulated"]
+    assert written["out-sync.png"].stat().st_size > 10_000
 
 
 @pytest.mark.parametrize(
