@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import csv
 import dataclasses
-import io
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace
@@ -15,16 +14,17 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
+import pandas as pd
 from pydantic import TypeAdapter
 
 from harness.config.compose import EXPERIMENTS
-from harness.metrics.atomic_files import write_text
 from harness.prediction.evidence import SHARED, Evidence, StepRow, Workload
 from harness.prediction.forecast import SURE, Forecast
 from harness.prediction.posterior import OLD, SECOND, TRAINED, Given, System
 from harness.prediction.prediction import Predicted, RowDraws, posteriors, predict
 from harness.prediction.priors import Draws, Priors, read_priors
 from harness.prediction.table import read_evidence
+from harness.report.drawing import write_table
 from harness.rpc.children import parallel_map
 
 SCORES = EXPERIMENTS / "predictions" / "scores.csv"  # scores of published rows, as they were last
@@ -172,23 +172,12 @@ def _score_table(case: tuple[Path, Given]) -> list[Score]:
     return score_table(*case)
 
 
-_DERIVED = ("covered", "own_phases_skill", "no_change_skill")
-
-
 def write_scores(path: Path, scores: Sequence[Score]) -> None:
     """A line a row, as CSV, with what follows from it: whether it is covered, and its skill over both answers."""
-    text = io.StringIO()
-    text.write(f"# Made by `cadence predict --score`: seconds of a step; low and high: {SURE:.0%} of {DRAWS} draws.\n")
-    writer = csv.writer(text, lineterminator="\n")
-    names = [one.name for one in dataclasses.fields(Score)]
-    writer.writerow([*names, *_DERIVED])
-    for one in scores:
-        of = summary([one])
-        values = [getattr(one, name) for name in names]
-        cells = [f"{value:.4g}" if isinstance(value, float) else value for value in values]
-        skills = [f"{of.own_phases_skill:.3f}", f"{of.no_change_skill:.3f}"]
-        writer.writerow([*cells, str(one.covered).lower(), *skills])
-    write_text(path, text.getvalue())
+    names = ("covered", "own_phases_skill", "no_change_skill")
+    rows = [vars(one) | {name: getattr(summary([one]), name) for name in names} for one in scores]
+    about = f"Made by `cadence predict --score`: seconds of a step; low and high: {SURE:.0%} of {DRAWS} draws."
+    write_table(path, pd.DataFrame(rows), [about])
 
 
 def read_scores(path: Path) -> list[Score]:
@@ -198,14 +187,12 @@ def read_scores(path: Path) -> list[Score]:
 
 def write_summaries(path: Path, scores: Sequence[Score]) -> None:
     """A line for each row and what it was given, over all truths that had it, as CSV."""
-    text = io.StringIO()
-    text.write("# Made by `cadence predict --score`: simulated truths (harness/prediction/scores.py), means of them.\n")
-    writer = csv.writer(text, lineterminator="\n")
-    writer.writerow(["row", "given", *(one.name for one in dataclasses.fields(Summary))])
+    rows = []
     for row, given in sorted({(one.row, one.given) for one in scores}):
         of = summary([one for one in scores if (one.row, one.given) == (row, given)])
-        writer.writerow([row, given, *(f"{v:.4f}" if isinstance(v, float) else v for v in vars(of).values())])
-    write_text(path, text.getvalue())
+        rows.append({"row": row, "given": given, **vars(of)})
+    about = "Made by `cadence predict --score`: simulated truths (harness/prediction/scores.py), means of them."
+    write_table(path, pd.DataFrame(rows), [about])
 
 
 def read_summaries(path: Path) -> list[Summary]:

@@ -61,7 +61,7 @@ def theme(context: str) -> Any:
 def save_figure(path: Path, title: str, draw: Draw) -> Path:
     """Draw for screens, below a title, into a PNG at `path`, and write what was drawn as CSV beside it; returns it."""
     if (data := _save([path], title, draw, "notebook")) is not None:
-        _write_table(path, data)
+        write_table(path.with_suffix(".csv"), data)
     return path
 
 
@@ -71,7 +71,7 @@ def save_in_every_format(
     """Draw a table for the width of a paper's page, as `name` in `folder` in all of `FORMATS`, PNG first, and for that
     of a column, as `name`-column.pdf, and write it as CSV, below the remarks; returns their paths."""
     paths = _save_in_every_format(folder, name, title, draw, data)
-    return [*paths, _write_table(paths[0], data, remarks)]
+    return [*paths, write_table(folder / f"{name}.csv", data, remarks)]
 
 
 def draw_again(folder: Path, drawings: Mapping[DrawTable, frozenset[str]]) -> list[Path]:
@@ -98,8 +98,8 @@ def read_table(path: Path) -> pd.DataFrame:
     return pd.read_csv(path, skiprows=remarks, keep_default_na=False, na_values=[""])
 
 
-def _write_table(picture: Path, data: pd.DataFrame, remarks: Sequence[str] = ()) -> Path:
-    path = picture.with_suffix(".csv")
+def write_table(path: Path, data: pd.DataFrame, remarks: Sequence[str] = ()) -> Path:
+    """Write a table as CSV, below the remarks; returns the path."""
     write_text(path, "".join(f"# {one}\n" for one in remarks) + data.to_csv(index=False, float_format="%.5g"))
     return path
 

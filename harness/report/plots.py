@@ -9,11 +9,12 @@ from typing import Any
 
 import numpy as np
 import pandas as pd
+from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.patches import Patch
 from matplotlib.ticker import FuncFormatter, MaxNLocator, PercentFormatter
 
-from harness.comparison.curves import RoleTime, role_times
+from harness.comparison.curves import RoleTime, StalenessHistogram, role_times
 from harness.metrics.manifest import identity_of, run_title
 from harness.metrics.run_files import load_evaluations, load_manifest, load_metrics, load_samples, load_timeline
 from harness.report.drawing import Draw, legend_below, letters_across, lines_high, save_figure
@@ -102,27 +103,17 @@ def draw_reward(figure: Figure, metrics: pd.DataFrame, found: pd.DataFrame) -> p
 
 def draw_staleness(figure: Figure, metrics: pd.DataFrame, samples: pd.DataFrame) -> pd.DataFrame:
     """Left: how many trained samples had which worst lag. Right: its two parts, per iteration."""
-    import seaborn as sns
-
     figure.set_size_inches(10, 4.2)
     histogram, parts = figure.subplots(1, 2)
     trained = samples[samples["fate"] == "trained"]
     lags = trained["lag_worst"].astype(int)
-    sns.histplot(x=lags, discrete=True, stat="proportion", shrink=0.8, color=BLUE, alpha=1, ax=histogram)
-    (bars,) = histogram.containers
-    shares = {round(bar.get_x() + bar.get_width() / 2): bar.get_height() for bar in bars}
-    histogram.bar_label(bars, [f"{share:.1%}" if share else "" for share in shares.values()], padding=2, size="small")
+    shares = np.bincount(lags) / len(lags)
+    draw_lags(histogram, StalenessHistogram(np.arange(len(shares)), shares), BLUE)
     histogram.set(
-        xlabel="worst lag of a sample (iterations)",
         ylabel="share of trained samples",
         title=f"worst lag: mean {lags.mean():.2f}, at most {lags.max()}\n"
         f"mean lag: {trained['lag_mean'].mean():.2f} on average",
-        xlim=(-0.7, max(lags.max(), 2) + 0.7),
-        ylim=(0, min(1.15 * max(shares.values()), 1.12)),
     )
-    histogram.xaxis.set_major_locator(MaxNLocator(integer=True))
-    histogram.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    histogram.grid(axis="x", visible=False)
 
     grown = {"flight": metrics["staleness/in_flight_mean"], "queue": metrics["staleness/in_queue_mean"]}
     at, both = metrics["iteration"], grown["flight"] + grown["queue"]
@@ -145,8 +136,25 @@ def draw_staleness(figure: Figure, metrics: pd.DataFrame, samples: pd.DataFrame)
         parts.text(0.5, 0.5, "no sample has any lag", transform=parts.transAxes, ha="center", color="0.35")
     parts.xaxis.set_major_locator(MaxNLocator(integer=True))
     of_iterations = [pd.DataFrame({"series": f"in {name}", "at": at, "value": lag}) for name, lag in grown.items()]
-    share = {"series": "share of trained samples", "at": list(shares), "value": list(shares.values())}
+    share = {"series": "share of trained samples", "at": range(len(shares)), "value": shares}
     return pd.concat([pd.DataFrame(share), *of_iterations])
+
+
+def draw_lags(panel: Axes, lags: StalenessHistogram, color: str) -> None:
+    """A bar for each worst lag: its share of the trained samples."""
+    shares, names = lags.grouped()
+    bars = panel.bar(names, shares, width=0.8, color=color)
+    panel.bar_label(bars, [share_label(share) if share else "" for share in shares], padding=2, fontsize="small")
+    panel.set(xlabel="worst lag (iterations)", ylim=(0, 1.3), yticks=(0, 0.5, 1))
+    panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
+    panel.grid(axis="x", visible=False)
+
+
+def share_label(share: float) -> str:
+    """A share in few characters, for a bar of its own."""
+    if share < 0.001:
+        return "<0.1%"
+    return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
 
 
 def idle_times(times: Mapping[str, Sequence[RoleTime]]) -> pd.DataFrame:

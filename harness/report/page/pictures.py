@@ -26,10 +26,10 @@ from harness.metrics.formatting import number
 from harness.report.drawing import DrawTable, legend_below, letters_across, lines_high, panels, save_in_every_format
 from harness.report.gantt import data_versions, draw_same_seconds, same_seconds
 from harness.report.page.data import AXES, TITLES
-from harness.report.page.text import Headings, share_label
+from harness.report.page.text import Headings
 from harness.report.page.verdict_chart import draw_verdict, verdict_table
 from harness.report.palette import DASHES, MUTED, OTHER, of_cells
-from harness.report.plots import draw_idle, idle_times
+from harness.report.plots import draw_idle, draw_lags, idle_times
 
 _BAND_FROM = 3  # seeds
 _GRAIN = 0.05  # of the axis of scores
@@ -177,16 +177,6 @@ def draw_staleness(figure: Figure, data: pd.DataFrame) -> None:
     """A histogram of worst lags per cell, all on one scale."""
     for panel, rows, color in _panels_of_cells(figure, data):
         draw_lags(panel, StalenessHistogram(rows["worst_lag"].to_numpy(), rows["share"].to_numpy()), color)
-
-
-def draw_lags(panel: Axes, lags: StalenessHistogram, color: str) -> None:
-    """A bar for each worst lag: its share of the trained samples."""
-    shares, names = lags.grouped()
-    bars = panel.bar(names, shares, width=0.8, color=color)
-    panel.bar_label(bars, [share_label(share) if share else "" for share in shares], padding=2, fontsize="small")
-    panel.set(xlabel="worst lag (iterations)", ylim=(0, 1.3), yticks=(0, 0.5, 1))
-    panel.yaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
-    panel.grid(axis="x", visible=False)
 
 
 def profiles(comparison: Comparison) -> pd.DataFrame | None:

@@ -15,6 +15,7 @@ from harness.comparison.fairness import run_key, setting_text
 from harness.comparison.runs import Cell
 from harness.metrics.formatting import number, plural
 from harness.metrics.manifest import HOW_TIMED
+from harness.report.plots import share_label
 
 RESULTS = (
     "Means over seeds, 95 % intervals below them, and what each cell is against the baseline, paired by seed. A "
@@ -115,13 +116,6 @@ def lag_text(cell: Cell) -> str:
 
 def _over_iterations(cell: Cell, key: str) -> float:
     return float(np.mean([iteration[key] for run in cell.runs for iteration in run.metrics]))
-
-
-def share_label(share: float) -> str:
-    """A share in few characters, for a bar of its own."""
-    if share < 0.001:
-        return "<0.1%"
-    return f"{share:.1%}" if share < 0.0995 else f"{share:.0%}"
 
 
 def profile_text(profile: PerformanceProfile) -> str:

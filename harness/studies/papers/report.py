@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-import io
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill
@@ -20,7 +18,7 @@ from rich.console import Console
 from harness.metrics.atomic_files import write_text
 from harness.metrics.formatting import latex, latex_table, markdown_table
 from harness.metrics.tables import Table
-from harness.report.drawing import legend_below, letters_across, lines_high, save_in_every_format
+from harness.report.drawing import legend_below, letters_across, lines_high, save_in_every_format, write_table
 from harness.report.gantt import draw_same_seconds
 from harness.report.palette import BLUE, GREEN, INK, OTHER
 from harness.studies.papers.result import ROLES, Result, ResultLine, error, figures, overview, tables_of, text
@@ -56,23 +54,18 @@ def write(result: Result, folder: Path) -> list[Path]:
         pictures = save_in_every_format(folder, name, title, draw_bars, data, remarks)
     else:
         pictures = save_in_every_format(folder, f"{name}-timelines", title, draw_same_seconds, result.timelines)
-        pictures.append(_write_csv(folder / f"{name}.csv", remarks, [[*map(str, data)], *data.to_numpy().tolist()]))
+        pictures.append(write_table(folder / f"{name}.csv", data, remarks))
     paths = []
     for number, table in enumerate(result.tables, 1):
-        paths.append(_write_csv(folder / f"{name}-{number}.csv", [table.title], [list(table.columns), *table.rows]))
+        paths.append(write_table(folder / f"{name}-{number}.csv", _frame(table), [table.title]))
     page, tables = folder / f"{name}.md", folder / f"{name}.tex"
     write_text(page, markdown(result, pictures[0].name))
     write_text(tables, _latex(tables_of(result)))
     return [pictures.pop(), *paths, page, tables, *pictures]
 
 
-def _write_csv(path: Path, remarks: Sequence[str], rows: Sequence[Sequence[object]]) -> Path:
-    written = io.StringIO()
-    for remark in remarks:
-        written.write(f"# {remark}\n")
-    csv.writer(written, lineterminator="\n").writerows(rows)
-    write_text(path, written.getvalue())
-    return path
+def _frame(table: Table) -> pd.DataFrame:
+    return pd.DataFrame(table.rows, columns=table.columns)
 
 
 def markdown(result: Result, picture: str) -> str:
@@ -110,7 +103,7 @@ def write_overview(results: Sequence[Result], folder: Path) -> list[Path]:
     page, tables = folder / "overview.md", folder / "overview.tex"
     write_text(page, "\n\n".join([*parts, markdown_table(table.columns, table.rows)]) + "\n")
     write_text(tables, _latex([table]))
-    return [_write_csv(folder / "overview.csv", [table.title], [list(table.columns), *table.rows]), page, tables]
+    return [write_table(folder / "overview.csv", _frame(table), [table.title]), page, tables]
 
 
 def as_table(lines: Sequence[ResultLine]) -> pd.DataFrame:
