@@ -25,6 +25,7 @@ from harness.prediction.forecast import SURE, interval, verdict_of
 from harness.prediction.priors import Draws
 from harness.report.drawing import legend_below, letters_across, lines_high, save_in_every_format
 from harness.report.palette import OTHER
+from harness.report.templates import rendered
 
 PAGE = DOCS.parent / "results/reference/simulated/scaling.md"
 
@@ -135,25 +136,14 @@ def efficiency(points: Sequence[Point]) -> list[float]:
 def page(study: ScalingStudy, seconds: float) -> str:
     """The whole page."""
     sizes = sorted({point.devices for point in study.points})
-    parts = [
-        "# Scaling, planned and simulated",
-        f"Written by `cadence table --of scaling` in {seconds / 60:.0f} minutes; nothing was measured. Every point is "
-        f"the best plan of a schedule ([planner.md](../../../docs/planner.md)), run by the schedule's file on the "
-        f"virtual clock; costs: {study.costs}.",
-        f"Strong scaling: the batch is {study.groups} prompts x {study.group_size} responses at every size, as a "
-        "larger one learns something else. So the batch limits the curves: with more devices each has fewer responses, "
-        "and an iteration never takes less than its longest response (divided by the iterations that rollout may be "
-        "ahead). At each size each schedule has twelve trials of a part, and the two best of these whole.",
-        "`fully_async` has the staleness of its file (2). *Of ideal*: samples/s against linear scaling from the "
-        "smallest size that fits. *Idle*: rollout and training devices. A dash: does not fit.",
-        "![Scaling of all schedules](scaling.png)",
-    ]
-    for model in study.models:
-        parts += [f"## {model}", _rates(study, model, sizes)]
-        if any(point.speedup is not None for point in study.points):
-            parts.append(_speedups(study, model, sizes))
-        parts.append(_plans(study, model, max(sizes)))
-    return "\n\n".join(parts) + "\n"
+    return rendered(
+        __package__,
+        "scaling.md.jinja",
+        **{"study": study, "sizes": sizes, "minutes": seconds / 60, "SHARED": SHARED, "SURE": SURE},
+        rates=_rates,
+        plans=_plans,
+        speedups=_speedups if any(point.speedup is not None for point in study.points) else None,
+    )
 
 
 def _speedups(study: ScalingStudy, model: str, sizes: Sequence[int]) -> str:
@@ -163,11 +153,7 @@ def _speedups(study: ScalingStudy, model: str, sizes: Sequence[int]) -> str:
         drawn = {p.devices: p.speedup for p in study.of(model, schedule) if p.speedup is not None}
         if drawn:
             rows.append([schedule, *(_cell(drawn.get(size)) for size in sizes)])
-    return (
-        f"Times as fast as `{SHARED}` on as many devices, in systems drawn from "
-        f"[priors](../../../docs/predictions.md): median, {SURE:.0%} interval, verdict:\n\n"
-        + markdown_table(["schedule", *(f"{size:,}" for size in sizes)], rows)
-    )
+    return markdown_table(["schedule", *(f"{size:,}" for size in sizes)], rows)
 
 
 def _cell(speedup: Draws | None) -> str:
@@ -195,7 +181,7 @@ def _plans(study: ScalingStudy, model: str, size: int) -> str:
         for p in points
         if p.devices == size
     ]
-    return f"The plans at {size:,} devices:\n\n{markdown_table(('schedule', 'devices', 'layout', 'idle'), rows)}"
+    return markdown_table(("schedule", "devices", "layout", "idle"), rows)
 
 
 def as_table(study: ScalingStudy) -> pd.DataFrame:

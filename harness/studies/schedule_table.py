@@ -19,6 +19,7 @@ from harness.config.compose import DOCS, choices, compose_job, make_schedule
 from harness.driver.event_model import FastSteps, fast_steps
 from harness.metrics.atomic_files import write_text
 from harness.metrics.formatting import markdown_table
+from harness.report.templates import rendered
 
 PAGE = DOCS.parent / "results/reference/simulated/schedule_table.md"
 
@@ -87,19 +88,6 @@ CONDITIONS = [Condition(*names) for names in product(GENERATE_S, TAILS, TRANSFER
 AGENTS = [Condition("both balance", "light tail", "fast transfer", tools) for tools in TOOLS if TOOLS[tools]]
 
 SIZES = [Condition("both balance", "heavy tail", "fast transfer", devices=devices) for devices in (32, 256, 1024)]
-
-INTRO = f"""\
-Written by `cadence table --of schedules` in {{minutes:.0f}} minutes of one core; nothing was measured. Every row is a
-run of the schedule's own file on the virtual clock, by the event model (seed 0, 22 iterations, the first {WARMUP} left
-out): 32 prompts x {GROUP} responses of 1,000 tokens in the mean, 8,000 at most (log-normal, sigma 0.3 light, 1.0
-heavy), on {DEVICES} devices, one engine each, {SLOTS} slots, half the time of a decode step independent of the batch.
-`colocate_sync`, `colocate_async`, `partial_rollout_sync`, `sorted_batches` and `tail_rounds` use all {DEVICES} for each
-phase in turn, with 0.5 s to give the device back and 0.5 s to take it; the others give {DEVICES // 2} to rollout, which
-would need 2, 10 or 20 s a batch if all its slots were always full, and {DEVICES // 2} to training, which takes
-{TRAIN_S:g} s a batch. A transfer takes 0.1 or 3 s over the network, from the host's memory 0.5 s at most. Reference and
-old log-probs are left out. Settings are those of each schedule's file, but where a name says otherwise; eta is
-`max_staleness`, and `windowed window 4` has 1. Runs are short: what is far ahead (`pipeline_k`) still trains in them
-what it generated while they warmed up, or still fills its queue."""
 
 
 @dataclass(frozen=True)
@@ -250,30 +238,25 @@ def page(study: TableStudy, minutes: float) -> str:
     """The whole page: what was compared, every schedule's rate against the best one, where `half_step` pays, and what
     slow tools and more devices leave of each rate."""
     usual, agents, sizes = ({each: study[each] for each in those} for those in (CONDITIONS, AGENTS, SIZES))
-    parts = [
-        "# Every schedule under many conditions (simulated)",
-        INTRO.format(minutes=minutes),
-        _rates(usual),
-        _verdict(usual),
-        _agents(agents),
-        _sizes(sizes),
-        f"Every condition by itself, lags, idle shares and exposed times: [{PAGE.stem}.csv]({PAGE.stem}.csv).",
-    ]
-    return "\n\n".join(parts) + "\n"
+    rates = {name: [_between(usual, one, name) for one in GENERATE_S] for name in next(iter(usual.values()))}
+    rows = next(iter(usual.values()))
+    return rendered(
+        __package__,
+        "schedule_table.md.jinja",
+        **{name: value for name, value in globals().items() if name.isupper()},
+        minutes=minutes,
+        rates=_table([*GENERATE_S], rates),
+        kept=[f"{_between(usual, one, 'half_step', 'delayed_update')} where {one}" for one in GENERATE_S],
+        half=rows["half_step"],
+        whole=rows["delayed_update"],
+        agents=_table(["samples/s at once", "after 10 s", "left", "of the best", "lag mean"], _agents(agents)),
+        sizes=_table([*(f"{condition.devices:,} devices" for condition in sizes), "left", "lag mean"], _sizes(sizes)),
+    )
 
 
 def _table(heads: list[str], rows: Mapping[str, list[str]]) -> str:
     """A row a schedule."""
     return markdown_table(["schedule", *heads], [[name, *cells] for name, cells in rows.items()])
-
-
-def _rates(study: TableStudy) -> str:
-    """A column a bottleneck: the lowest and the highest share over its conditions."""
-    shares = {name: [_between(study, one, name) for one in GENERATE_S] for name in next(iter(study.values()))}
-    return (
-        "## What is slow\n\nSamples per second, against the best of the condition: lowest to highest share over two "
-        f"tails and two transfers, twelve conditions in all.\n\n{_table([*GENERATE_S], shares)}"
-    )
 
 
 def _between(study: TableStudy, bottleneck: str, schedule: str, against: str | None = None) -> str:
@@ -286,25 +269,11 @@ def _between(study: TableStudy, bottleneck: str, schedule: str, against: str | N
     return f"{min(shares):.0%} to {max(shares):.0%}"
 
 
-def _verdict(study: TableStudy) -> str:
-    """half_step against delayed_update, which differs from it in nothing but how far ahead and when engines update."""
-    kept = [f"{_between(study, one, 'half_step', 'delayed_update')} where {one}" for one in GENERATE_S]
-    rows = next(iter(study.values()))
-    half, whole = rows["half_step"], rows["delayed_update"]
-    return (
-        "## What half a step costs\n\n"
-        "Of the samples per second of `delayed_update`, which has the same pools and transport and a mean lag of "
-        f"{whole.lag_mean:.2f} instead of {half.lag_mean:.2f}, `half_step` keeps {'; '.join(kept)}. Half a step is "
-        "free as long as a batch is generated, its longest responses too, in the time that half a batch is trained; "
-        "with eta = 1 it has the time of a whole one."
-    )
-
-
-def _agents(study: TableStudy) -> str:
+def _agents(study: TableStudy) -> dict[str, list[str]]:
     """Rates with tools that answer at once and late, and what is left."""
     before, after = study.values()
     best = max(its.samples_per_s for its in after.values())
-    rows = {
+    return {
         name: [
             f"{its.samples_per_s:.2f}",
             f"{after[name].samples_per_s:.2f}",
@@ -314,23 +283,12 @@ def _agents(study: TableStudy) -> str:
         ]
         for name, its in before.items()
     }
-    return (
-        "## Tools that answer late\n\n"
-        "Both balance, light tail, fast transfer, 12 iterations; simulated without the event model, which knows no "
-        "turns, and without `lending`, which refuses them. A sample has "
-        f"{TURNS.mean:g} turns in the mean (log-normal, sigma {TURNS.sigma:g}, {TURNS.cap} at most) of "
-        f"{TURN_TOKENS.mean:g} tokens (sigma {TURN_TOKENS.sigma:g}), and after each but the last it reads "
-        f"{OBSERVATION.mean:g} and waits for its tool: not at all, or 10 s in the mean (log-normal, sigma 1). A batch "
-        "waits for its slowest sample, whose latencies add up; an engine whose samples all wait is idle "
-        "([what a waiting sample holds](../../../docs/simulator.md#samples-of-several-turns)).\n\n"
-        + _table(["samples/s at once", "after 10 s", "left", "of the best", "lag mean"], rows)
-    )
 
 
-def _sizes(study: TableStudy) -> str:
+def _sizes(study: TableStudy) -> dict[str, list[str]]:
     """Rates per device, and what the largest size leaves of that of the smallest."""
     first, *_, last = study.values()
-    rows = {
+    return {
         name: [
             *(f"{rows[name].samples_per_s / condition.devices:.3f}" for condition, rows in study.items()),
             f"{last[name].samples_per_s / its.samples_per_s * SIZES[0].devices / SIZES[-1].devices:.0%}",
@@ -338,12 +296,3 @@ def _sizes(study: TableStudy) -> str:
         ]
         for name, its in first.items()
     }
-    return (
-        "## More devices, larger batches\n\n"
-        "Samples per second *per device*: both pools balanced, heavy tail, fast transfer, which takes as long at every "
-        f"size, {GROUPS_PER_DEVICE} prompts per device in a batch (weak scaling). The larger a batch, the longer its "
-        "longest response, up to the cap. At 1,024 devices 12 iterations, in which "
-        "`pipeline_k` and `adaptive_staleness` do not settle. Batches of one size: "
-        "[scaling.md](scaling.md).\n\n"
-        + _table([*(f"{condition.devices:,} devices" for condition in study), "left", "lag mean"], rows)
-    )

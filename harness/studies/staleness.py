@@ -30,6 +30,7 @@ from harness.planner.mean_lag import (
 )
 from harness.report.drawing import legend_below, panels, save_in_every_format
 from harness.report.palette import MUTED, OTHER
+from harness.report.templates import rendered
 from harness.studies.schedule_table import costs_of, on_pools
 
 PAGE = DOCS.parent / "results/reference/simulated/staleness.md"
@@ -198,90 +199,29 @@ def page(cases: Sequence[Case], fixed: Mapping[str, float]) -> str:
     """The page: how far the formulas are from the simulation, where they part, and why."""
     regimes = {regime: [case for case in cases if case.flow.regime == regime] for regime in REGIMES}
     free = [case for case in cases if case.free]
+    held = [case for case in regimes[REGIMES[0]] if not case.free]
     tails = {f"{sigma:g}": [case for case in free if case.flow.lengths.sigma == sigma] for sigma in TAILS}
-    parts = [
-        "# The mean lag in closed form (simulated)",
-        INTRO,
-        DERIVATION,
-        "![formula against simulation](staleness.png)",
-        "## How far apart",
-        "Mean distance in iterations, and the largest.",
-        _errors("", regimes, PAIRS),
-        f"Rollout is slower, and groups begin before the dispatch rule could keep them ({len(free)} jobs), by sigma:",
-        _errors("sigma", tails, PAIRS | TOKENS),
-        "## Where they part, and why",
-        _reasons(free, [case for case in regimes[REGIMES[0]] if not case.free], list(tails.values())),
-        "## Schedules with a lag of their own",
-        f"Training takes twice as long as rollout, which has slots for two batches (sigma {BUSY.lengths.sigma:g}).",
-        _fixed(fixed),
-        f"All figures: [{PAGE.stem}.csv]({PAGE.stem}.csv).",
-    ]
-    return "\n\n".join(parts) + "\n"
+    by_sigma = list(tails.values())
 
-
-INTRO = f"""\
-Written by `cadence table --of staleness`; nothing was measured. {JOBS} random jobs of `fully_async` on the event model,
-{ITERATIONS} iterations each, of which the third quarter counts: 1 to 4 engines of 16 or 32 slots, batches of 8 or 16
-groups of 4 or 8 samples, log-normal lengths of sigma 0.1 to 1, training that takes 0.3 to 1.5 times as long as rollout,
-group by group or batch by batch, eta 1 to 8, or 32 where rollout is slower. Lags are of first tokens, but for one
-column. Words and the rules are those of [docs/schedules.md](../../../docs/schedules.md#definitions)."""
-
-DERIVATION = """\
-## The formulas
-
-`T`: seconds of an iteration, of which training takes `g` and weights `w`. `eta` is whole in `1/B`. `Y`: from when an
-engine begins a group until engines have the version that its batch made.
-
-**Little's law.** *If versions come every `T` seconds, and groups begin evenly in between, first tokens lag by
-`E[Y]/T - 1/2`.* A group begun under `u` and trained in iteration `i` sees versions `u + 1` to `i + 1` come, the last as
-`Y` ends. An interval that ends as a version comes holds `Y/T + 1/2` versions in the mean over where it began; the lag
-is one less. ∎
-
-**Where training is slower**, groups begin as soon as the dispatch rule lets them. So `u` begins those from
-`(u + eta) B` to below `(u + 1 + eta) B`, whose `N // B - u` has the mean `eta`; with every `k`-th version it begins
-`kB` groups up to the same one: `eta - (k - 1)/2`. `half_step` is `eta = 1/2`.
-
-**Where rollout is slower, in fifo order**, groups begin `T/B` apart, and the last of a batch has its version `R` later;
-so `E[Y] = R + T/2`, and the lag is `R/T`. A group takes `D`, the time of its longest sample. The one `k` before the
-last is done `D_k - kT/B` after that began. The trainer takes `g/B` for each group and `w` a batch, in order, and ends
-with the one that keeps it longest:
-
-    lag = E[min(eta, (w + g/B + max over k >= 0 of (D_k - k (T - w - g)/B)) / T)]
-
-With whole batches the inner sum is `w + g + max (D_k - k T/B + floor(k/B) (g + w))`. `P(max <= x)` is the product of
-`P(D <= x + k ...)`. **In completion order** no group waits for another: `min(eta, (w + g/B + E[D])/T)`. **All tokens**
-lag less where samples go on under new weights: by `S / (2 n B)`, half of the versions that come in a sample's time,
-with `S` samples of `n` a group running.
-
-**Applied Compute's** formula (Dong, Goel, Yu, July 2026; quoted second hand) is `C M/B + rho` in samples,
-`rho = g/T`, and `C M/(rho B) + (2q + rho - 1)/(2 rho)` where training is slower: a sample takes `C T/B`, a group `M`
-times that. It is ours for completion order, with a trainer that begins a batch once it is whole, and without a dispatch
-rule."""
-
-
-def _reasons(free: Sequence[Case], held: Sequence[Case], tails: Sequence[Sequence[Case]]) -> str:
     def over(those: Sequence[Case], more: str, less: str = "completion") -> float:
         return float(np.mean([getattr(case, more) - getattr(case, less) for case in those])) if those else math.nan
 
-    rho = float(np.mean([case.flow.train_s / case.flow.generate_s for case in free])) if free else math.nan
-    whole = [case for case in tails[0] if not case.flow.streamed]
-    near = [case for case in (*free, *held) if 0.7 * case.flow.eta < case.fifo_formula < case.flow.eta]
-    streamed = [[case for case in those if case.flow.streamed] for those in tails]
-    return f"""\
-- *The dispatch rule.* Applied Compute's formula has none: where it binds though rollout is slower ({len(held)} jobs),
-  it is {over(held, "applied_compute"):+.2f} iterations off in the mean.
-- *Streaming.* Theirs trains a batch once it is whole, hence its term rho; in completion order ours takes any group that
-  is ready. Over the free jobs theirs is {over(free, "applied_compute"):+.2f} off, at a mean rho of {rho:.2f}. Where
-  our trainer waits for whole batches, too, and tails are so light that both orders are alike, it is
-  {error(whole, "fifo", "applied_compute")} off ({len(whole)} jobs).
-- *Order.* In fifo order a batch waits for the slowest of its groups, and of those before it: streamed, that adds
-  {over(streamed[0], "fifo"):.2f} iterations at sigma {TAILS[0]:g}, {over(streamed[-1], "fifo"):.2f} at {TAILS[-1]:g}.
-- *Balance.* Near it formulas take for empty or full what is neither: a queue fills by 1 - 1/rho of a batch an
-  iteration, and what waits varies from batch to batch.
-- *Near the rule.* Where only the longest groups bring engines to it, these stand now and then, iterations take longer,
-  and the lag is less than the formula's: {error(near, "fifo", "fifo_formula")} where that says 0.7 eta or more
-  ({len(near)} jobs). In completion order groups that are due go first, so that others wait for them as in fifo order:
-  the lag is more than the formula's, by {over(near, "completion", "completion_formula"):.2f} in the mean of these."""
+    return rendered(
+        __package__,
+        "staleness.md.jinja",
+        **{"JOBS": JOBS, "ITERATIONS": ITERATIONS, "TAILS": TAILS, "BUSY": BUSY, "PAGE": PAGE},
+        over=over,
+        error=error,
+        apart=_errors("", regimes, PAIRS),
+        by_sigma=_errors("sigma", tails, PAIRS | TOKENS),
+        free=free,
+        held=held,
+        near=[case for case in (*free, *held) if 0.7 * case.flow.eta < case.fifo_formula < case.flow.eta],
+        whole=[case for case in by_sigma[0] if not case.flow.streamed],
+        streamed=[[case for case in those if case.flow.streamed] for those in by_sigma],
+        rho=float(np.mean([case.flow.train_s / case.flow.generate_s for case in free])) if free else math.nan,
+        fixed=_fixed(fixed),
+    )
 
 
 def _fixed(simulated_by: Mapping[str, float]) -> str:

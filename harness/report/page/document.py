@@ -6,12 +6,10 @@ import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence
 from hashlib import sha256
-from importlib.resources import files
 from math import isfinite
 from pathlib import Path
 from typing import Any
 
-from jinja2 import Environment, FunctionLoader, StrictUndefined
 from rich.console import Console
 
 from harness.comparison.comparison import Comparison
@@ -30,6 +28,7 @@ from harness.report.page.pictures import draw_comparison
 from harness.report.page.verdict_chart import chart_html
 from harness.report.palette import style_of
 from harness.report.samples import shortened
+from harness.report.templates import read_beside, rendered
 
 _SCRIPTS = ("drawing.js", "timeline.js", "curves.js", "page.js")
 
@@ -62,15 +61,15 @@ def print_written(paths: Sequence[Path], console: Console) -> None:
 
 def document(comparison: Comparison) -> str:
     """The whole page as HTML; it refers to nothing outside itself."""
-    environment = Environment(
-        loader=FunctionLoader(_part), autoescape=True, undefined=StrictUndefined, trim_blocks=True, lstrip_blocks=True
-    )
-    script = "\n".join(["", *(_part(name) for name in _SCRIPTS), ""])
-    page = environment.get_template("page.html").render(
+    script = "\n".join(["", *(read_beside(__package__, name) for name in _SCRIPTS), ""])
+    page = rendered(
+        __package__,
+        "page.html",
+        html=True,
         comparison=comparison,
         cells=comparison.cells,
         policy=_policy(script),
-        style=_part("page.css") + style_of(comparison.cells),
+        style=read_beside(__package__, "page.css") + style_of(comparison.cells),
         script=script,
         headings=texts.Headings(comparison),
         headlines=headlines(comparison),
@@ -116,7 +115,3 @@ def _shown(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return [_shown(one) for one in value]
     return visible(value) if isinstance(value, str) else value
-
-
-def _part(name: str) -> str:
-    return files(__package__).joinpath(name).read_text(encoding="utf-8")

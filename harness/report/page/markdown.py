@@ -10,59 +10,39 @@ from harness.comparison.curves import role_times
 from harness.comparison.measure_text import MeasureRow, headlines, rows_of, titled
 from harness.comparison.measures import Measure
 from harness.metrics.formatting import code, escaped, latex, latex_table, markdown_table, percent, plural, visible
-from harness.report.page.text import (
-    RESULTS,
-    Headings,
-    checks,
-    commands,
-    equal_settings,
-    histogram_text,
-    lag_text,
-    made_with,
-    measures_caption,
-)
+from harness.report.page import text as texts
+from harness.report.templates import rendered
 
 
 def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
     """The whole file; `pictures` are names of files beside it."""
-    headings = Headings(comparison)
-    mark = " (simulated)" if comparison.simulated else ""
-    cells = comparison.cells
     first = [name for name in pictures if name.startswith("verdict.")]
-    parts = [
-        f"# {escaped(headings.heading)}{mark}",
-        f"**{escaped(comparison.verdict)}**",
-        *(f"![verdict{mark}]({name})" for name in first),
-        "; ".join(f"{name}: {escaped(value)}" for name, value in headings.facts.items()) + ".",
-        "The timeline, and every figure with its dots, are in `report.html`.",
-    ]
-    if comparison.warnings:
-        parts += ["## Warnings", "\n".join(f"- {escaped(warning)}" for warning in comparison.warnings)]
-    parts += [f"## Results{mark}", RESULTS, _headlines(comparison)]
-    if has_matrix(comparison):
-        parts += ["### Schedules and corrections", as_markdown(matrix_of(comparison)).rstrip()]
-    parts += [f"![{name.removesuffix('.png')}{mark}]({name})" for name in pictures if name not in first]
-    parts.append(f"## Staleness{mark}")
-    parts.append(
-        "\n".join(
-            f"- {escaped(cell.label)}: {histogram_text(lags)}. {lag_text(cell)}"
-            for cell, lags in zip(cells, comparison.staleness, strict=True)
-        )
-    )
     idle = [
         [cell.label, time.role, percent(time.own, 1), percent(time.others, 1), percent(time.idle, 1)]
-        for cell in cells
+        for cell in comparison.cells
         for time in role_times(cell.timelines)
     ]
-    parts += [
-        f"## Idle time{mark}",
-        markdown_table(["cell", "role", "own work", "other roles on its devices", "idle"], idle),
+    commands = [
+        [cell, str(seed), began, code(at), code(line)] for cell, seed, began, at, line in texts.commands(comparison)
     ]
-    parts += [f"## Every measure, every seed{mark}", escaped(measures_caption(comparison))]
-    for measure in comparison.measures:
-        parts += [f"### {escaped(titled(measure))}{mark}", _measure(comparison, measure)]
-    parts += ["## Integrity checks", *_integrity(comparison)]
-    return visible("\n\n".join(parts)) + "\n"
+    page = rendered(
+        __package__,
+        "report.md.jinja",
+        comparison=comparison,
+        headings=texts.Headings(comparison),
+        texts=texts,
+        mark=" (simulated)" if comparison.simulated else "",
+        first=first,
+        others=[name for name in pictures if name not in first],
+        headlines=_headlines(comparison),
+        matrix=as_markdown(matrix_of(comparison)).rstrip() if has_matrix(comparison) else "",
+        idle=markdown_table(["cell", "role", "own work", "other roles on its devices", "idle"], idle),
+        measures=[(titled(measure), _measure(comparison, measure)) for measure in comparison.measures],
+        runs=markdown_table(["cell", "seed", "began", "folder", "command"], commands),
+        escaped=escaped,
+        code=code,
+    )
+    return visible(page)
 
 
 def _headlines(comparison: Comparison) -> str:
@@ -96,19 +76,6 @@ def _measure(comparison: Comparison, measure: Measure) -> str:
     return markdown_table(heads, rows)
 
 
-def _integrity(comparison: Comparison) -> list[str]:
-    words = {True: "passed", False: "FAILED", None: "not run"}
-    parts = [f"{name}: {words[passed]}. {' '.join(map(escaped, lines))}" for name, passed, lines in checks(comparison)]
-    equal = ", ".join(code(f"{name}={value}") for name, value in equal_settings(comparison).items())
-    parts += [f"Held equal in all cells: {equal}.", f"Differing on purpose: {escaped(', '.join(comparison.axes))}."]
-    heads = ["cell", "seed", "began", "folder", "command"]
-    rows = [
-        [cell, str(seed), began, code(folder), code(line)] for cell, seed, began, folder, line in commands(comparison)
-    ]
-    made = ", ".join(escaped(f"{name} {' / '.join(values)}") for name, values in made_with(comparison).items())
-    return [*parts, markdown_table(heads, rows), f"Made with {made}."]
-
-
 TEXT_PT = 397  # the width of text that it is made for, in points: of NeurIPS and ICLR
 _WORDS = {"never": "never: half of the seeds or more did not get there.", "–": "--: there is none."}
 
@@ -116,7 +83,7 @@ _WORDS = {"never": "never: half of the seeds or more did not get there.", "–":
 def table_tex(comparison: Comparison) -> str:
     """Every cell's means with their intervals, and below what it is against the baseline; bold where that is
     significant. Numbers stand alone in their cells: the notes say the rest."""
-    measures, cells, headings = headlines(comparison), comparison.cells, Headings(comparison)
+    measures, cells, headings = headlines(comparison), comparison.cells, texts.Headings(comparison)
     found = [rows_of(comparison, measure) for measure in measures]
     rows: list[list[str]] = []
     for cell, *values in zip(cells, *found, strict=True):
