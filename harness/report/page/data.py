@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any
 
@@ -108,7 +108,7 @@ def timeline_data(timeline: Timeline, title: str, version: DataVersion, most: in
     arrows: row of the trainer, row of the engine, when the trainer began to publish, when the engine had loaded, the
     version. ends: iteration and end. window: what to show at first. left_out: sentences on what is not here.
     most: spans at most; what comes after them is left out, by whole iterations."""
-    owners = _shown_owners(timeline)
+    owners, left_out = _shown_owners(timeline)
     spans = [span for span in timeline.spans if (span.role, span.engine) in owners]
     until = _until(timeline, spans, most)
     kept = [span for span in spans if span.start < until]
@@ -133,7 +133,7 @@ def timeline_data(timeline: Timeline, title: str, version: DataVersion, most: in
             for role, engine in owners
         ],
         "arrows": _arrows(kept, owners),
-        "left_out": [*_left_out_owners(timeline, owners), *_left_out_time(timeline, len(spans) - len(kept), until)],
+        "left_out": [*left_out, *_left_out_time(timeline, len(spans) - len(kept), until)],
     }
 
 
@@ -147,15 +147,15 @@ def first_window(timeline: Timeline, iterations: int = _FIRST_ITERATIONS) -> Int
     return timeline.window(shown[0])[0], timeline.window(shown[-1])[1]
 
 
-def _shown_owners(timeline: Timeline) -> dict[Owner, int]:
-    """Engines that have a row, and its number."""
-    seen: dict[str, int] = defaultdict(int)
-    shown: dict[Owner, int] = {}
+def _shown_owners(timeline: Timeline) -> tuple[dict[Owner, int], list[str]]:
+    """Engines that have a row, and its number; and a sentence for each role of which not all have one."""
+    seen, shown = Counter[str](), dict[Owner, int]()
     for role, engine in timeline.placement:
         seen[role] += 1
         if seen[role] <= MOST_ENGINES:
             shown[role, engine] = len(shown)
-    return shown
+    more = {role: count for role, count in seen.items() if count > MOST_ENGINES}
+    return shown, [f"{role}: {MOST_ENGINES} of {count:,} engines have a row." for role, count in more.items()]
 
 
 def _until(timeline: Timeline, spans: list[Span], most: int) -> float:
@@ -191,17 +191,6 @@ def _numbers(lane: Iterable[Span], version: DataVersion) -> list[int]:
         times = (_microseconds(span.start), _microseconds(span.end - span.start))
         numbers += [*times, _KIND_NUMBERS[span.kind], _UNKNOWN if found is None else found, span.iteration]
     return numbers
-
-
-def _left_out_owners(timeline: Timeline, shown: dict[Owner, int]) -> list[str]:
-    engines: dict[str, int] = defaultdict(int)
-    for role, _ in timeline.placement:
-        engines[role] += 1
-    return [
-        f"{role}: {MOST_ENGINES} of {number:,} engines have a row."
-        for role, number in engines.items()
-        if number > MOST_ENGINES
-    ]
 
 
 def _left_out_time(timeline: Timeline, spans: int, until: float) -> list[str]:

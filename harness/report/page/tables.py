@@ -6,7 +6,6 @@ from __future__ import annotations
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence
-from typing import NamedTuple
 
 import numpy as np
 from markupsafe import Markup
@@ -37,22 +36,15 @@ def breakable(label: str) -> list[str]:
     return re.split(r"(?<==)|(?<=\.)(?!\d)", label)
 
 
-class Shade(NamedTuple):
-    """The colours of a field of the matrix: its ground, and what is written on it."""
-
-    ground: str
-    ink: str
-
-
-def shades(matrix: CorrectionMatrix) -> Callable[[Entry], Shade]:
-    """The shade of each entry, by its mean among all."""
+def shades(matrix: CorrectionMatrix) -> Callable[[Entry], tuple[str, str]]:
+    """The colours of each entry's field, by its mean among all: of the ground, and of what is written on it."""
     values = [entry.measured.value for entry in matrix.entries.values() if math.isfinite(entry.measured.value)]
     low, high = (min(values), max(values)) if values else (0.0, 1.0)
 
-    def shade(entry: Entry) -> Shade:
+    def shade(entry: Entry) -> tuple[str, str]:
         value = entry.measured.value
         place = (value - low) / (high - low) if high > low and math.isfinite(value) else 1.0
-        return Shade(to_hex(colormaps[COLORS](place)), "#000" if place > _DARK else "#fff")
+        return to_hex(colormaps[COLORS](place)), "#000" if place > _DARK else "#fff"
 
     return shade
 
@@ -114,25 +106,17 @@ def _drawings(comparison: Comparison, draw: Callable[[Axes, int, str], None], la
     ]
 
 
-class LatencyRow(NamedTuple):
-    """Percentiles of each of `LATENCIES` of a cell, or of one of its engines. left_out: how many have no row."""
-
-    cell: int
-    engine: str
-    left_out: str
-    percentiles: list[str]
-
-
-def latency_rows(comparison: Comparison) -> Iterator[LatencyRow]:
-    """Rows of all requests of a cell, and of its slowest engines."""
+def latency_rows(comparison: Comparison) -> Iterator[tuple[int, str, str, list[str]]]:
+    """Rows of all requests of a cell, and of its slowest engines: the cell, the engine, how many have no row, and
+    percentiles of each of `LATENCIES`."""
     for index, cell in enumerate(comparison.cells):
         engines = latencies_by_engine(run.samples for run in cell.runs)
         every = {part: np.concatenate([of[part] for of in engines.values()]) for part in LATENCIES}
         slowest = sorted(engines, key=lambda engine: -np.nanmedian(engines[engine]["request"]))[:_ENGINES]
         left = f"the {_ENGINES} slowest engines of {len(engines)}" if len(engines) > _ENGINES else ""
-        yield LatencyRow(index, "", left, [_percentiles(every[part]) for part in LATENCIES])
+        yield index, "", left, [_percentiles(every[part]) for part in LATENCIES]
         for one in sorted(slowest, key=int) if len(engines) > 1 else ():
-            yield LatencyRow(index, one, "", [_percentiles(engines[one][part]) for part in LATENCIES])
+            yield index, one, "", [_percentiles(engines[one][part]) for part in LATENCIES]
 
 
 def _percentiles(seconds: np.ndarray) -> str:
