@@ -61,12 +61,9 @@ def _explain(setting: str, console: Console) -> None:
 
 def metrics(arguments: Sequence[str], results: Path, console: Console) -> int:
     """Every metric of an iteration: name, unit, title and, where that leaves something open, formula."""
-    from harness.metrics.definitions import DEFINITIONS, FAMILIES, MEANINGS
+    from harness.metrics.definitions import DEFINITIONS, FAMILIES
 
-    told = [(metric.title, MEANINGS.get(metric.name)) for metric in DEFINITIONS]
-    rows = [
-        (one.name, one.unit or "-", ": ".join(filter(None, said))) for one, said in zip(DEFINITIONS, told, strict=True)
-    ]
+    rows = [(one.name, one.unit or "-", ": ".join(filter(None, (one.title, one.meaning)))) for one in DEFINITIONS]
     rows += [(names, "-", said) for names, said in FAMILIES.items()]
     of = "of an iteration; its window begins where the one before ends; over the samples that it trained"
     console.print(Table(of, ("metric", "unit", "what it is"), rows))
