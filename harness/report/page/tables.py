@@ -1,5 +1,4 @@
-"""What the page's template shows besides the comparison itself: rows of its tables, drawings without a script, samples,
-shades of a matrix."""
+"""Rows, drawings without a script, samples and shades that the page's template shows besides the comparison itself."""
 
 from __future__ import annotations
 
@@ -90,7 +89,7 @@ def profile_drawings(comparison: Comparison) -> list[Markup]:
 
 
 def _drawings(comparison: Comparison, draw: Callable[[Axes, int, str], None], labels: Sequence[str]) -> list[Markup]:
-    """Of each cell what `draw` draws into a panel. labels: the same in words."""
+    """A drawing of each cell: what `draw` draws into a panel. labels: the same in words."""
     colours = of_cells(cell.label for cell in comparison.cells).values()
     return [
         Markup(
