@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 from functools import cache, partial
 from itertools import chain, islice
 from operator import call
+from typing import Any
 
 import numpy as np
 from scipy.stats import norm
@@ -108,7 +109,7 @@ def predict(
     rows = [RowDraws(row, predicted.system(row), evidence, given, priors, seed) for row in evidence.asked]
     steps, compared = [row.steps() for row in rows], [row.checks(checks) for row in rows]
     progress(f"{', '.join(map(str, evidence.asked))}: {draws} draws")
-    tasks = [*chain(*steps), *chain(*compared)]  # of all rows at once: a process takes seconds to begin
+    tasks: list[Callable[[], Any]] = [*chain(*steps), *chain(*compared)]  # of all rows at once
     done = iter(parallel_map(call, tasks, processes=processes, timeout_s=_TIMEOUT_S, what=f"{len(tasks)} draws"))
     forecasts = [row.forecast(list(islice(done, len(its)))) for row, its in zip(rows, steps, strict=True)]
     differences = {row.row.label: max(islice(done, len(its))) for row, its in zip(rows, compared, strict=True) if its}

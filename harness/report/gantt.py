@@ -104,7 +104,8 @@ def _draw_lanes(axes: Axes, bars: pd.DataFrame, length: float, paint: Paint) -> 
     """A lane for each engine."""
     engines = list(dict.fromkeys(zip(bars["role"], bars["engine"], strict=True)))
     for row, (_, of) in enumerate(bars.groupby(["role", "engine"], sort=False)):
-        stacked = lanes(of.itertuples())
+        bars_of: Any = of.itertuples()
+        stacked = lanes(bars_of)
         height = 0.8 / len(stacked)
         for lane, spans in enumerate(stacked):
             for span in spans:

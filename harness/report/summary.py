@@ -146,7 +146,7 @@ def _figures(run: RunSummary) -> tuple[str, ...]:
         "-" if run.others_load is None else percent(run.others_load),
         "\n".join(run.first_and_last("reward/exact_match")),
         f"{run.lag_worst:.0f}\n{_optional(run.mean('staleness/mean'))}",
-        _optional(run.timeline and run.timeline.fraction_of_bound()),
+        _optional(run.timeline.fraction_of_bound() if run.timeline else None),
     )
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any
 
@@ -13,7 +14,7 @@ def read_beside(package: str, name: str) -> str:
     return files(package).joinpath(name).read_text(encoding="utf-8")
 
 
-def rendered(package: str, name: str, *, html: bool = False, **values: Any) -> str:
+def rendered(package: str, name: str, values: Mapping[str, Any], *, html: bool = False) -> str:
     """A page by a template of a package. values: that it names; html: whatever they hold is escaped. Raises
     jinja2.UndefinedError for one that is not there."""
     environment = Environment(
@@ -24,4 +25,4 @@ def rendered(package: str, name: str, *, html: bool = False, **values: Any) -> s
         lstrip_blocks=True,
         keep_trailing_newline=True,
     )
-    return environment.get_template(name).render(**values)
+    return environment.get_template(name).render(values)

@@ -136,14 +136,12 @@ def efficiency(points: Sequence[Point]) -> list[float]:
 def page(study: ScalingStudy, seconds: float) -> str:
     """The whole page."""
     sizes = sorted({point.devices for point in study.points})
-    return rendered(
-        __package__,
-        "scaling.md.jinja",
+    values = {
         **{"study": study, "sizes": sizes, "minutes": seconds / 60, "SHARED": SHARED, "SURE": SURE},
-        rates=_rates,
-        plans=_plans,
-        speedups=_speedups if any(point.speedup is not None for point in study.points) else None,
-    )
+        **{"rates": _rates, "plans": _plans},
+        "speedups": _speedups if any(point.speedup is not None for point in study.points) else None,
+    }
+    return rendered(__package__, "scaling.md.jinja", values)
 
 
 def _speedups(study: ScalingStudy, model: str, sizes: Sequence[int]) -> str:

@@ -240,18 +240,19 @@ def page(study: TableStudy, minutes: float) -> str:
     usual, agents, sizes = ({each: study[each] for each in those} for those in (CONDITIONS, AGENTS, SIZES))
     rates = {name: [_between(usual, one, name) for one in GENERATE_S] for name in next(iter(usual.values()))}
     rows = next(iter(usual.values()))
-    return rendered(
-        __package__,
-        "schedule_table.md.jinja",
+    values = {
         **{name: value for name, value in globals().items() if name.isupper()},
-        minutes=minutes,
-        rates=_table([*GENERATE_S], rates),
-        kept=[f"{_between(usual, one, 'half_step', 'delayed_update')} where {one}" for one in GENERATE_S],
-        half=rows["half_step"],
-        whole=rows["delayed_update"],
-        agents=_table(["samples/s at once", "after 10 s", "left", "of the best", "lag mean"], _agents(agents)),
-        sizes=_table([*(f"{condition.devices:,} devices" for condition in sizes), "left", "lag mean"], _sizes(sizes)),
-    )
+        "minutes": minutes,
+        "rates": _table([*GENERATE_S], rates),
+        "kept": [f"{_between(usual, one, 'half_step', 'delayed_update')} where {one}" for one in GENERATE_S],
+        "half": rows["half_step"],
+        "whole": rows["delayed_update"],
+        "agents": _table(["samples/s at once", "after 10 s", "left", "of the best", "lag mean"], _agents(agents)),
+        "sizes": _table(
+            [*(f"{condition.devices:,} devices" for condition in sizes), "left", "lag mean"], _sizes(sizes)
+        ),
+    }
+    return rendered(__package__, "schedule_table.md.jinja", values)
 
 
 def _table(heads: list[str], rows: Mapping[str, list[str]]) -> str:

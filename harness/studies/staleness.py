@@ -206,22 +206,21 @@ def page(cases: Sequence[Case], fixed: Mapping[str, float]) -> str:
     def over(those: Sequence[Case], more: str, less: str = "completion") -> float:
         return float(np.mean([getattr(case, more) - getattr(case, less) for case in those])) if those else math.nan
 
-    return rendered(
-        __package__,
-        "staleness.md.jinja",
+    values = {
         **{"JOBS": JOBS, "ITERATIONS": ITERATIONS, "TAILS": TAILS, "BUSY": BUSY, "PAGE": PAGE},
-        over=over,
-        error=error,
-        apart=_errors("", regimes, PAIRS),
-        by_sigma=_errors("sigma", tails, PAIRS | TOKENS),
-        free=free,
-        held=held,
-        near=[case for case in (*free, *held) if 0.7 * case.flow.eta < case.fifo_formula < case.flow.eta],
-        whole=[case for case in by_sigma[0] if not case.flow.streamed],
-        streamed=[[case for case in those if case.flow.streamed] for those in by_sigma],
-        rho=float(np.mean([case.flow.train_s / case.flow.generate_s for case in free])) if free else math.nan,
-        fixed=_fixed(fixed),
-    )
+        "over": over,
+        "error": error,
+        "apart": _errors("", regimes, PAIRS),
+        "by_sigma": _errors("sigma", tails, PAIRS | TOKENS),
+        "free": free,
+        "held": held,
+        "near": [case for case in (*free, *held) if 0.7 * case.flow.eta < case.fifo_formula < case.flow.eta],
+        "whole": [case for case in by_sigma[0] if not case.flow.streamed],
+        "streamed": [[case for case in those if case.flow.streamed] for those in by_sigma],
+        "rho": float(np.mean([case.flow.train_s / case.flow.generate_s for case in free])) if free else math.nan,
+        "fixed": _fixed(fixed),
+    }
+    return rendered(__package__, "staleness.md.jinja", values)
 
 
 def _fixed(simulated_by: Mapping[str, float]) -> str:

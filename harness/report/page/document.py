@@ -62,35 +62,32 @@ def print_written(paths: Sequence[Path], console: Console) -> None:
 def document(comparison: Comparison) -> str:
     """The whole page as HTML; it refers to nothing outside itself."""
     script = "\n".join(["", *(read_beside(__package__, name) for name in _SCRIPTS), ""])
-    page = rendered(
-        __package__,
-        "page.html",
-        html=True,
-        comparison=comparison,
-        cells=comparison.cells,
-        policy=_policy(script),
-        style=read_beside(__package__, "page.css") + style_of(comparison.cells),
-        script=script,
-        headings=texts.Headings(comparison),
-        headlines=headlines(comparison),
-        rows={measure.key: rows_of(comparison, measure) for measure in comparison.measures},
-        matrix=matrix_of(comparison) if has_matrix(comparison) else None,
-        curves=curves_data(comparison),
-        timelines=timelines_data(comparison),
-        samples=tables.chosen_samples(comparison),
-        texts=texts,
-        tables=tables,
-        chart_html=chart_html,
-        as_script=as_script,
-        unit_of=unit_of,
-        lags_of=lags_of,
-        role_times=role_times,
-        figure=number,
-        percent=percent,
-        isfinite=isfinite,
-        shortened=shortened,
-    )
-    return visible(page)
+    values = {
+        "comparison": comparison,
+        "cells": comparison.cells,
+        "policy": _policy(script),
+        "style": read_beside(__package__, "page.css") + style_of(comparison.cells),
+        "script": script,
+        "headings": texts.Headings(comparison),
+        "headlines": headlines(comparison),
+        "rows": {measure.key: rows_of(comparison, measure) for measure in comparison.measures},
+        "matrix": matrix_of(comparison) if has_matrix(comparison) else None,
+        "curves": curves_data(comparison),
+        "timelines": timelines_data(comparison),
+        "samples": tables.chosen_samples(comparison),
+        "texts": texts,
+        "tables": tables,
+        "chart_html": chart_html,
+        "as_script": as_script,
+        "unit_of": unit_of,
+        "lags_of": lags_of,
+        "role_times": role_times,
+        "figure": number,
+        "percent": percent,
+        "isfinite": isfinite,
+        "shortened": shortened,
+    }
+    return visible(rendered(__package__, "page.html", values, html=True))
 
 
 def _policy(script: str) -> str:

@@ -25,24 +25,22 @@ def markdown(comparison: Comparison, pictures: Sequence[str]) -> str:
     commands = [
         [cell, str(seed), began, code(at), code(line)] for cell, seed, began, at, line in texts.commands(comparison)
     ]
-    page = rendered(
-        __package__,
-        "report.md.jinja",
-        comparison=comparison,
-        headings=texts.Headings(comparison),
-        texts=texts,
-        mark=" (simulated)" if comparison.simulated else "",
-        first=first,
-        others=[name for name in pictures if name not in first],
-        headlines=_headlines(comparison),
-        matrix=as_markdown(matrix_of(comparison)).rstrip() if has_matrix(comparison) else "",
-        idle=markdown_table(["cell", "role", "own work", "other roles on its devices", "idle"], idle),
-        measures=[(titled(measure), _measure(comparison, measure)) for measure in comparison.measures],
-        runs=markdown_table(["cell", "seed", "began", "folder", "command"], commands),
-        escaped=escaped,
-        code=code,
-    )
-    return visible(page)
+    values = {
+        "comparison": comparison,
+        "headings": texts.Headings(comparison),
+        "texts": texts,
+        "mark": " (simulated)" if comparison.simulated else "",
+        "first": first,
+        "others": [name for name in pictures if name not in first],
+        "headlines": _headlines(comparison),
+        "matrix": as_markdown(matrix_of(comparison)).rstrip() if has_matrix(comparison) else "",
+        "idle": markdown_table(["cell", "role", "own work", "other roles on its devices", "idle"], idle),
+        "measures": [(titled(measure), _measure(comparison, measure)) for measure in comparison.measures],
+        "runs": markdown_table(["cell", "seed", "began", "folder", "command"], commands),
+        "escaped": escaped,
+        "code": code,
+    }
+    return visible(rendered(__package__, "report.md.jinja", values))
 
 
 def _headlines(comparison: Comparison) -> str:

@@ -65,7 +65,7 @@ def write(result: Result, folder: Path) -> list[Path]:
 
 
 def _frame(table: Table) -> pd.DataFrame:
-    return pd.DataFrame(table.rows, columns=table.columns)
+    return pd.DataFrame([*table.rows], columns=[*table.columns])
 
 
 def markdown(result: Result, picture: str) -> str:
