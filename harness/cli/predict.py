@@ -32,7 +32,6 @@ from harness.prediction.scores import (
     write_summaries,
 )
 from harness.prediction.table import read_evidence
-from harness.report.page.document import print_written
 from harness.studies.papers.report import show as print_result
 from harness.studies.papers.report import write
 from harness.studies.papers.simulated import prediction_result
@@ -55,7 +54,8 @@ def run(arguments: Sequence[str], results: Path, console: Console) -> int:
     result = prediction_result(path.stem, predicted)
     print_result(result, console)
     say(console, f"Scored: {how_often()} (docs/predictions.md)")
-    print_written(write(result, results / "predict"), console)
+    for written in write(result, results / "predict"):
+        say(console, written)
     return 0
 
 
