@@ -308,10 +308,7 @@ def finished_runs(folder: Path) -> list[Path]:
 
 def load_manifest(path: Path) -> dict[str, Any]:
     """manifest.json of the run in folder `path`."""
-    manifest = _object(path / "manifest.json")
-    with reading(path / "manifest.json"):
-        msgspec.convert(manifest, ManifestFile)
-    return manifest
+    return _object(path / "manifest.json", ManifestFile)
 
 
 def load_metrics(path: Path) -> list[dict[str, Any]]:
@@ -378,9 +375,12 @@ def _lines(file: Path, each: Any = dict[str, Any]) -> list[dict[str, Any]]:
     return objects
 
 
-def _object(file: Path) -> dict[str, Any]:
+def _object(file: Path, relied_on: Any) -> dict[str, Any]:
+    """relied_on: the type of what is relied on of it."""
     with reading(file):
-        return _mapping(read_json(file, LARGEST[file.name]))
+        found = _mapping(read_json(file, LARGEST[file.name]))
+        msgspec.convert(found, relied_on)
+        return found
 
 
 def _mapping(value: object) -> dict[str, Any]:
@@ -440,19 +440,12 @@ def load_timeline(path: Path) -> Timeline:
 
 def load_summary(path: Path) -> dict[str, float]:
     """summary.json of the run in folder `path`; empty for one that has not ended, or was made before there was one."""
-    file = path / "summary.json"
-    if not file.exists():
-        return {}
-    with reading(file):
-        return msgspec.convert(_object(file), dict[str, float])
+    return _object(path / "summary.json", dict[str, float]) if (path / "summary.json").exists() else {}
 
 
 def load_ledger(path: Path) -> dict[str, Any]:
     """ledger.json of the run in folder `path`."""
-    ledger = _object(path / "ledger.json")
-    with reading(path / "ledger.json"):
-        msgspec.convert(ledger, LedgerFile)
-    return ledger
+    return _object(path / "ledger.json", LedgerFile)
 
 
 def refuse_changed_inputs(config: JobConfig, folders: Iterable[Path]) -> None:
