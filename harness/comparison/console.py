@@ -9,7 +9,6 @@ from rich.console import Console
 from harness.comparison.comparison import Comparison
 from harness.comparison.measure_text import Against, Scale, rows_of, scale_of
 from harness.comparison.measures import HELD_OUT, SPEED, CellMeasure, Measure
-from harness.metrics.formatting import say
 from harness.metrics.manifest import HOW_TIMED
 from harness.metrics.tables import Table
 
@@ -33,7 +32,7 @@ NOTES = (
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Print it."""
-    say(console, comparison.verdict, style="bold red" if comparison.faults else "bold")
+    _line(console, comparison.verdict, style="bold red" if comparison.faults else "bold")
     console.print()
     outcome = comparison.outcome
     for key in dict.fromkeys((SPEED, outcome.key if outcome else None, *HELD_OUT)):
@@ -46,17 +45,17 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     for table in _in_short(comparison):
         console.print(table)
     for note in NOTES if len(comparison.cells) > 1 else NOTES[:1]:
-        say(console, note.format(comparison.measures[0].margin_text), style="dim")
+        _line(console, note.format(comparison.measures[0].margin_text), style="dim")
     if (gate := comparison.gate) is not None:
         for line in gate.summary():
-            say(console, line, style="" if gate.passed else "bold red")
+            _line(console, line, style="" if gate.passed else "bold red")
     kept = comparison.conservation
     for line in (kept.summary(), *kept.problems):
-        say(console, line, style="" if kept.passed else "bold red")
+        _line(console, line, style="" if kept.passed else "bold red")
     for label, why in comparison.left_out.items():
-        say(console, f"{label} is left out: {why}", style="dim")
+        _line(console, f"{label} is left out: {why}", style="dim")
     for warning in comparison.warnings:
-        say(console, f"Warning: {warning}", style="yellow")
+        _line(console, f"Warning: {warning}", style="yellow")
 
 
 def _in_full(comparison: Comparison, measure: Measure) -> Table:
@@ -138,3 +137,7 @@ def _range(cell: CellMeasure, scale: Scale) -> str:
     unit = " %" if scale.unit == "%" else ""
     mean = f"{scale.value(cell.value)}{unit}"
     return mean if low == high else f"{mean}\n{low}–{high}{unit}"
+
+
+def _line(console: Console, text: str, style: str = "") -> None:
+    console.print(text, style=style, highlight=False, markup=False)

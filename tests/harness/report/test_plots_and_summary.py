@@ -199,7 +199,7 @@ def test_rewards_are_drawn_against_time_with_held_out_accuracy(tmp_path: Path, f
     (dots,) = time.collections
     assert dots.get_offsets()[:, 1].tolist() == [0.25, 0.5]
     (bars,) = figures["seed=0/staleness.png"].axes[0].containers
-    assert [bar.get_height() for bar in bars] == [1.0] and "100.0%" in texts(figures["seed=0/staleness.png"])
+    assert [bar.get_height() for bar in bars] == [1.0] and "100%" in texts(figures["seed=0/staleness.png"])
     assert not figures["seed=0/staleness.png"].axes[1].get_legend(), "no sample has any lag"
 
 
