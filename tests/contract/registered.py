@@ -29,9 +29,7 @@ def vllm_by(runner: Literal["0", "1"]) -> Callable[[Setting], Awaitable[RolloutE
 
     async def start(setting: Setting) -> RolloutEngine:
         if runner == "1" and not (find_spec("triton") and find_spec("triton.backends.cpu")):
-            pytest.skip(
-                "model runner V2 needs Triton with a backend for CPUs; on GPUs: tests/gpu/test_vllm_on_a_gpu.py"
-            )
+            pytest.skip("model runner V2 needs Triton with a backend for CPUs; on GPUs: test_vllm_on_a_gpu.py")
         with mock.patch.dict(os.environ, VLLM_USE_V2_MODEL_RUNNER=runner):
             return construct(named("engines.vllm.rollout:VLLMRollout"), setting)
 
@@ -69,6 +67,6 @@ def engine_called(path: str) -> EngineUnderTest:
     if ":" not in path:
         raise ValueError(f"{path} is none of {', '.join(REGISTERED)}, and no module:Class of an engine")
     found = named(path)
-    return (
-        found if isinstance(found, EngineUnderTest) else EngineUnderTest(name=found.__name__, start=constructed(path))
-    )
+    if isinstance(found, EngineUnderTest):
+        return found
+    return EngineUnderTest(name=found.__name__, start=constructed(path))

@@ -132,12 +132,8 @@ async def test_abort_and_resume_lose_no_token(subject: Subject) -> None:
 
 def assert_goes_on_from(partial: Completion, completion: Completion) -> None:
     length = len(partial.tokens)
-    for kept, whole in (
-        (partial.tokens, completion.tokens),
-        (partial.log_probs, completion.log_probs),
-        (partial.versions, completion.versions),
-    ):
-        np.testing.assert_array_equal(whole[:length], kept)
+    for column in ("tokens", "log_probs", "versions"):
+        np.testing.assert_array_equal(getattr(completion, column)[:length], getattr(partial, column))
     for time in ("started_at", "first_token_at") if length else ():
         assert getattr(completion, time) == getattr(partial, time)
 

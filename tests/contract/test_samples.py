@@ -115,7 +115,7 @@ async def test_who_stops_waiting_for_finished_samples_loses_none(subject: Subjec
         pytest.param(np.ones(MAX_LENGTH - 19, np.int64), id="too long"),
     ],
 )
-async def test_a_prompt_that_cannot_be_served_is_refused_by_name_and_nothing_is_queued(
+async def test_a_prompt_that_cannot_be_served_is_refused_and_nothing_is_queued(
     subject: Subject, prompt: np.ndarray
 ) -> None:
     subject.needs("tokens")

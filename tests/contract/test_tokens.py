@@ -45,9 +45,7 @@ async def test_greedy_tokens_are_those_of_a_transformers_forward_before_and_afte
         for request in requests:
             assert set(done[request.sample_id].versions) == {version}
             assert_greedy(subject.model(version), request.prompt, done[request.sample_id])
-    assert any(before[i].tokens.tolist() != after[i].tokens.tolist() for i in before), (
-        "the two versions cannot be told apart"
-    )
+    assert any(before[i].tokens.tolist() != after[i].tokens.tolist() for i in before), "versions cannot be told apart"
 
 
 async def test_a_greedy_token_is_certain_so_its_log_probability_is_zero(subject: Subject) -> None:
@@ -57,9 +55,7 @@ async def test_a_greedy_token_is_certain_so_its_log_probability_is_zero(subject:
         np.testing.assert_array_equal(completion.log_probs, np.zeros(24, np.float32))
 
 
-async def test_an_idle_engine_has_forgotten_the_old_weights_even_where_no_one_dropped_its_cache(
-    subject: Subject,
-) -> None:
+async def test_an_idle_engine_has_forgotten_the_old_weights_though_no_one_dropped_its_cache(subject: Subject) -> None:
     subject.needs("tokens")
     subject.sample_by(GREEDY)
     requests = subject.requests(4, prompt_tokens=70)  # a cache of prefixes would know these

@@ -91,13 +91,7 @@ class Setting:
     """Two training ranks, two engines, a scorer. fails: by worker, the method at which it always fails."""
 
     def __init__(
-        self,
-        transport: str,
-        on_lost: OnLost = "end",
-        attempts: int = 3,
-        *,
-        fails: dict[str, str] | None = None,
-        **errors: Errors,
+        self, transport: str, on_lost: OnLost = "end", attempts: int = 3, *, fails: Any = None, **errors: Errors
     ) -> None:
         self.log: list[str] = []
         self.lost: list[str] = []

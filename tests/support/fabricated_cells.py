@@ -159,9 +159,8 @@ def keep_samples(path: Path) -> None:
     told["reward"][5], told["reward"][6] = 0.25, None
     for name, values in told.items():
         place = samples.column_names.index(name)
-        samples = samples.set_column(
-            place, samples.schema.field(name), pa.array(values, samples.schema.field(name).type)
-        )
+        column = samples.schema.field(name)
+        samples = samples.set_column(place, column, pa.array(values, column.type))
     pq.write_table(samples, path / "samples.parquet")
     runs = [{"version": 0, "tokens": 2}, {"version": 3, "tokens": 1}]
     rows: dict[str, list[dict[str, Any]]] = {

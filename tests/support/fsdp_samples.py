@@ -1,5 +1,6 @@
 """A small training batch, and the reference that FSDP is held against: samples one by one, plain torch, no padding."""
 
+from collections import defaultdict
 from collections.abc import Coroutine, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -51,10 +52,7 @@ def free(correction: str, options: Mapping[str, float] | None = None, **settings
 
 def batch_of(samples: Sequence[int]) -> TrainBatch:
     """Samples of different lengths by their numbers; the same number is the same sample in any batch."""
-    columns: dict[str, list[np.ndarray]] = {
-        name: [] for name in ("prompt", "response", "behaviour", "reference", "proximal")
-    }
-    advantages = []
+    columns, advantages = defaultdict[str, list[np.ndarray]](list), []
     for number in samples:
         rng = np.random.default_rng(number)
         prompt, length = rng.integers(1, SMALL.vocabulary, rng.integers(1, 9)), int(rng.integers(1, 12))
@@ -84,16 +82,9 @@ class World:
     """A training world of this process alone, or this process's rank in a larger one; on one thread, as roles are,
     since how many there are decides in which order kernels add up."""
 
-    def __init__(
-        self,
-        store: Store | None = None,
-        rank: int = 0,
-        world: int = 1,
-        tensor_parallel: int = 1,
-        pipeline_parallel: int = 1,
-    ) -> None:
+    def __init__(self, store: Store | None = None, rank: int = 0, world: int = 1, tensor_parallel: int = 1) -> None:
         self._threads = torch.get_num_threads()
-        self.mesh = init_world(store or HashStore(), rank, world, CPU, 60, tensor_parallel, pipeline_parallel)
+        self.mesh = init_world(store or HashStore(), rank, world, CPU, 60, tensor_parallel)
 
     def __enter__(self) -> "World":
         torch.set_num_threads(1)

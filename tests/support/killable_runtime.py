@@ -75,6 +75,4 @@ def simulate_killed(config: JobConfig, seed: int, deaths: Sequence[Death]) -> Re
 
 def worker_of(runtime: KillableRuntime, name: str) -> str:
     """By its name, or by that of one of its roles."""
-    return next(
-        worker for worker, handles in runtime.killable.items() if name in (worker, *(handle.name for handle in handles))
-    )
+    return next(worker for worker, roles in runtime.killable.items() if name in (worker, *(one.name for one in roles)))

@@ -14,11 +14,8 @@ from harness.transfer_queue.rows.columns import Column
 from harness.transfer_queue.storage.inline import LocalStorage
 
 T = TypeVar("T")
-COLUMNS = {
-    "tokens": ColumnSpec("int64", ragged=True),
-    "reward": ColumnSpec("float32"),
-    "old": ColumnSpec("float32", ragged=True),
-}
+RAGGED = {"tokens": ColumnSpec("int64", ragged=True), "old": ColumnSpec("float32", ragged=True)}
+COLUMNS = RAGGED | {"reward": ColumnSpec("float32")}
 
 
 def virtual(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:

@@ -26,9 +26,8 @@ def spoilt(data: bytes, chance: random.Random) -> bytes:
             case 3:
                 data = data[:end] + data[at:end] + data[end:]
             case 4:
-                data = (
-                    data[:at] + bytes([data[at] ^ 1 << chance.randrange(8)]) + data[at + 1 :] if at < len(data) else b""
-                )
+                changed = bytes([byte ^ 1 << chance.randrange(8) for byte in data[at : at + 1]])
+                data = data[:at] + changed + data[at + 1 :]
             case 5:
                 lines = data.split(b"\n")
                 lines.pop(chance.randrange(len(lines)))

@@ -26,11 +26,10 @@ class Queue:
         """folder: of one that was saved; new unless given."""
         self.storage = LocalStorage()
         self.time = 100.0
-        self.service = (
-            QueueService(spec, self.storage, self._now)
-            if folder is None
-            else load(spec, self.storage, folder, self._now, self.storage)
-        )
+        if folder is None:
+            self.service = QueueService(spec, self.storage, self._now)
+        else:
+            self.service = load(spec, self.storage, folder, self._now, self.storage)
 
     def _now(self) -> float:
         return self.time

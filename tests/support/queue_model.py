@@ -289,9 +289,8 @@ class Model:
 
     def _over(self, partition: str) -> bool:
         rows = set(self.rows(partition))
-        written = all(
-            (row, name) in self.written for row in rows for t in self.spec.tasks.values() for name in t.columns
-        )
+        read = {name for task in self.spec.tasks.values() for name in task.columns}
+        written = all((row, name) in self.written for row in rows for name in read)
         return written and all(rows <= self.finished(task) for task in self.spec.tasks)
 
     def describe(self) -> Mapping[str, Any]:

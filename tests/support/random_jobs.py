@@ -58,10 +58,9 @@ def play(config: JobConfig, seed: int = 0) -> Run:
 
     recorder = simulate(config, seed, started=watch)
     recorder.ledger.check()
-    finished = FinishedRun(
-        config, recorder.samples(), recorder.ledger.counts(), recorder.timeline, tokens=recorder.tokens
-    )
-    ledger = recorder.ledger.to_json() | {"tokens": recorder.tokens}
+    samples, counts, tokens = recorder.samples(), recorder.ledger.counts(), recorder.tokens
+    finished = FinishedRun(config, samples, counts, recorder.timeline, tokens=tokens)
+    ledger = recorder.ledger.to_json() | {"tokens": tokens}
     files = runs.Run(Path("played"), {}, plain(config), metrics, ledger)
     columns = {name: [getattr(sample, name) for sample in finished.samples] for name in SCHEMA.names}
     files.__dict__["samples"] = pa.table(columns, schema=SCHEMA)

@@ -51,9 +51,8 @@ def killed(
 ) -> tuple[int, str]:
     """Begun, and sent a signal after so many iterations. Its exit code, and what it said."""
     arguments = command(f"experiment={experiment}", *settings)
-    process = subprocess.Popen(
-        arguments, cwd=ROOT, env=environment(results), stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-    )
+    taken = {"stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+    process = subprocess.Popen(arguments, cwd=ROOT, env=environment(results), text=True, **taken)
     wait_for_lines(results, experiment, after, process)
     process.send_signal(how)
     said, _ = process.communicate(timeout=STARTED_WITHIN_S)

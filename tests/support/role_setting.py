@@ -47,17 +47,10 @@ class CountingQueue(LocalQueue):
     """Remembers the responses that were put; `gate` holds such puts back while it is not set."""
 
     def __init__(
-        self,
-        roles: Iterable[str] = ALL_ROLES,
-        partitions: int = 3,
-        order: Order = "fifo",
-        training_ranks: int = 1,
-        **spec: Any,
+        self, roles: Iterable[str] = ALL_ROLES, order: Order = "fifo", training_ranks: int = 1, **spec: Any
     ) -> None:
-        rows = ROWS * partitions
-        super().__init__(
-            queue_spec(JobShape(list(roles), training_ranks=training_ranks, capacity_rows=rows, order=order, **spec))
-        )
+        told = {"training_ranks": training_ranks, "capacity_rows": 3 * ROWS, "order": order, **spec}
+        super().__init__(queue_spec(JobShape(list(roles), **told)))
         self.responses: list[list[int]] = []
         self.versions: dict[int, list[int]] = {}
         self.putting = asyncio.Event()

@@ -138,12 +138,8 @@ class SGLangServer:
 
     def _message(self, generation: Generation) -> dict[str, Any]:
         rows = [[-float(token), token, None] for token in generation.tokens]
-        meta = {
-            "finish_reason": generation.finish,
-            "completion_tokens": len(rows),
-            "output_token_logprobs": rows,
-            "weight_version": self.version,
-        }
+        meta = {"finish_reason": generation.finish, "completion_tokens": len(rows), "output_token_logprobs": rows}
+        meta["weight_version"] = self.version
         if self.brackets and generation.finish is not None:
             ends = [sum(count for _, count in generation.spans[: n + 1]) for n in range(len(generation.spans))]
             meta["weight_versions"] = [

@@ -5,11 +5,8 @@ import numpy as np
 from harness.transfer_queue.rows.columns import Column, ColumnSpec, Ragged
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame, Part
 
-SPECS = {
-    "tokens": ColumnSpec("int64", ragged=True),
-    "reward": ColumnSpec("float32"),
-    "mask": ColumnSpec("bool", shape=(3,)),
-}
+DENSE = {"reward": ColumnSpec("float32"), "mask": ColumnSpec("bool", shape=(3,))}
+SPECS = {"tokens": ColumnSpec("int64", ragged=True)} | DENSE
 
 
 def tokens(rows: range) -> Ragged:

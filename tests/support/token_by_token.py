@@ -143,16 +143,13 @@ class TokenByToken:
         tokens = float("inf") if self.cost.step_tokens is None else self.cost.step_tokens
         if self.left is None:
             self.left = tokens - len(self.rows)
-        while (
-            self.waiting and len(self.rows) < self.slots and (self.admitting or self.waiting[0].begun) and self.left > 0
-        ):
+        while self.waiting and len(self.rows) < self.slots and self.left > 0:
             sample = self.waiting[0]
-            if self.held([*self.rows, sample]) > self.room:
+            if not (self.admitting or sample.begun) or self.held([*self.rows, sample]) > self.room:
                 break
             sample.started_at = self.at if sample.started_at is None else sample.started_at
-            if self.cost.prefix_caching and any(
-                row.sample_id // GROUP == sample.sample_id // GROUP for row in self.rows
-            ):
+            beside = {row.sample_id // GROUP for row in self.rows}
+            if self.cost.prefix_caching and sample.sample_id // GROUP in beside:
                 sample.kept = max(sample.kept, min(sample.shared, sample.context - 1))
             until = min(sample.context, sample.kept + self.left) if self.rows else sample.context
             self.left -= until - sample.kept
@@ -181,15 +178,10 @@ class TokenByToken:
             (until - begun) * cost.prefill_s_per_token + (until**2 - begun**2) * cost.prefill_s_per_pair
             for begun, until in self.prefilled
         )
-        tokens, products_s = (
-            sum(until - begun for begun, until in self.prefilled),
-            samples * cost.decode_step_s_per_sample,
-        )
-        beside = cost.step_tokens is not None
-        end = (
-            self.at + cost.decode_step_s + sum(sample.context for sample in self.rows) * cost.decode_s_per_cached_token
-        )
-        if beside:
+        tokens = sum(until - begun for begun, until in self.prefilled)
+        products_s, cached = samples * cost.decode_step_s_per_sample, sum(sample.context for sample in self.rows)
+        end = self.at + cost.decode_step_s + cached * cost.decode_s_per_cached_token
+        if cost.step_tokens is not None:
             end += max(self.weights_s(samples + tokens), products_s + prefill_s)
         else:
             end += prefill_s + max(self.weights_s(samples), products_s)

@@ -83,9 +83,7 @@ def test_one_gpu_runs_what_takes_turns_and_refuses_the_rest() -> None:
         schedule = find("schedule", name)
         if schedule.colocated:
             continue
-        with pytest.raises(
-            ConfigError, match=r"this machine has 1 GPU; schedule=colocate_sync|needs 2 rollout engines"
-        ):
+        with pytest.raises(ConfigError, match="this machine has 1 GPU; schedule=colocate_sync|needs 2 rollout engines"):
             fit(one, f"schedule={name}", "model=qwen3-4b", "backend=real")
 
 
@@ -98,14 +96,11 @@ def test_more_devices_than_there_are_is_refused_or_simulated_with_the_reason() -
 
 
 def test_what_the_user_says_stays() -> None:
-    config, plan = fit(
-        MACHINES["8 x H100"], "model=qwen3-4b", "cluster.devices=4", "engine.slots=32", "max_tokens=8192"
-    )
+    settings = ("model=qwen3-4b", "cluster.devices=4", "engine.slots=32", "max_tokens=8192")
+    config, plan = fit(MACHINES["8 x H100"], *settings)
     assert config.cluster.devices == 4 and config.engine.slots == 32 and plan.placement.total == 4
-    asked = [
-        f"{name}={value}"
-        for name, value in zip(FITTED, (4, 2, 1, 9000, "true", "always", 16, "padded", 1 << 20, 1 << 20), strict=True)
-    ]
+    values = (4, 2, 1, 9000, "true", "always", 16, "padded", 1 << 20, 1 << 20)
+    asked = [f"{name}={value}" for name, value in zip(FITTED, values, strict=True)]
     given = compose_job(["model=qwen7b", "model.checkpoint=null", *asked])
     assert fit_to_gpus(given, make_schedule(given), names_of(asked), MACHINES["8 x H100"]).config == given
 
@@ -126,10 +121,8 @@ def test_buckets_of_weights_are_as_large_as_is_any_use_and_as_the_devices_hold()
     assert bucket(MACHINES["8 x H100"], "model=qwen7b") == 512 << 20, "several for each of four senders"
     assert bucket(MACHINES["8 x H100"], "model=qwen0.5b") == 64 << 20, "the model is small"
     assert bucket(MACHINES["8 x H100"], "model=qwen7b", "cluster.bucket_bytes=1000") == 1000
-    rest = [
-        f"{name}={value}"
-        for name, value in zip(FITTED[:-1], (8, 4, 1, 9000, "true", "none", 16, "padded", 1 << 27), strict=True)
-    ]
+    values = (8, 4, 1, 9000, "true", "none", 16, "padded", 1 << 27)
+    rest = [f"{name}={value}" for name, value in zip(FITTED[:-1], values, strict=True)]
     given = ["schedule=one_step_off", "model=qwen3-8b", "model.checkpoint=null", "model.vocabulary=1000", *rest]
     asked = compose_job(given)
     schedule = make_schedule(asked)

@@ -158,9 +158,8 @@ def test_what_cannot_be_replayed_is_named(tmp_path: Path, setting: str, said: st
 
 def test_what_is_no_record_of_this_job_is_named_with_the_fix(tmp_path: Path) -> None:
     played(tmp_path)
-    assert "in which micro-batches the reference scored" in not_replayed(
-        tmp_path, "schedule.order=completion", "algorithm.kl_coef=0.1"
-    )
+    scored = ("schedule.order=completion", "algorithm.kl_coef=0.1")
+    assert "in which micro-batches the reference scored" in not_replayed(tmp_path, *scored)
     assert "on GPUs" in not_replayed(tmp_path, gpu=True)
     other = tmp_path / "other"
     other.mkdir()

@@ -37,13 +37,8 @@ REWARD = ("task.reward=my_lab.rewards:brief", "task.reward_options.price=0.02")
 PARTS = ("algorithm.advantage=gdpo", "algorithm.options.parts.form=1.0")
 LOSS = ("algorithm.correction=my_lab.losses:cispo", "algorithm.options.high=3", "algorithm.advantage=my_lab.rloo:rloo")
 ORDER = "schedule.order=my_lab.orders:NewestFirst"
-SMALL = (
-    "iterations=4",
-    "warmup_iterations=1",
-    "algorithm.batch_groups=4",
-    "algorithm.group_size=2",
-    "algorithm.micro_batch_groups=2",
-)
+GROUPS = ("algorithm.batch_groups=4", "algorithm.group_size=2", "algorithm.micro_batch_groups=2")
+SMALL = ("iterations=4", "warmup_iterations=1", *GROUPS)
 
 
 def door(*arguments: str) -> None:
@@ -62,10 +57,8 @@ def test_a_schedule_of_ones_own_needs_no_file_and_decides_its_split(lab: Path) -
     schedule = make_schedule(config)
     assert (type(schedule).__name__, schedule.eta, schedule.order, schedule.colocated) == ("KSteps", 5, "fifo", False)
     assert job_config(plain(config)) == config
-    code = (lab / "my_lab/k_steps.py").read_text()
-    (lab / "my_lab/shared.py").write_text(
-        code.replace('transport = "collective"', 'transport = "local"; colocated = True')
-    )
+    code, shared = (lab / "my_lab/k_steps.py").read_text(), 'transport = "local"; colocated = True'
+    (lab / "my_lab/shared.py").write_text(code.replace('transport = "collective"', shared))
     config = compose_job(["schedule=my_lab.shared:KSteps"])
     assert config.schedule.split["rollout"] == "actor"
     plan_job(config, make_schedule(config), MACHINE)
@@ -95,9 +88,8 @@ def test_a_loss_and_advantages_of_ones_own_get_their_options_and_whole_batches(l
     rewards = torch.tensor([[1.0, 0.0, 0.0]])
     assert torch.allclose(advantages_of(algorithm)(rewards), torch.tensor([[1.0, -0.5, -0.5]]))
     rewards = torch.rand(5, 8, generator=torch.Generator().manual_seed(0))
-    own, built_in = (
-        advantages_of(compose_job([f"algorithm.advantage={name}"]).algorithm) for name in ("my_lab.rloo:rloo", "rloo")
-    )
+    names = ("my_lab.rloo:rloo", "rloo")
+    own, built_in = (advantages_of(compose_job([f"algorithm.advantage={name}"]).algorithm) for name in names)
     torch.testing.assert_close(own(rewards), built_in(rewards))
     path = "my_lab.rloo:over_the_batch"
     settings = (f"algorithm.advantage={path}", "algorithm.options.weight=2.0")

@@ -33,9 +33,7 @@ def test_the_defaults_are_the_main_job_which_choices_and_settings_change() -> No
     assert (config.schedule.name, config.model.name, config.task.name) == ("fully_async", "tiny", "reverse")
     assert (config.iterations, config.seed_list) == (120, (0,))
     assert make_schedule(config) == FullyAsync(max_staleness=2.0, pause="keep")
-    config = compose_job(
-        ["schedule.max_staleness=0.5", "task=expand", "iterations=3", "seeds=[3,4]", "engine.slots=32"]
-    )
+    config = compose_job("schedule.max_staleness=0.5 task=expand iterations=3 seeds=[3,4] engine.slots=32".split())
     assert make_schedule(config) == FullyAsync(max_staleness=0.5)
     assert (config.task.name, config.iterations, config.seeds, config.engine.slots) == ("expand", 3, (3, 4), 32)
 
@@ -61,12 +59,8 @@ def test_an_unknown_setting_names_those_beside_it_also_where_it_is_forced() -> N
         "schedule.nonsense is no setting; those of schedule=fully_async are max_staleness, name, on_stale, "
         "order, pause, publish_every, split"
     )
-    assert refused("algorithm.lr=1").startswith(
-        "algorithm.lr is no setting; those of algorithm are advantage, aggregation, batch_groups"
-    )
-    assert refused("foo.bar=2").startswith(
-        "foo.bar is no setting; those of a job are algorithm, backend, checkpoint, cluster"
-    )
+    assert refused("algorithm.lr=1").startswith("algorithm.lr is no setting; those of algorithm are advantage, aggr")
+    assert refused("foo.bar=2").startswith("foo.bar is no setting; those of a job are algorithm, backend, checkpoint")
     assert refused("~model.colour").startswith("model.colour is no setting; those of model are checkpoint")
     assert refused("schedule=colocate_sync", "schedule.max_staleness=1") == (
         "schedule.max_staleness is no setting; those of schedule=colocate_sync are name, split"
@@ -270,6 +264,4 @@ def test_a_name_of_nothing_is_refused_with_those_that_there_are(setting: str) ->
             check_name(setting, "nope")
         make_schedule(compose_job(["schedule=fully_async", given.get(setting, f"{typed}=nope")]))
     choices = ", ".join(REGISTRIES[setting])
-    assert str(refused.value) == (
-        f"{setting}=nope is unknown; choose one of {choices}, or `package.module:Name` of your own"
-    )
+    assert str(refused.value).startswith(f"{setting}=nope is unknown; choose one of {choices}, or `package.module:N")

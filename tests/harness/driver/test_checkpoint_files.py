@@ -124,10 +124,7 @@ def unreadable(run: Path) -> None:
     ("harm", "why"),
     [
         (unreadable, "manifest.json cannot be read: Is a directory; the one before it is tried"),
-        (
-            lambda run: (run / "metrics.jsonl").write_bytes(b"0123456789" * 3),
-            "is shorter than it was at version-000004",
-        ),
+        (lambda run: (run / "metrics.jsonl").write_bytes(b"0123456789" * 3), "shorter than it was at version-000004"),
         (
             lambda run: (run / "metrics.jsonl").write_bytes(b"0123456789" * 3 + b"0123456780"),
             "metrics.jsonl is damaged: it is not what it was at version-000004",
@@ -207,10 +204,7 @@ def told(change: Callable[[dict[str, Any]], object]) -> Callable[[Path], None]:
 @pytest.mark.parametrize(
     ("forge", "why"),
     [
-        (
-            told(lambda cut: cut["files"].update({"../thesis.txt": 0})),
-            "names '../thesis.txt', which is no file that grows",
-        ),
+        (told(lambda cut: cut["files"].update({"../thesis.txt": 0})), "names '../thesis.txt', which is no file that"),
         (told(lambda cut: cut["files"].update({"config.yaml": 0})), "names 'config.yaml', which is no file that grows"),
         (told(lambda cut: cut["files"].update({"metrics.jsonl": -1})), "metrics.jsonl is shorter than it was"),
         (told(lambda cut: cut["ledger"].update(trained=[[0, 10**12, 0]])), "1,000,000,000,004 samples, in "),

@@ -103,9 +103,8 @@ async def test_what_is_found_is_counted_by_problem_and_tied_to_the_version() -> 
     assert found.greedy == 3 / 5 and found.reward == pytest.approx(0.8) and found.truncated == 1 / 5
     assert found.sampled == (0 + 1 + 2 + 3 + 3) / 15 and found.pass_at_k == 4 / 5
     assert found.device_s == pytest.approx(3 * found.seconds)
-    assert found.metrics.keys() == {
-        f"eval/{n}" for n in ("version", "greedy", "reward", "sampled", "pass_at_k", "device_s", "failed")
-    }
+    names = ("version", "greedy", "reward", "sampled", "pass_at_k", "device_s", "failed")
+    assert found.metrics.keys() == {f"eval/{name}" for name in names}
     alone = replace(found, sampled=None, pass_at_k=None)
     assert "eval/sampled" not in alone.metrics
 

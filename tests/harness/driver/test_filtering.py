@@ -27,22 +27,13 @@ IN_ORDER = ("colocate_sync", "separated_sync", "one_step_off", "k_step_off", "de
 SCHEDULES = (*IN_ORDER, "fully_async")
 
 
-def filtered(
-    schedule: str, share: float | None, options: dict[str, Any] | None = None, over_sampling: float = 1.0
-) -> JobConfig:
-    config = base(schedule)
+def filtered(schedule: str, share: float | None, over_sampling: float = 1.0, **options: Any) -> JobConfig:
+    config, sizes = base(schedule), {"batch_groups": 8, "group_size": 2, "micro_batch_groups": 2}
     return replace(
         config,
         iterations=5,
-        schedule=replace(config.schedule, options=config.schedule.options | (options or {})),
-        algorithm=replace(
-            config.algorithm,
-            batch_groups=8,
-            group_size=2,
-            micro_batch_groups=2,
-            filter="zero_variance",
-            over_sampling=over_sampling,
-        ),
+        schedule=replace(config.schedule, options=config.schedule.options | options),
+        algorithm=replace(config.algorithm, filter="zero_variance", over_sampling=over_sampling, **sizes),
         cost=replace(config.cost, filtered_share=share),
         cluster=replace(config.cluster, devices=4),
     )
@@ -50,7 +41,7 @@ def filtered(
 
 @cache
 def played(schedule: str, share: float, over_sampling: float = 1.0) -> FinishedRun:
-    return play(filtered(schedule, share, over_sampling=over_sampling)).finished
+    return play(filtered(schedule, share, over_sampling)).finished
 
 
 def all_keep_the_same(runs: Sequence[FinishedRun]) -> bool:
@@ -70,7 +61,7 @@ def test_every_schedule_trains_full_batches_of_kept_groups_and_pays_for_the_othe
 
 
 def test_which_groups_are_kept_does_not_depend_on_the_schedule() -> None:
-    completion = filtered("fully_async", 0.5, {"order": "completion", "max_staleness": 1})
+    completion = filtered("fully_async", 0.5, order="completion", max_staleness=1)
     assert all_keep_the_same([*(played(schedule, 0.5) for schedule in IN_ORDER), play(completion).finished])
     runs = [played(schedule, 0.5, 1.3) for schedule in SCHEDULES]
     assert all_keep_the_same(runs) and all(run.counts == runs[0].counts for run in runs)
@@ -95,9 +86,7 @@ def test_spares_replace_what_is_refused_and_leave_where_not_needed(schedule: str
 
 
 @given(st.data(), st.integers(1, 6), st.integers(0, 6))
-def test_a_candidates_fate_does_not_depend_on_whose_verdict_is_first(
-    data: st.DataObject, places: int, spares: int
-) -> None:
+def test_a_candidates_fate_does_not_depend_on_whose_verdict_came(data: st.DataObject, places: int, spares: int) -> None:
     candidates = range(places + spares)
     passed = data.draw(st.lists(st.booleans(), min_size=len(candidates), max_size=len(candidates)))
     found: list[dict[int, Decision]] = []
@@ -121,11 +110,8 @@ def test_a_candidates_fate_does_not_depend_on_whose_verdict_is_first(
 
 def test_the_metrics_say_how_many_groups_were_refused_and_how_often_a_place_was_dealt() -> None:
     found: list[Any] = []
-    recorder = simulate(
-        filtered("separated_sync", 0.5),
-        0,
-        started=lambda s: s.recorder.listeners.append(IterationListener(found.append)),
-    )
+    listener = IterationListener(found.append)
+    recorder = simulate(filtered("separated_sync", 0.5), 0, started=lambda s: s.recorder.listeners.append(listener))
     refused = sum(row["filter/refused"] for row in found)
     assert refused * recorder.group_size == recorder.ledger.counts()["dropped_filtered"]
     assert all(row["filter/share"] == row["filter/refused"] / (row["filter/refused"] + 8) for row in found)

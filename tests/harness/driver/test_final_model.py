@@ -27,9 +27,7 @@ ALGORITHM = {"batch_groups": 4, "group_size": 8, "learning_rate": 1e-6, "correct
 
 
 @pytest.mark.parametrize(("architecture", "most"), [("qwen2", 4096), ("qwen3", 1 << 40), ("llama", 4096)])
-async def test_transformers_loads_the_model_and_finds_the_same_log_probs(
-    architecture: str, most: int, tmp_path: Path
-) -> None:
+async def test_transformers_loads_it_and_finds_the_same_log_probs(architecture: str, most: int, tmp_path: Path) -> None:
     from transformers import AutoModelForCausalLM, AutoTokenizer
 
     start = random_folder(tmp_path / "start", architecture, tie_word_embeddings=architecture == "qwen3")
@@ -65,10 +63,8 @@ def test_half_precision_and_the_run_that_made_them_stand_beside_the_weights(tmp_
     written = json.loads((tmp_path / "config.json").read_text())
     assert (written["dtype"], written["head_dtype"]) == ("bfloat16", "float32")
     assert written["architectures"] == ["Qwen3ForCausalLM"] and written["eos_token_id"] == 3
-    settings = {
-        **{"model": {"checkpoint": "hf:Qwen/Qwen2.5-7B@main"}, "task": {"name": "reverse"}},
-        **{"algorithm": ALGORITHM, "iterations": 5},
-    }
+    settings = {"model": {"checkpoint": "hf:Qwen/Qwen2.5-7B@main"}, "task": {"name": "reverse"}, "iterations": 5}
+    settings |= {"algorithm": ALGORITHM}
     card = model_card(MANIFEST, settings, 1e-6)
     front = yaml.safe_load(card.split("---")[1])
     assert front["base_model"] == "Qwen/Qwen2.5-7B"

@@ -138,9 +138,7 @@ def test_drawn_weights_are_one_file_of_a_host_however_many_engines_read_them(
 
 
 @pytest.mark.parametrize("architecture", [*DRAWN, *DRAWN_WITH_EXPERTS])
-def test_weights_that_are_drawn_into_files_are_those_that_are_drawn_in_memory(
-    tmp_path: Path, architecture: str
-) -> None:
+def test_weights_that_are_drawn_into_files_are_those_drawn_in_memory(tmp_path: Path, architecture: str) -> None:
     drawn = ModelConfig("it", 16, 2, 2, 1, 8, 32, 32, False, 64, architecture=architecture, dtype="bfloat16")
     if not architecture.startswith("qwen3"):
         drawn = replace(drawn, qk_norm=False, attention_bias="qkv" if architecture == "qwen2" else "none")

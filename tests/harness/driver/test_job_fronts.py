@@ -83,9 +83,8 @@ class Heard:
     def published(self, version: int) -> EndedIteration:
         self.lines.append(f"published {version}")
         trained = TrainedIteration(version - 1, [], {}, [], [], refused=0, late=0, into=None)
-        return EndedIteration(
-            trained, lambda recorded, queue: self.versions.append((version, int(queue["queue/depth_samples"])))
-        )
+        depth = "queue/depth_samples"
+        return EndedIteration(trained, lambda recorded, queue: self.versions.append((version, int(queue[depth]))))
 
     @property
     def of_spans(self) -> list[str]:

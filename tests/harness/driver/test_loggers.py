@@ -111,15 +111,10 @@ def test_weights_and_biases_has_the_same_names_offline(run: LoggedRun, monkeypat
     monkeypatch.setitem(sys.modules, "wandb", fake.module)  # type: ignore[arg-type]
     monkeypatch.delenv("WANDB_MODE", raising=False)
     tell(WandbLogger(run))
-    found = {
-        (name, line[fake.steps[name]]): value
-        for line in fake.lines
-        for name, value in line.items()
-        if name in fake.steps
-    }
-    assert found | {(name, 0): value for name, value in fake.summary.items() if name.startswith("summary/")} == points(
-        run
-    )
+    told = [(name, value, line) for line in fake.lines for name, value in line.items() if name in fake.steps]
+    found = {(name, line[fake.steps[name]]): value for name, value, line in told}
+    summary = {(name, 0): value for name, value in fake.summary.items() if name.startswith("summary/")}
+    assert found | summary == points(run)
     assert (fake.given["mode"], fake.given["dir"]) == ("offline", str(run.folder.path)) and fake.ended == [0]
 
 

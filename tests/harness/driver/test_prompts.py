@@ -142,9 +142,8 @@ async def test_what_a_dropped_group_says_is_recorded_once_all_of_it_is_scored_an
     for first, unread in ((0, list(range(N, 2 * N))), (N, [])):
         recorded = await recorder.record(TrainedIteration(0, [], {}, told[first:], [], 0, 0, None))
         assert recorded.unread == unread and recorded.stale == list(range(first, first + N))
-        assert [(one.fate, one.response_tokens, one.reward, one.lag_worst) for one in recorded.records] == [
-            ("dropped_stale", 2, 0.5, 3)
-        ] * N
+        found = [(one.fate, one.response_tokens, one.reward, one.lag_worst) for one in recorded.records]
+        assert found == [("dropped_stale", 2, 0.5, 3)] * N
         assert recorded.sampled == {"dropped_stale": 2 * N} and recorded.metrics == {"token_ledger/discarded_lag": 3.0}
         await queue.finish(RECORD, recorded.stale)
         if unread:

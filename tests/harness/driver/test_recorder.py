@@ -278,9 +278,8 @@ def test_a_trained_sample_keeps_what_it_went_through(recorder: Recorder, run: Ru
     assert (sample["sample_id"], sample["group_id"], sample["engine"], sample["trained_iteration"]) == (7, 3, "0", 1)
     assert (sample["lag_worst"], sample["lag_in_flight"], sample["lag_in_queue"], sample["span"]) == (1, 0, 1, 1)
     assert (sample["prompt_tokens"], sample["response_tokens"], sample["reward"]) == (4, 2, 0.25)
-    assert [sample[f"{event}_at"] for event in ("admitted", "started", "finished", "trained")] == pytest.approx(
-        [0.07, 0.17, 0.27, 0.36]
-    )
+    times = [sample[f"{event}_at"] for event in ("admitted", "started", "finished", "trained")]
+    assert times == pytest.approx([0.07, 0.17, 0.27, 0.36])
 
 
 def test_a_dropped_sample_is_accounted_for_by_its_reason(recorder: Recorder, run: RunDirectory) -> None:
@@ -425,10 +424,8 @@ def test_a_terminal_shows_figures_and_roles_or_that_it_waits() -> None:
 @pytest.mark.parametrize("terminal", [True, False])
 def test_a_failure_leaves_the_terminal_usable_and_goes_on(terminal: bool) -> None:
     told = StringIO()
-    with (
-        pytest.raises(RuntimeError, match="broken"),
-        ProgressDisplay(Console(file=told, force_terminal=terminal), "a", 2),
-    ):
+    console = Console(file=told, force_terminal=terminal)
+    with pytest.raises(RuntimeError, match="broken"), ProgressDisplay(console, "a", 2):
         raise RuntimeError("broken")
     if terminal:
         assert told.getvalue().count("\x1b[?25h") == 1, "the cursor is back"
@@ -508,9 +505,8 @@ def test_a_recorder_that_died_over_an_iteration_writes_it_once(recorder: Recorde
         with (run.path / PARTS / RESPONSES).open("ab") as file:
             file.write(torn)
     ended.close(recorded, {})
-    assert recorder.growing_files()[0] == {
-        path: (run.path / path).stat().st_size for path in recorder.growing_files()[0]
-    }
+    growing = recorder.growing_files()[0]
+    assert growing == {path: (run.path / path).stat().st_size for path in growing}
     recorder.write(run)
     assert load_samples(run.path)["sample_id"].to_pylist() == list(range(2 * BATCH * N))
     assert read_responses(run.path / "responses.parquet")["sample_id"].to_pylist() == list(range(2 * BATCH * N))

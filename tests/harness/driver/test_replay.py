@@ -142,9 +142,8 @@ def test_a_group_that_two_engines_sampled_since_the_run_was_killed_between_is_de
         assert attempt(config, tmp_path / f"{share}", share * length, []) is None
         there, replay = recorded(config, tmp_path / f"{share}")
         split += replay.recording != read_arrivals(there / ARRIVALS)
-        check_same(
-            there, replay, replace(config, checkpoint=fixed().checkpoint), tmp_path / f"{share} again", engines=False
-        )
+        other = replace(config, checkpoint=fixed().checkpoint)
+        check_same(there, replay, other, tmp_path / f"{share} again", engines=False)
     assert split > 0
 
 

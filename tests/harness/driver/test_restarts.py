@@ -39,11 +39,8 @@ def alone(job: JobConfig) -> bool:
     return not make_schedule(job).colocated
 
 
-DEATHS = st.lists(
-    st.tuples(st.floats(0, 1), st.sampled_from(["host", "rollout[0]", "rollout[1]"]), st.floats(0, 0.3)),
-    min_size=1,
-    max_size=5,
-)
+WHO = st.sampled_from(["host", "rollout[0]", "rollout[1]"])
+DEATHS = st.lists(st.tuples(st.floats(0, 1), WHO, st.floats(0, 0.3)), min_size=1, max_size=5)
 """When, as a share of the run; who; and how long the next start of it lasts, as such a share, too."""
 
 

@@ -54,9 +54,7 @@ def test_a_run_goes_on_with_the_files_that_it_began_with(tmp_path: Path, monkeyp
         attempt()
     before = {path: path.read_bytes() for path in (tmp_path / "results").rglob("*") if path.is_file()}
     lengths.write_text("10\n30\n")
-    with pytest.raises(
-        ConfigError, match=r"lengths\.txt has changed since .*; put it back, or start anew with force=true"
-    ):
+    with pytest.raises(ConfigError, match=r"lengths\.txt has changed since .*; put it back, or start anew with force"):
         attempt()
     assert before == {path: path.read_bytes() for path in before}
     lengths.write_text("10\n20\n")
@@ -74,9 +72,7 @@ def test_a_run_goes_on_with_the_files_that_it_began_with(tmp_path: Path, monkeyp
         "harness.metrics.run_files.write_done",
     ],
 )
-def test_a_run_that_was_trained_is_not_trained_again(
-    where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_run_that_was_trained_is_not_again(where: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = compose_job(["backend=virtual", "cost=tiny_cpu", "iterations=3"])
     plan = plan_job(config, make_schedule(config), NO_MACHINE)
     monkeypatch.setattr(run, "Loggers", MagicMock())

@@ -69,12 +69,8 @@ def test_the_place_of_a_group_that_takes_too_long_is_dealt_another(schedule: str
 
 def test_a_limit_changes_nothing_without_stragglers_stands_beside_filters_and_may_be_too_low() -> None:
     config = limited("fully_async", "drop", 4.0)
-    config = replace(
-        config,
-        algorithm=replace(config.algorithm, filter="zero_variance"),
-        cost=replace(config.cost, filtered_share=0.3),
-    )
-    run = play(config)
+    algorithm = replace(config.algorithm, filter="zero_variance")
+    run = play(replace(config, algorithm=algorithm, cost=replace(config.cost, filtered_share=0.3)))
     check_run(run.finished)
     assert run.finished.counts["dropped_straggler"] > 0 and run.finished.counts["dropped_filtered"] > 0
     unlimited = replace(base("fully_async"), iterations=4)

@@ -29,14 +29,8 @@ from schedules.protocol import Job
 from tests.support.invariants import check_run
 from tests.support.random_jobs import play
 
-SMALL = (
-    "cost=tiny_cpu",
-    "iterations=4",
-    "cluster.devices=4",
-    "algorithm.batch_groups=4",
-    "algorithm.group_size=2",
-    "algorithm.micro_batch_groups=1",
-)
+GROUPS = ("algorithm.batch_groups=4", "algorithm.group_size=2", "algorithm.micro_batch_groups=1")
+SMALL = ("cost=tiny_cpu", "iterations=4", "cluster.devices=4", *GROUPS)
 
 
 def job(schedule: str = "fully_async", **options: Any) -> JobConfig:
@@ -254,9 +248,7 @@ def test_a_virtual_run_leaves_a_runs_files_without_a_model(results: Path, capsys
 
 
 @mirrored
-def test_a_model_too_large_is_simulated_and_the_banner_says_why(
-    results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_model_too_large_is_simulated_and_it_is_said_why(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     here = ("cluster.kind=cpu", "cluster.memory_gib=8", "cluster.oversubscribe=true", "iterations=1", "cost=tiny_cpu")
     said = bench(capsys, "experiment=auto", "backend=auto", "model=qwen7b", *here)
     assert said.startswith(f"{SIMULATED} Why: model=qwen7b needs ")
@@ -271,26 +263,16 @@ def test_a_paced_run_says_so_before_it_starts(
     asked: list[str] = []
     monkeypatch.setattr("harness.driver.run.run_seed", lambda config, plan, *rest: asked.append(plan.backend))
     monkeypatch.setattr("harness.report.summary.print_summary", lambda folders, console: None)
-    said = bench(
-        capsys,
-        "backend=paced",
-        "cluster.devices=12",
-        "schedule.split.rollout=8",
-        "schedule.split.actor=4",
-        "algorithm.micro_batch_groups=1",
-    )
+    split = ("cluster.devices=12", "schedule.split.rollout=8", "schedule.split.actor=4")
+    said = bench(capsys, "backend=paced", *split)
     assert said.startswith("PACED: real processes, queue and weight transfers around engines that last as long as")
     assert asked == ["paced"]
 
 
 @pytest.mark.parametrize("backend", ["virtual", "paced"])
-def test_memory_no_cost_counts_is_not_simulated(
-    backend: str, results: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    assert (
-        cli.main(["bench", *SMALL, f"backend={backend}", "schedule.split.reference=rollout", "algorithm.kl_coef=0.1"])
-        == 2
-    )
+def test_memory_no_cost_counts_is_refused(backend: str, results: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    beside = ("schedule.split.reference=rollout", "algorithm.kl_coef=0.1")
+    assert cli.main(["bench", *SMALL, f"backend={backend}", *beside]) == 2
     assert "no simulation counts that; give rollout devices of its own" in capsys.readouterr().err
 
 
@@ -349,9 +331,7 @@ def test_scoring_takes_its_time_in_turn_and_beside_generation(schedule: str) -> 
     assert all(end - start <= GROUP * 0.002 + 1e-9 for start, end in scored), "who waits for a group gets it early"
     assert all(before[1] <= after[0] for before, after in zip(scored[:-1], scored[1:], strict=True))
     generated = [(span.start, span.end) for span in seen if span.kind == "generate"]
-    assert any(
-        start < end_of_one and end > start_of_one for start, end in generated for start_of_one, end_of_one in scored
-    )
+    assert any(start < till and end > since for start, end in generated for since, till in scored)
 
 
 def test_slow_rewards_hold_up_training_and_free_ones_do_not() -> None:

@@ -49,10 +49,8 @@ def test_a_group_of_equal_rewards_teaches_exactly_nothing(divide_by_std: bool) -
     assert group_advantages(rewards, divide_by_std=divide_by_std).tolist() == [[0.0] * 7] * 4
 
 
-COMPARED = [
-    *({"advantage": name} for name in (*OF_GROUPS, "tests.support.advantages:touchy")),
-    {"options": {"unbiased": False}},
-]
+NAMED = [*OF_GROUPS, "tests.support.advantages:touchy"]
+COMPARED = [*({"advantage": name} for name in NAMED), {"options": {"unbiased": False}}]
 
 
 @pytest.mark.parametrize("settings", COMPARED, ids=str)
@@ -101,10 +99,8 @@ def test_rewards_of_a_batch_are_whitened_over_its_tokens_and_equal_ones_teach_no
     assert reinforce_plus_plus_baseline(rewards + torch.tensor([[0.0], [1.0]]), lengths=lengths).eq(0).all()
     right, wrong = reinforce_plus_plus(torch.tensor([[1.0, 1.0], [0.0, 0.0]]), lengths=lengths)
     assert right.tolist() == [-value for value in wrong.tolist()] and right[0] > 0
-    assert gpg(torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]])).tolist() == [
-        [2.0, -2.0],
-        *[[0.0, 0.0]] * 3,
-    ]
+    rewards = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]])
+    assert gpg(rewards).tolist() == [[2.0, -2.0], *[[0.0, 0.0]] * 3]
 
 
 OF_BATCHES = [name for name in ADVANTAGES if hasattr(find("algorithm.advantage", name), "whole_batch")]
@@ -179,10 +175,8 @@ def test_costs_are_taken_off_and_what_an_environment_wrote_changes_nothing() -> 
     torch.testing.assert_close(together[[0, 3, 7]], first - VALUES[[0, 3, 7]])
     # Not even where its values are no numbers.
     odd = VALUES.masked_fill(~MASK, torch.nan)
-    for one, other in zip(
-        gae(REWARDS, odd, MASK, LENGTHS, lam=0.9), gae(REWARDS, VALUES, MASK, LENGTHS, lam=0.9), strict=True
-    ):
-        assert torch.equal(one, other)
+    found = [gae(REWARDS, values, MASK, LENGTHS, lam=0.9) for values in (odd, VALUES)]
+    assert all(map(torch.equal, *found))
 
 
 def test_advantages_are_whitened_over_sampled_tokens_alone_and_do_not_depend_on_others() -> None:
@@ -212,9 +206,8 @@ def test_values_clip_their_gradient_and_sum_to_metrics() -> None:
     sums = value_sums(VALUES, VALUES, returns, MASK, clip=0.5) | {"samples": 3.0, "lag": 6.0, "lag_max": 4.0}
     metrics = value_metrics(sums)
     kept = returns[MASK]
-    assert metrics["critic/explained_variance"] == pytest.approx(
-        float(1 - (kept - VALUES[MASK]).var() / kept.var()), abs=1e-6
-    )
+    explained = float(1 - (kept - VALUES[MASK]).var() / kept.var())
+    assert metrics["critic/explained_variance"] == pytest.approx(explained, abs=1e-6)
     assert metrics["critic/loss"] == pytest.approx(float((kept - VALUES[MASK]).square().mean() / 2))
     assert metrics["critic/lag"] == 2.0 and metrics["critic/clip_fraction"] == 0.0
 
@@ -260,10 +253,8 @@ def test_no_bit_depends_on_the_groups_beside_a_group() -> None:
 
 @pytest.mark.parametrize("zero_tail", [True, False])
 def test_a_response_beside_ones_without_tokens_has_no_baseline(zero_tail: bool) -> None:
-    mask = torch.tensor([False, True, True])
-    found = optimal_token_baseline(
-        torch.tensor([[3.0, 1.0]]), torch.ones(3), mask, torch.tensor([1, 2]), zero_tail=zero_tail
-    )
+    told = (torch.tensor([[3.0, 1.0]]), torch.ones(3), torch.tensor([False, True, True]), torch.tensor([1, 2]))
+    found = optimal_token_baseline(*told, zero_tail=zero_tail)
     assert found.tolist() == [0.0, 1.0, 1.0]
 
 

@@ -51,10 +51,9 @@ def test_values_and_gradients_of_a_head_are_exact(of_both: bool, temperature: fl
 @pytest.mark.parametrize("temperature", [1.0, 0.6])
 def test_squares_of_gradients_are_those_by_the_logits(temperature: float, logit_bytes: int) -> None:
     hidden, weight, tokens = case()
-    *scores, squares = head_log_probs(
-        hidden, weight, tokens, temperature, logit_bytes=logit_bytes, gradient_squares=True
-    )
-    expected = head_log_probs(hidden, weight, tokens, temperature, logit_bytes=logit_bytes)
+    given = (hidden, weight, tokens, temperature)
+    *scores, squares = head_log_probs(*given, logit_bytes=logit_bytes, gradient_squares=True)
+    expected = head_log_probs(*given, logit_bytes=logit_bytes)
     assert all(map(torch.equal, scores, expected))
     assert all(map(torch.equal, *(gradients(sum(each), hidden, weight) for each in (scores, expected))))
     scaled = (hidden @ weight.T / temperature).detach().requires_grad_()

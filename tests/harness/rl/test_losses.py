@@ -88,14 +88,12 @@ def test_a_truncated_weight_is_a_constant_and_without_a_cap_importance_weighting
     log_probs, behaviour, advantages, mask = inputs
     weight = (log_probs - behaviour).exp().clamp(max=1.2).detach()
     assert (weight[mask] == 1.2).any()
-    torch.testing.assert_close(
-        gradient(truncated_importance, inputs, cap=1.2), torch.where(mask, -weight * advantages, 0.0)
-    )
+    found = gradient(truncated_importance, inputs, cap=1.2)
+    torch.testing.assert_close(found, torch.where(mask, -weight * advantages, 0.0))
     inputs = case()
 
-    def importance(
-        log_probs: torch.Tensor, behaviour: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor
-    ) -> torch.Tensor:
+    def importance(log_probs: torch.Tensor, *rest: torch.Tensor) -> torch.Tensor:
+        behaviour, advantages, mask = rest
         return -((log_probs - behaviour).exp() * advantages)[mask]
 
     torch.testing.assert_close(gradient(truncated_importance, inputs, cap=float("inf")), gradient(importance, inputs))
@@ -148,9 +146,8 @@ def test_masked_importance_leaves_out_what_is_outside_of_its_own_bounds() -> Non
     inputs = (behaviour + ratios.log(), behaviour, torch.ones(1, 3), mask)
     high, low, _ = policy_ratio(*inputs[:2], mask)[0].tolist()
     assert gradient(masked_importance, inputs, low=low, high=high).ne(0).all()
-    assert gradient(masked_importance, inputs, low=low * 1.001, high=high * 0.999).ne(0).tolist() == [
-        [False, False, True]
-    ]
+    found = gradient(masked_importance, inputs, low=low * 1.001, high=high * 0.999)
+    assert found.ne(0).tolist() == [[False, False, True]]
     inputs = case()
     bounds = [(0.95, 1.05), (0.8, 1.25), (0.5, 2.0), (0.0, float("inf"))]
     kept = [gradient(masked_importance, inputs, low=low, high=high).ne(0) for low, high in bounds]
@@ -264,7 +261,10 @@ MASK = torch.tensor([True, True, True, False, True])
 RATIOS = torch.tensor([2.0, 0.5, 4.0, 100.0, 1.0])
 
 
-def left(ratios: torch.Tensor = RATIOS, **rejection: tuple[float | None, float | None]) -> list[int]:
+Bounds = tuple[float | None, float | None]
+
+
+def left(ratios: torch.Tensor = RATIOS, **rejection: Bounds) -> list[int]:
     """The tokens that are left."""
     algorithm = AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, rejection=rejection)
     rejected = rejection_of(algorithm)
@@ -285,9 +285,7 @@ def left(ratios: torch.Tensor = RATIOS, **rejection: tuple[float | None, float |
         ("max_k2", (None, 0.3), [0, 1]),
     ],
 )
-def test_what_is_within_bounds_is_left(
-    measure: str, bounds: tuple[float | None, float | None], kept: list[int]
-) -> None:
+def test_what_is_within_bounds_is_left(measure: str, bounds: Bounds, kept: list[int]) -> None:
     assert left(**{measure: bounds}) == kept
 
 

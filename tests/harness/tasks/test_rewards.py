@@ -292,10 +292,8 @@ async def test_reasoning_gym_in_several_turns_scores_the_last_answer(tmp_path: P
         state = await environment.reset(problem, 0)
         steps = [await environment.step(state, answer) for answer in answers]
         assert [step.observation for step in steps] == ["" if step.done else "No." for step in steps]
-        reward = sum(step.reward or 0.0 for step in steps)
-        return [step.done for step in steps], await score_of(
-            task, replace(said("", problem.answer), environment_reward=reward)
-        )
+        sample = replace(said("", problem.answer), environment_reward=sum(step.reward or 0.0 for step in steps))
+        return [step.done for step in steps], await score_of(task, sample)
 
     assert await played(right) == ([True], RIGHT)
     assert await played("no", f"<answer>{right}</answer>") == ([False, True], RIGHT)

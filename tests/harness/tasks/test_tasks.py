@@ -46,11 +46,7 @@ def test_the_shipped_tokenizer_and_templates_keep_what_is_asked(tmp_path: Path) 
 @pytest.mark.parametrize(
     ("file", "settings", "said"),
     [
-        (
-            "generation_config.json",
-            {"eos_token_id": [2, 259]},
-            r"_config.json: eos_token_id=\[2, 259\]: 259 is no token",
-        ),
+        ("generation_config.json", {"eos_token_id": [2, 259]}, r"_config.json: eos_token_id=\[2, 259\]: 259 is no"),
         ("generation_config.json", {"eos_token_id": True}, "True is no token"),
         ("generation_config.json", {"eos_token_id": "<nothing>"}, "'<nothing>' is no token"),
         ("config.json", {"eos_token_id": -1}, "config.json: eos_token_id=-1: -1 is no token; ids are below 259"),

@@ -103,12 +103,8 @@ async def test_every_rank_and_every_engine_is_asked_at_once_for_the_same_version
 async def test_weights_by_way_of_host_memory_can_be_published_in_one_go() -> None:
     setting = Setting("host_staged")
     await setting.coordinator.distribute(1)
-    assert setting.calls() == [
-        "trainer0.send",
-        "trainer1.send",
-        *(f"{name}.stage" for name in RECEIVERS),
-        *(f"{name}.swap" for name in RECEIVERS),
-    ]
+    received = [f"{name}.{how}" for how in ("stage", "swap") for name in RECEIVERS]
+    assert setting.calls() == ["trainer0.send", "trainer1.send", *received]
     await setting.coordinator.wait_arrived(1)
 
 
@@ -239,13 +235,8 @@ async def test_a_failure_in_the_background_is_raised_by_what_is_called_next(work
     waiting = asyncio.create_task(coordinator.wait_arrived(2))
     await coordinator.start_transfer(1)
     await settle()
-    later = (
-        coordinator.wait_arrived(1),
-        coordinator.start_transfer(2),
-        coordinator.swap(setting.engines, 1),
-        coordinator.distribute(2),
-    )
-    for call in (waiting, *later, coordinator.finish()):
+    later = (coordinator.wait_arrived(1), coordinator.start_transfer(2), coordinator.swap(setting.engines, 1))
+    for call in (waiting, *later, coordinator.distribute(2), coordinator.finish()):
         failure = pytest.RaisesExc(RuntimeError, match=f"{worker} fails to {method}")
         with pytest.RaisesGroup(failure, flatten_subgroups=True):
             await call

@@ -90,9 +90,8 @@ def receive_and_go_on(number: int, offer: Any) -> list[bool]:
 async def test_both_sides_go_on_while_weights_travel() -> None:
     """The sender returns before anybody receives; and who receives still acts: otherwise this would wait for ever."""
     offer, store = offered("host_staged", receivers=2, rows=ROWS)
-    receiving = asyncio.create_task(
-        asyncio.to_thread(run_in_processes, receive_and_go_on, [(number, offer) for number in range(2)], 120)
-    )
+    arguments = [(number, offer) for number in range(2)]
+    receiving = asyncio.create_task(asyncio.to_thread(run_in_processes, receive_and_go_on, arguments, 120))
     sender = await asyncio.to_thread(offer.sender, store, CPU)
     for version in (1, 2):
         keys = [f"{number} receives {version}" for number in range(2)]

@@ -56,13 +56,9 @@ def test_a_member_that_is_silent_for_too_long_is_named_and_well_again_when_it_is
 
 def test_nothing_can_be_recorded_of_an_unknown_member() -> None:
     membership = joined("a")
-    for record in (
-        lambda: membership.mark_lost("b", ""),
-        lambda: membership.seen("b", 1, 0.0),
-        lambda: membership.set_version("b", 1),
-    ):
+    for record, told in ((membership.mark_lost, [""]), (membership.seen, [1, 0.0]), (membership.set_version, [1])):
         with pytest.raises(UnknownMember, match="'b' is no member"):
-            record()
+            record("b", *told)  # type: ignore[operator]
     assert membership.ranks == {"a": 1}
 
 

@@ -290,9 +290,7 @@ async def test_no_micro_batch_in_completion_order_goes_beyond_its_mini_batch() -
     await queue.admit(0)
     await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)))
     reader = CompletionReader(queue, rows=MICRO_BATCH, group_size=GROUP, batch=GROUPS, mini_batches=2)
-    role = ActorRole(
-        trainer, TickingClock(), rank=0, reader=reader, device=CPU, updates=Updates(rows=3 * GROUP, epochs=1)
-    )
+    role = ActorRole(trainer, TickingClock(), rank=0, reader=reader, device=CPU, updates=Updates(rows=3 * GROUP))
     await role.train(0)
     assert trainer.done == [2, 1, "step", 2, 1, "step"]
 

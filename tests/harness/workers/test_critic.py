@@ -77,12 +77,8 @@ class Setting:
     async def batch(self, iteration: int) -> list[int]:
         rows = await self.queue.admit(iteration)
         await self.queue.respond(rows, iteration)
-        rewards = {
-            "reward": np.array(rows, np.float64),
-            "exact_match": np.zeros(ROWS, np.bool_),
-            "reward_failure": text_column([""] * ROWS),
-        }
-        await self.queue.put(f"train_{iteration}", rows, rewards)
+        scores = {"reward": np.array(rows, np.float64), "exact_match": np.zeros(ROWS, np.bool_)}
+        await self.queue.put(f"train_{iteration}", rows, scores | {"reward_failure": text_column([""] * ROWS)})
         return rows
 
 
@@ -97,9 +93,7 @@ async def test_values_become_advantages_and_returns_that_the_critic_learns_from(
         for row, advantages in zip(rows, trained.ragged("advantage").rows(), strict=True):
             assert (advantages == row - iteration).all(), "the reward less the value, which is the steps made before"
         batches = setting.engine.batches[-ROWS // MICRO_BATCH :]
-        assert np.concatenate([batch.values.values for batch in batches]).tolist() == [iteration] * sum(
-            len(batch.values.values) for batch in batches
-        )
+        assert {value for batch in batches for value in batch.values.values.tolist()} == {iteration}
         returns = [returns[-1] for batch in batches for returns in batch.returns.rows()]
         assert returns == rows
         assert report.sums["lag"] == 0 and report.sums["samples"] == ROWS and report.steps == [{"grad_norm": 1.0}]

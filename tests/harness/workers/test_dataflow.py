@@ -48,15 +48,8 @@ def test_ranks_share_what_is_beside_the_actor_by_tokens() -> None:
 
 
 def test_critics_and_token_baselines_read_what_they_need() -> None:
-    spec = queue_spec(
-        JobShape(
-            [*ROLES, "critic"],
-            training_ranks=2,
-            capacity_rows=8,
-            critic_ranks=4,
-            advantages_read=("loss_mask", "values"),
-        )
-    )
+    ranks, read = {"training_ranks": 2, "critic_ranks": 4}, ("loss_mask", "values")
+    spec = queue_spec(JobShape([*ROLES, "critic"], capacity_rows=8, advantages_read=read, **ranks))
     assert [spec.tasks[task].ranks for task in ("actor", "critic", CRITIC_TRAINING)] == [2, 4, 4]
     assert spec.tasks[CRITIC_TRAINING].columns == OF_VALUES and spec.columns["advantage"].ragged
     read = ("loss_mask", "gradient_squares")

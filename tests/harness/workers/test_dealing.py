@@ -88,14 +88,12 @@ class Table:
 def actors(queue: CountingQueue, ranks: int, batch: int) -> list[ActorRole]:
     table = Table(ranks)
     reader = CompletionReader(queue, rows=ranks * MICRO * GROUP, group_size=GROUP, batch=batch)
-    dealt = [
-        DealtReader(reader if rank == 0 else None, table.of(rank), ranks=ranks, group_size=GROUP)
-        for rank in range(ranks)
-    ]
-    return [
-        ActorRole(NotingTrainer(), TickingClock(), rank=rank, reader=reader, device=CPU)
-        for rank, reader in enumerate(dealt)
-    ]
+
+    def actor(rank: int) -> ActorRole:
+        dealt = DealtReader(reader if rank == 0 else None, table.of(rank), ranks=ranks, group_size=GROUP)
+        return ActorRole(NotingTrainer(), TickingClock(), rank=rank, reader=dealt, device=CPU)
+
+    return [actor(rank) for rank in range(ranks)]
 
 
 async def trained(world: list[ActorRole], iteration: int, first: Sequence[tuple[int, int]] = ()) -> list[TrainReport]:

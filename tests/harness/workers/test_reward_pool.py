@@ -3,7 +3,7 @@
 import asyncio
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from decimal import Decimal
 from fractions import Fraction
@@ -17,7 +17,7 @@ import torch
 
 from harness.config.compose import compose_job
 from harness.config.readers import scoring_processes
-from harness.tasks import Sample, Score, make_task, score_of
+from harness.tasks import Sample, Score, Task, make_task, score_of
 from harness.tasks.characters import Reverse
 from harness.tasks.reward import Rewarded
 from harness.workers.reward_scorers import FailureLog, HostScorer, RewardLimits, RewardPool, Scored
@@ -33,12 +33,10 @@ def says(response: str) -> Sample:
 
 
 @contextmanager
-def scoring(
-    reward: str, *, timeout_s: float = 60.0, memory_bytes: int = 2 << 30, processes: int = 2
-) -> Iterator[RewardPool]:
-    config = compose_job([f"task.reward={reward}"])
-    limits = RewardLimits(timeout_s, memory_bytes)
-    pool = RewardPool(partial(make_task, config), processes, reward=reward, failure_reward=FAILURE, limits=limits)
+def scoring(reward: str, timeout_s: float = 60.0, make: Callable[[], Task] | None = None) -> Iterator[RewardPool]:
+    """make: the task, where it is not that of a job with this reward."""
+    make, limits = make or partial(make_task, compose_job([f"task.reward={reward}"])), RewardLimits(timeout_s, 2 << 30)
+    pool = RewardPool(make, 2, reward=reward, failure_reward=FAILURE, limits=limits)
     try:
         yield pool
     finally:
@@ -106,21 +104,12 @@ async def test_a_pool_that_is_closed_leaves_nothing_whatever_it_is_doing() -> No
 
 
 async def test_a_reward_whose_process_cannot_start_is_named() -> None:
-    def broken() -> RewardPool:
-        return RewardPool(
-            _no_task, 1, reward="mine:reward", failure_reward=0.0, limits=RewardLimits(60.0, 2 << 30)
-        )  # fmt: skip
-
-    pool = broken()
-    try:
-        with pytest.raises(ExceptionGroup) as raised:
-            await pool.scores([says("a")])
-        assert "the reward mine:reward cannot start: KeyError: 'no such task'" in str(raised.value.exceptions[0])
-    finally:
-        pool.close()
+    with scoring("mine:reward", make=_no_task) as pool, pytest.raises(ExceptionGroup) as raised:
+        await pool.scores([says("a")])
+    assert "the reward mine:reward cannot start: KeyError: 'no such task'" in str(raised.value.exceptions[0])
 
 
-def _no_task() -> None:
+def _no_task() -> Task:
     raise KeyError("no such task")
 
 
@@ -161,12 +150,9 @@ async def test_a_number_is_a_reward_and_nothing_else_is_whether_the_reward_or_th
             assert math.isnan(one.score.reward) and not one.score.exact_match
             assert one.failure is not None and one.failure.startswith(f"ValueError: the reward is {value!r:.80}")
     odd = [None, 1.0, Score(1.0, None), Score(1.0, True, {"style": math.inf})]  # type: ignore[arg-type]
-    failures = [
-        one.failure or ""
-        for one in await HostScorer(Answers(odd), failure_reward=None, timeout_s=1).scores([says("a")] * 4)
-    ]
+    scored = await HostScorer(Answers(odd), failure_reward=None, timeout_s=1).scores([says("a")] * 4)
     whats = ("the score is None", "the score is 1.0", "exact_match is None", "extra['style'] is inf")
-    assert all(what in failure for what, failure in zip(whats, failures, strict=True))
+    assert all(what in (one.failure or "") for what, one in zip(whats, scored, strict=True))
 
 
 @pytest.mark.parametrize(

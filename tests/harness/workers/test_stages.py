@@ -12,7 +12,6 @@ from hypothesis import strategies as st
 
 from engines.torch.model import build_model
 from engines.torch.scoring import TorchLogProb
-from harness.config import AlgorithmConfig
 from harness.protocols import TrainBatch, TrainEngine
 from harness.rl.advantages import advantages_of, group_advantages, needs_whole_batch
 from harness.rl.kl import RewardKL
@@ -35,6 +34,7 @@ from harness.workers.stages import (
     TrainersLogProbStage,
     columns_compared,
 )
+from tests.support.policy_batches import algorithm
 from tests.support.role_setting import (
     CPU,
     GROUP,
@@ -50,10 +50,7 @@ from tests.support.role_setting import (
     torch_engine,
 )
 
-GRPO, DR_GRPO = (
-    advantages_of(AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, normalise_std=divide))
-    for divide in (True, False)
-)
+GRPO, DR_GRPO = (advantages_of(algorithm(normalise_std=divide)) for divide in (True, False))
 
 MICRO_BATCH = 2 * GROUP
 
@@ -86,13 +83,7 @@ class NotingTrainer:
 
 def stage_options(queue: CountingQueue, rows: int, minimum: int | None = None) -> dict[str, object]:
     """The arguments of every stage."""
-    return {
-        "queue": queue,
-        "clock": TickingClock(),
-        "name": "0",
-        "rows": rows,
-        "minimum": rows if minimum is None else minimum,
-    }
+    return {"queue": queue, "clock": TickingClock(), "name": "0", "rows": rows, "minimum": minimum or rows}
 
 
 def scorer() -> TorchLogProb:
@@ -220,10 +211,7 @@ async def test_advantages_of_large_rewards_are_those_of_what_they_differ_by() ->
     """Of which float32, which has three decimals there, would take some."""
     queue = CountingQueue(roles=("rollout", "actor"))
     await queue.respond(await queue.admit(0))
-    algorithm = AlgorithmConfig("test", 4, GROUP, 1, learning_rate=1e-3)
-    advantages = AdvantageStage(
-        group_size=GROUP, advantages=advantages_of(algorithm), **stage_options(queue, ROWS, GROUP)
-    )
+    advantages = AdvantageStage(group_size=GROUP, advantages=GRPO, **stage_options(queue, ROWS, GROUP))
     reward = RewardStage(FarFromZero(), scored_here(FarFromZero()), **stage_options(queue, ROWS, 1))
     await asyncio.gather(*(stage.process(0) for stage in (reward, advantages)))
     batch = await queue.read("actor")
@@ -275,24 +263,20 @@ async def test_batches_that_are_compared_whole_come_whole_and_in_order_to_a_stre
 
 async def test_a_kl_in_the_reward_is_of_the_policy_that_sampled_to_the_reference_and_follows_its_target() -> None:
     """Two batches: of the second, the coefficient is what the KL of the first made of it."""
-    algorithm = AlgorithmConfig(
-        "test", 4, 4, 1, learning_rate=1e-3, kl="k2", kl_in="reward", kl_coef=0.5, kl_target=1e-3, kl_horizon=4 * ROWS
-    )
-    queue = CountingQueue(advantages_read=columns_compared(algorithm), batches_compared=needs_whole_batch(algorithm))
+    followed = algorithm(kl="k2", kl_in="reward", kl_coef=0.5, kl_target=1e-3, kl_horizon=4 * ROWS)
+    queue = CountingQueue(advantages_read=columns_compared(followed), batches_compared=needs_whole_batch(followed))
     coefficients = []
 
     def as_they_are(rewards: torch.Tensor, lengths: torch.Tensor | None) -> torch.Tensor:
         return rewards
 
-    advantages = AdvantageStage(
-        group_size=GROUP, advantages=as_they_are, reward_kl=RewardKL(algorithm), **stage_options(queue, ROWS, ROWS)
-    )
-    assert advantages.reward_kl is not None
+    kl, options = RewardKL(followed), stage_options(queue, ROWS, ROWS)
+    advantages = AdvantageStage(group_size=GROUP, advantages=as_they_are, reward_kl=kl, **options)
     reward = RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1))
     reference = ReferenceStage(scorer(), **stage_options(queue, MICRO_BATCH))
     old = OldLogProbStage(scorer(), CPU, **stage_options(queue, MICRO_BATCH))
     for iteration in (0, 1):
-        coefficients.append(advantages.reward_kl.coefficient)
+        coefficients.append(kl.coefficient)
         await queue.respond(await queue.admit(iteration), iteration)
         await asyncio.gather(*(stage.process(iteration) for stage in (reward, reference, old, advantages)))
         batch = await queue.read("actor", iteration)
@@ -394,9 +378,8 @@ class NotingStage(StageRole):
     async def compute(self, batch: Batch) -> Mapping[str, Column]:
         self.seen.append(batch.rows.tolist())
         await asyncio.sleep(next(self.pauses, 0.0))
-        return {
-            "ref_log_probs": Ragged.from_rows([np.zeros(len(r), np.float32) for r in batch.ragged("response").rows()])
-        }
+        lengths = batch.ragged("response").lengths
+        return {"ref_log_probs": Ragged(np.zeros(lengths.sum(), np.float32), lengths)}
 
 
 def rows_of(iteration: int) -> range:
@@ -464,9 +447,8 @@ async def test_the_trainers_parameters_score_as_the_version_of_the_trainers_last
     for iteration in range(2):
         await queue.admit(iteration)
         await queue.respond(rows_of(iteration), iteration)
-        spans, report, *_ = await asyncio.gather(
-            stage.process(iteration), role.train(iteration), *(other.process(iteration) for other in others)
-        )
+        beside = [other.process(iteration) for other in others]
+        spans, report, *_ = await asyncio.gather(stage.process(iteration), role.train(iteration), *beside)
         assert {span.version for span in spans} == {iteration} and report.sums["scored_lag"] == 0
         assert role.version == iteration + 1
     versions = [batch.old_versions.tolist() for batch in trainer.batches if batch.old_versions is not None]
@@ -475,10 +457,10 @@ async def test_the_trainers_parameters_score_as_the_version_of_the_trainers_last
 
 @pytest.mark.parametrize("beside", [True, False])
 async def test_advantages_of_tokens_are_made_of_what_actor_fwd_computes_group_by_group(beside: bool) -> None:
-    algorithm = AlgorithmConfig("test", 6, GROUP, 2, learning_rate=1e-3, advantage="optimal_token_baseline")
-    by_token = token_advantages_of(algorithm)
-    queue = CountingQueue(roles=("rollout", "actor", "actor_fwd"), advantages_read=columns_compared(algorithm))
-    assert by_token is not None and not needs_whole_batch(algorithm)
+    with_baseline = algorithm(advantage="optimal_token_baseline")
+    by_token = token_advantages_of(with_baseline)
+    queue = CountingQueue(roles=("rollout", "actor", "actor_fwd"), advantages_read=columns_compared(with_baseline))
+    assert by_token is not None and not needs_whole_batch(with_baseline)
     options = {"gradient_squares": True, **stage_options(queue, MICRO_BATCH)}
     old = TrainersLogProbStage(scorer(), lambda: 0, **options) if beside else OldLogProbStage(scorer(), CPU, **options)
     rows = await queue.admit(0)
