@@ -7,7 +7,6 @@ import signal
 import time
 from collections.abc import Iterator
 
-import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
@@ -16,6 +15,7 @@ from harness.transfer_queue.loader import StreamingDataLoader
 from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.remote.sync_client import SyncQueue
+from tests.support import local_queue
 
 SPEC = QueueSpec({"reward": ColumnSpec("float32")}, {"train": TaskSpec(("reward",), lease_s=60)})
 
@@ -23,8 +23,7 @@ SPEC = QueueSpec({"reward": ColumnSpec("float32")}, {"train": TaskSpec(("reward"
 async def filled(**partitions: range) -> LocalQueue:
     queue = LocalQueue(SPEC)
     for name, rows in partitions.items():
-        await queue.create_partition(name, rows)
-        await queue.put(name, rows, {"reward": np.array(rows, np.float32)})
+        await local_queue.filled(queue, rows, name)
     return queue
 
 
@@ -45,9 +44,8 @@ async def test_it_ends_with_its_partition_or_with_the_queue() -> None:
 async def test_every_epoch_repeats_the_first_within_its_window() -> None:
     loader = StreamingDataLoader(await filled(a=range(4)), GetRequest("train", 2, partition="a"), epochs=3)
     assert rows([batch async for batch in loader]) == [[0, 1], [2, 3]] * 3
-    loader = StreamingDataLoader(
-        await filled(a=range(10)), GetRequest("train", 2, partition="a"), epochs=2, window_rows=4
-    )
+    get = GetRequest("train", 2, partition="a")
+    loader = StreamingDataLoader(await filled(a=range(10)), get, epochs=2, window_rows=4)
     first, second, last = [[0, 1], [2, 3]], [[4, 5], [6, 7]], [[8, 9]]
     assert rows([batch async for batch in loader]) == first * 2 + second * 2 + last * 2
 
@@ -95,7 +93,7 @@ def process() -> Iterator[QueueProcess]:
 
 def fill(queue: SyncQueue, name: str, ids: range) -> None:
     queue.create_partition(name, ids)
-    queue.put(name, ids, {"reward": np.array(ids, np.float32)})
+    queue.put(name, ids, local_queue.rewards(ids))
 
 
 def await_handed_out(queue: SyncQueue, partition: str, count: int) -> None:
@@ -133,9 +131,8 @@ def test_workers_read_each_batch_once_and_the_next_partition_when_told(process: 
 def test_workers_replay_their_windows(process: QueueProcess, workers: int) -> None:
     with process.sync() as queue:
         fill(queue, f"c{workers}", range(12))
-        loader = StreamingDataLoader(
-            process.queue, GetRequest("train", 2, partition=f"c{workers}", timeout_s=60), epochs=3, window_rows=4
-        )
+        get = GetRequest("train", 2, partition=f"c{workers}", timeout_s=60)
+        loader = StreamingDataLoader(process.queue, get, epochs=3, window_rows=4)
         batches = [[row, row + 1] for row in range(0, 12, 2)]
         given = streamed(loader, workers)
         assert sorted(given) == sorted(batches * 3)
@@ -161,9 +158,8 @@ def test_the_rows_of_a_killed_worker_go_out_again(process: QueueProcess) -> None
     with process.sync() as queue:
         fill(queue, "e", range(6))
         others = set(multiprocessing.active_children())
-        loader = StreamingDataLoader(
-            process.queue, GetRequest("train", 2, consumer="worker", partition="e", timeout_s=60)
-        )
+        get = GetRequest("train", 2, consumer="worker", partition="e", timeout_s=60)
+        loader = StreamingDataLoader(process.queue, get)
         batches = iter(DataLoader(loader, batch_size=None, num_workers=1, prefetch_factor=1, **forked(1)))
         assert next(batches).rows.tolist() == [0, 1]
         await_handed_out(queue, "e", 4)  # the worker is at the second batch, and has acknowledged the first

@@ -46,21 +46,6 @@ async def test_a_put_that_the_storage_fails_marks_nothing_ready_and_can_be_repea
     assert ids(await q.get("score", 2)) == [0, 1]
 
 
-@pytest.mark.parametrize(
-    ("task", "message"),
-    [
-        (TaskSpec(("speed",)), "unknown columns \\['speed'\\]"),
-        (TaskSpec(()), "one or more different columns"),
-        (TaskSpec(("reward",), policy="lifo"), "unknown policy 'lifo'"),
-        (TaskSpec(("reward",), ranks=0), "at least one rank, not 0"),
-        (TaskSpec(("reward",), lease_s=0), "more than 0 seconds, not 0"),
-    ],
-)
-def test_a_task_that_cannot_work_is_refused_when_the_queue_is_made(task: TaskSpec, message: str) -> None:
-    with pytest.raises(ValueError, match=message):
-        queue(score=task)
-
-
 # -- reading
 
 

@@ -22,16 +22,13 @@ async def waits(task: asyncio.Task[Any]) -> bool:
     return not task.done()
 
 
-async def started(*, train: TaskSpec | None = None, groups: int = 4, **more: TaskSpec) -> LocalQueue:
+async def started() -> LocalQueue:
     """Groups of two rows in "a" (0..) and "b" (100..): "old" took the first of each under bound 2, then 102; "new" took
     the second of "a" under bound 4."""
-    q = queue(
-        roll=TaskSpec(("tokens",), whole_groups=True),
-        train=train or TaskSpec(("reward",), policy="completion", whole_groups=True),
-        **more,
-    )
+    train = TaskSpec(("reward",), policy="completion", whole_groups=True)
+    q = queue(roll=TaskSpec(("tokens",), whole_groups=True), train=train)
     for name, first in (("a", 0), ("b", 100)):
-        rows = list(range(first, first + 2 * groups))
+        rows = list(range(first, first + 8))
         await q.create_partition(name, rows, group_size=2)
         await q.put(name, rows, tokens(rows))
     for consumer, below, partition in (("old", 2, "a"), ("new", 4, "a"), ("old", 102, "b")):
@@ -64,7 +61,7 @@ async def test_nothing_beyond_a_window_from_the_oldest_undispatched_row_goes_out
 
 
 @virtual
-async def test_what_comes_first_is_named_and_what_cannot_be_refused() -> None:
+async def test_what_comes_first_is_named() -> None:
     q = await started()
     with pytest.raises(TimeoutError) as error:
         await q.get("train", 2, partition="a", first=("roll", ((2, 0),)), timeout_s=3)
@@ -74,33 +71,6 @@ async def test_what_comes_first_is_named_and_what_cannot_be_refused() -> None:
     )
     with pytest.raises(TimeoutError, match="waits for 2 rows of partition 'a': 0 of the 8 rows left are ready"):
         await q.get("train", 4, partition="a", first=("roll", ((2, 4), (4, 8))), timeout_s=3)
-    q = await started(ranks=TaskSpec(("reward",), ranks=2))
-    for task, other, message in (
-        ("nobody", "roll", "'nobody' is unknown"),
-        ("train", "nobody", "'nobody' is unknown"),
-        ("ranks", "roll", "task 'ranks' has 2 ranks and cannot drop rows"),
-    ):
-        with pytest.raises(ValueError, match=message):
-            await q.drop(task, other, 2)
-    q = queue(score=TaskSpec(("reward",), ranks=2), train=TaskSpec(("reward",)))
-    with pytest.raises(ValueError, match="has 2 ranks and cannot get rows by their ids"):
-        await q.get("score", 2, only=(2, 3))
-    with pytest.raises(ValueError, match="a get of only 2 rows takes count=2"):
-        await q.get("train", 4, only=(2, 3))
-
-
-@pytest.mark.parametrize(
-    ("task", "first", "message"),
-    [
-        ("train", ("nobody", ((2, 0),)), "task 'nobody' is unknown"),
-        ("ranks", ("roll", ((2, 0),)), "task 'ranks' has 2 ranks and cannot get what comes first"),
-    ],
-)
-@virtual
-async def test_a_first_that_cannot_be_is_refused(task: str, first: Any, message: str) -> None:
-    q = await started(ranks=TaskSpec(("reward",), ranks=2))
-    with pytest.raises(ValueError, match=message):
-        await q.get(task, 2, first=first)
 
 
 # -- retiring partitions

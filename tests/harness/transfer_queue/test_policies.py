@@ -1,8 +1,6 @@
 """In which order rows go, how they are cut into shares, and what the control plane keeps and reports."""
 
 import asyncio
-from collections.abc import Iterator
-from itertools import combinations
 from typing import Any
 
 import numpy as np
@@ -10,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from harness.transfer_queue import ColumnSpec, LeaseExpired, QueueSpec, Ragged, TaskSpec
+from harness.transfer_queue import LeaseExpired, Ragged, TaskSpec
 from harness.transfer_queue.control.controller import Controller
 from harness.transfer_queue.control.leases import LOST_KEPT, Leases, Share
 from harness.transfer_queue.control.policies import POLICIES, SPLITS, balanced, contiguous
@@ -148,26 +146,22 @@ async def test_ranks_of_a_balanced_task_get_as_many_rows_and_nearly_the_same_wei
         ({"weight": "speed"}, "weighed by column 'speed', which it does not read"),
         ({"weight": "reward"}, "weighed by column 'reward', which is not ragged"),
         ({"split": "fair"}, "unknown split 'fair'; there are \\['balanced', 'contiguous'\\]"),
+        ({"columns": ("speed",)}, "unknown columns \\['speed'\\]"),
+        ({"columns": ()}, "one or more different columns"),
+        ({"policy": "lifo"}, "unknown policy 'lifo'"),
+        ({"ranks": 0}, "at least one rank, not 0"),
+        ({"lease_s": 0}, "more than 0 seconds, not 0"),
+        ({"writes": ("prize",)}, "writes unknown columns"),
+        ({"writes": ("old",), "ranks": 2}, "several readers"),
     ],
 )
-def test_a_task_that_cannot_be_weighed_is_refused_when_the_queue_is_made(task: dict[str, Any], message: str) -> None:
-    columns = {"tokens": ColumnSpec("int64", ragged=True), "reward": ColumnSpec("float32"), "old": ColumnSpec("int64")}
+def test_a_task_that_cannot_work_is_refused_when_the_queue_is_made(task: dict[str, Any], message: str) -> None:
     with pytest.raises(ValueError, match=message):
-        QueueSpec(columns, {"train": TaskSpec(("tokens", "reward"), **task)})
+        queue(train=TaskSpec(**{"columns": ("tokens", "reward"), **task}))
 
 
 def heaviest(parts: list[np.ndarray], weights: np.ndarray) -> int:
     return max(int(weights[part].sum()) for part in parts)
-
-
-def all_cuts(units: tuple[int, ...], sizes: list[int]) -> Iterator[list[np.ndarray]]:
-    if not sizes:
-        yield []
-        return
-    for part in combinations(units, sizes[0]):
-        rest = tuple(unit for unit in units if unit not in part)
-        for parts in all_cuts(rest, sizes[1:]):
-            yield [np.array(part, np.int64), *parts]
 
 
 def lengths_of(seed: int, count: int) -> np.ndarray:
@@ -185,17 +179,6 @@ def test_shares_have_every_unit_and_differ_by_no_more_than_the_heaviest(weights:
     assert all((np.diff(part) > 0).all() for part in parts), "a share keeps the order of its units"
     sums = [int(array[part].sum()) for part in parts]
     assert max(sums) - min(sums) <= max(weights, default=0)
-
-
-@pytest.mark.parametrize(("count", "shares"), [(6, 2), (8, 2), (10, 2), (7, 3), (9, 3), (8, 4)])
-def test_it_comes_close_to_the_best_cut_there_is(count: int, shares: int) -> None:
-    ratios = []
-    for seed in range(20):
-        weights = lengths_of(seed, count)
-        sizes = [part.size for part in contiguous(weights, shares)]
-        best = min(heaviest(parts, weights) for parts in all_cuts(tuple(range(count)), sizes))
-        ratios.append(heaviest(balanced(weights, shares), weights) / best)
-    assert np.mean(ratios) <= 1.03 and max(ratios) <= 1.2, ratios
 
 
 @pytest.mark.parametrize(("count", "shares"), [(16, 2), (32, 4), (30, 4), (64, 8), (512, 8)])
@@ -259,9 +242,8 @@ def test_latencies_are_those_of_the_latest_hand_outs() -> None:
         latency.add(np.linspace(0, 1, KEPT // 2))
     latency.add(np.linspace(0, 1, 3 * KEPT))
     described = latency.describe()
-    assert (
-        described["count"] == 10 + 3 * (KEPT // 2) + 3 * KEPT and described["max_s"] == 1 and described["p50_s"] > 0.8
-    )
+    assert described["count"] == 10 + 3 * (KEPT // 2) + 3 * KEPT
+    assert described["max_s"] == 1 and described["p50_s"] > 0.8
 
 
 @virtual
@@ -295,11 +277,7 @@ async def test_metrics_are_flat_names_of_what_is_described() -> None:
     await asyncio.sleep(1.5)
     await q.get("score", 3)
     described = queue_metrics(await q.describe())
-    assert (
-        described["queue/depth_samples"] == 4
-        and described["queue/live_rows"] == 4
-        and described["queue/partitions"] == 1
-    )
+    assert [described[f"queue/{name}"] for name in ("depth_samples", "live_rows", "partitions")] == [4, 4, 1]
     assert described["queue/bytes/reward"] == 16 and described["queue/bytes/tokens"] == 0
     assert described["queue/bytes"] == described["queue/bytes/reward"] + described["queue/bytes/old"]
     assert (described["queue/score/ready"], described["queue/score/depth_samples"]) == (1, 1)

@@ -8,37 +8,22 @@ import re
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 from torch.utils.data import DataLoader
 
 from harness.rpc.handshake import ANSWER
-from harness.transfer_queue import Batch, Column, ColumnSpec, GetRequest, QueueSpec, Ragged, TaskSpec, TransferQueue
+from harness.transfer_queue import GetRequest, QueueSpec, TaskSpec, TransferQueue
 from harness.transfer_queue.loader import StreamingDataLoader
 from harness.transfer_queue.local import LocalQueue
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.remote.process import QueueProcess
 from harness.transfer_queue.rows.frames import Frame
 from harness.transfer_queue.storage.shm import ShmBackend
-from tests.support.local_queue import virtual
+from tests.support.local_queue import ids, virtual
 from tests.support.project import ROOT
-from tests.support.remote_queue import Stranger, serving, until
+from tests.support.remote_queue import COLUMNS, Stranger, rewards, serving, tokens, until
 
-COLUMNS = {"tokens": ColumnSpec("int64", ragged=True), "reward": ColumnSpec("float32")}
 TRAIN = QueueSpec(COLUMNS, {"train": TaskSpec(("reward",), lease_s=3600), "other": TaskSpec(("tokens",))})
-
-
-def rewards(rows: Any) -> dict[str, Column]:
-    return {"reward": np.array(list(rows), np.float32)}
-
-
-def tokens(rows: Any) -> dict[str, Column]:
-    return {"tokens": Ragged.from_rows([np.full(700, row) for row in rows], np.int64)}
-
-
-def ids(batch: Batch | None) -> list[int]:
-    assert batch is not None
-    return batch.rows.tolist()
 
 
 # -- who waits for whom
@@ -79,25 +64,22 @@ async def test_the_streaming_loader_gives_a_batch_the_moment_it_is_ready() -> No
     due = {0.001: [0], 0.25: [1], 3.0: [3, 4], 7.125: [2], 9.5: [5]}
     for at, rows in due.items():
         clock.call_later(at, lambda rows=rows: asyncio.ensure_future(queue.put("a", rows, rewards(rows))))
-    seen = [
-        (clock.time(), ids(batch)) async for batch in StreamingDataLoader(queue, GetRequest("train", 2, partition="a"))
-    ]
+    loader = StreamingDataLoader(queue, GetRequest("train", 2, partition="a"))
+    seen = [(clock.time(), ids(batch)) async for batch in loader]
     assert seen == [(0.25, [0, 1]), (7.125, [2, 3]), (9.5, [4, 5])]
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("start", ["fork", "spawn"])
-def test_two_workers_of_a_data_loader_get_each_batch_once(start: str) -> None:
-    """TransferQueue 0.1.11 gave every worker all batches."""
+def test_two_workers_of_a_data_loader_get_each_batch_once() -> None:
+    """TransferQueue 0.1.11 gave every worker all batches. They are spawned: tests/harness/transfer_queue/test_loader.py
+    has forked ones."""
     with QueueProcess.start(TRAIN) as process:
         with process.sync() as queue:
             queue.create_partition("a", range(64))
             queue.put("a", range(64), rewards(range(64)))
         stream = StreamingDataLoader(process.queue, GetRequest("train", 4, partition="a", timeout_s=60))
-        loader = DataLoader(
-            stream, batch_size=None, num_workers=2, multiprocessing_context=start, timeout=120, in_order=False
-        )
-        batches = [ids(batch) for batch in loader]
+        how = {"num_workers": 2, "multiprocessing_context": "spawn", "timeout": 120, "in_order": False}
+        batches = [ids(batch) for batch in DataLoader(stream, batch_size=None, **how)]
         assert sorted(batches) == [list(range(i, i + 4)) for i in range(0, 64, 4)]
         with process.sync() as queue:
             assert queue.describe()["partitions"]["a"]["tasks"]["train"]["done"] == 64

@@ -260,9 +260,7 @@ def test_the_connection_ends_with_its_event_loop_and_holds_neither(process: Queu
 
 
 @pytest.mark.parametrize(("where", "written"), [("_reply", 0), ("_decoded", 4)])
-def test_an_interrupt_takes_nothing(
-    process: QueueProcess, monkeypatch: pytest.MonkeyPatch, where: str, written: int
-) -> None:
+def test_an_interrupt_takes_nothing(process: Any, monkeypatch: pytest.MonkeyPatch, where: str, written: int) -> None:
     """Before there was an answer, and when it had come."""
     with process.sync() as queue, process.sync() as other:
         queue.create_partition("a", range(4))

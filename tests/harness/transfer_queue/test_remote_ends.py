@@ -8,13 +8,14 @@ import stat
 import subprocess
 import sys
 import tempfile
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from harness.rpc import listener, stream
-from harness.rpc.handshake import ANSWER, STEP
+from harness.rpc.handshake import ANSWER, REFUSED, STEP
 from harness.rpc.sockets import CHUNK, HEADER, MESSAGE_LIMIT, Framer, forget_address, new_address
 from harness.transfer_queue import GetRequest
 from harness.transfer_queue.remote import messages as m
@@ -22,6 +23,7 @@ from harness.transfer_queue.remote.calls import Endpoint
 from harness.transfer_queue.remote.client import RemoteQueue
 from harness.transfer_queue.remote.server import QueueServer
 from harness.transfer_queue.remote.sync_client import SyncQueue
+from harness.transfer_queue.rows.frames import Frame
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.transfer_queue.storage.shm import ShmBackend
 from tests.support.project import ROOT
@@ -65,10 +67,7 @@ async def test_when_the_server_ends_every_client_is_told_at_once() -> None:
 
 async def test_a_server_that_does_not_answer_is_named_with_what_was_asked() -> None:
     async with serving() as (server, _):
-        endpoint = endpoint_of(server)
-        queue = RemoteQueue(
-            Endpoint(endpoint.address, endpoint.token, endpoint.backend, endpoint.spec, call_timeout_s=0.2)
-        )
+        queue = RemoteQueue(replace(endpoint_of(server), call_timeout_s=0.2))
         await queue.waiting()
         server.service.clear = lambda partition: None  # type: ignore[method-assign]
         for one in server._clients.values():
@@ -311,16 +310,70 @@ async def test_a_server_without_the_token_is_not_spoken_to() -> None:
     forget_address(address)
 
 
-async def test_a_garbled_message_is_the_error_of_its_call(caplog: pytest.LogCaptureFixture) -> None:
-    clear = b"\x93\xa4Verb\xa5clear"
-    nested, not_text = clear + b"\x91" * 100_000, clear + b"\x91\xa2\xff\xfe"
+CLEAR = b"\x93\xa4Verb\xa5clear"
+
+
+@pytest.mark.parametrize(
+    ("body", "message"),
+    [
+        (b"\xc1", "MessagePack"),
+        (b"", ""),
+        (CLEAR + b"\x91" * 100_000, ""),
+        (CLEAR + b"\x91\xa2\xff\xfe", ""),
+        (m.encode(m.Done()), ""),
+        (m.encode(["Get", 1, 2]), ""),
+        (m.encode(["Get", "t", "many", 1, "0", 0, None, None, None]), "Expected "),
+        (m.encode(["Nonsense"]), "Nonsense"),
+        (m.encode(["Put", "p", b"", [1, {"a": "1"}, b""], {}, None]), "Expected "),
+        (m.encode(["Put", "p", b"", [1, {"a": 1}, "text"], {}, None]), "Expected "),
+        (m.encode(m.Put("a", bytes(7), Frame(0, {}, b""), {}, None)), "7 bytes are not int64 numbers"),
+        (m.encode(m.Put("a", bytes(8), Frame(2, {}, b""), {}, None)), "a frame of 2 rows came for 1 row ids"),
+        (m.encode(m.Put("a", bytes(8), Frame(1, {"x": 8}, bytes(8)), {}, None)), "column 'x' is unknown"),
+        (m.encode(m.Put("a", bytes(8), Frame(1, {"reward": 5}, bytes(5)), {}, None)), "5 bytes cannot hold 1 rows"),
+        (m.encode(m.Put("a", bytes(8), Frame(1, {"reward": 4}, bytes(3)), {}, None)), "4 bytes came with 3"),
+        (m.encode(m.Put("a", bytes(8), Frame(1, {"reward": 4}, (7, 0)), {}, None)), "has no segment 7 in"),
+        (m.encode(m.Put("a", bytes(8), Frame(1, {"reward": 4}, {}), {}, None)), "columns stays in its process"),
+        (m.encode(m.OpenSegment("a", 0)), "a segment comes with its descriptor, not with 0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else "",
+)
+async def test_a_message_that_says_nonsense_is_the_error_of_its_call(
+    body: bytes, message: str, caplog: pytest.LogCaptureFixture
+) -> None:
     async with serving() as (server, queue), Stranger.at(server) as stranger:
-        for garbled in (b"\xc1", m.encode(m.Done()), b"", nested, not_text):
-            await stranger.say(7, garbled)
-            call, answer = await stranger.hear()
-            assert call == 7 and isinstance(answer, m.Failed) and answer.kind == "ValueError", answer
+        await stranger.say(7, body)
+        call, answer = await stranger.hear()
+        assert call == 7 and isinstance(answer, m.Failed) and answer.kind == "ValueError" and message in answer.text
         assert not caplog.records
         assert await stranger.asks(m.Verb("waiting")) == m.Done([]) and await queue.waiting() == []
+
+
+async def test_frames_that_end_in_the_middle_or_are_too_long_take_nothing_else_down() -> None:
+    loop, body = asyncio.get_running_loop(), m.encode(m.Verb("describe"))
+    async with serving() as (server, queue):
+        for cut in (1, HEADER.size, HEADER.size + 3):
+            async with Stranger.at(server) as stranger:
+                await loop.sock_sendall(stranger.sock, (HEADER.pack(len(body) + 8, 0, 1) + body)[:cut])
+        assert (await queue.describe())["partitions"] == {}
+        async with Stranger.at(server) as stranger:
+            await loop.sock_sendall(stranger.sock, HEADER.pack(1 << 30, 0, 1))
+            _, answer = await stranger.hear()
+            assert isinstance(answer, m.Failed) and "a message of 1073741824 bytes was announced" in answer.text
+            with pytest.raises(ConnectionError):
+                await stranger.hear()
+
+
+@pytest.mark.parametrize("said", [m.encode(m.Verb("describe")), b"\x91" * 10_000, b"GET / HTTP/1.1\r\n" * 8])
+async def test_of_a_client_that_does_not_prove_the_token_nothing_is_decoded_nor_logged(
+    said: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    loop, heard = asyncio.get_running_loop(), b""
+    async with serving() as (server, queue), Stranger.at(server, known=False) as stranger:
+        await loop.sock_sendall(stranger.sock, said.ljust(ANSWER))
+        with suppress(ConnectionResetError):  # there was more than it read
+            while more := await loop.sock_recv(stranger.sock, 4096):
+                heard += more
+        assert heard[STEP:] == REFUSED and not caplog.records and await queue.waiting() == []
 
 
 async def test_an_oversized_put_is_refused_before_it_leaves(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,24 +32,6 @@ def test_ragged_rows_are_packed_taken_in_order_and_refused_where_lengths_do_not_
         Ragged(np.zeros(4), np.array([2, 3]))
 
 
-@pytest.mark.parametrize(
-    ("spec", "column", "message"),
-    [
-        (ColumnSpec("float32"), np.zeros(3, np.float64), "holds float32, not float64"),
-        (ColumnSpec("float32"), np.zeros(2, np.float32), r"must be \[3\] for 3 rows, not \[2\]"),
-        (ColumnSpec("float32", shape=(4,)), np.zeros((3, 5), np.float32), r"must be \[3, 4\]"),
-        (ColumnSpec("int64", ragged=True), np.zeros(3, np.int64), "takes a Ragged, not a ndarray"),
-        (ColumnSpec("int64"), Ragged.from_rows(ROWS[:3]), "takes an ndarray, not a Ragged"),
-        (ColumnSpec("int64"), [1, 2, 3], "takes an ndarray, not a list"),
-        (ColumnSpec("int64", ragged=True), Ragged.from_rows(ROWS), "has 4 rows for 3 row ids"),
-        (ColumnSpec("int32", ragged=True), Ragged.from_rows(ROWS[:3]), "holds int32, not int64"),
-    ],
-)
-def test_a_column_that_breaks_the_schema_is_refused_by_name(spec: ColumnSpec, column: object, message: str) -> None:
-    with pytest.raises(ValueError, match=f"column 'x'.*{message}"):
-        spec.check("x", 3, column)  # type: ignore[arg-type]
-
-
 def test_a_batch_becomes_tensors_without_a_copy() -> None:
     columns: dict[str, Column] = {"r": Ragged.from_rows(ROWS), "d": np.ones((4, 2), np.float32)}
     batch = Batch("p", np.arange(4), columns, lease=0)

@@ -14,6 +14,7 @@ from harness.transfer_queue.rows.frames import BatchAssignment, Frame, Part
 from harness.transfer_queue.storage.protocol import QueueSession
 from harness.transfer_queue.storage.shm import ShmBackend, ShmStorage, ShmStore, stretches
 from tests.support.examples import examples
+from tests.support.remote_queue import descriptors
 
 SPECS = {
     "tokens": ColumnSpec("int64", ragged=True),
@@ -62,9 +63,7 @@ def read(storage: ShmStorage, store: ShmStore, frames: list[Frame], parts: list[
     rows = np.arange(sum(stop - start for _, start, stop in parts[0].runs))
     assignment = BatchAssignment(0, "p", rows, tuple(frames), tuple(parts))
     placed, passed = store.placed(assignment)
-    here = [
-        Frame(f.rows, f.sizes, (passed[f.place[0]], f.place[1])) if isinstance(f.place, tuple) else f for f in placed
-    ]
+    here = [f._replace(place=(passed[f.place[0]], f.place[1])) if isinstance(f.place, tuple) else f for f in placed]
     return storage.read(BatchAssignment(0, "p", rows, tuple(here), tuple(parts)), SPECS)
 
 
@@ -218,7 +217,3 @@ def memory(flags: int) -> Iterator[int]:
     descriptor = os.memfd_create("test", flags)
     yield descriptor
     os.close(descriptor)
-
-
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))

@@ -277,10 +277,8 @@ asyncio.run(main())
 
 def kill_amid_saves(folder: Path) -> int:
     """The last number that the process told."""
-    process = subprocess.Popen(
-        [sys.executable, "-c", KILLED, folder], stdout=subprocess.PIPE, env=os.environ | {"PYTHONPATH": str(ROOT)}
-    )
-    with process:
+    environment = os.environ | {"PYTHONPATH": str(ROOT)}
+    with subprocess.Popen([sys.executable, "-c", KILLED, folder], stdout=subprocess.PIPE, env=environment) as process:
         assert process.stdout is not None
         lines = [process.stdout.readline() for _ in range(20)]
         process.kill()
@@ -299,9 +297,7 @@ async def test_a_damaged_byte_anywhere_and_a_torn_end_are_one_error_that_names_f
     for at in sorted({*starts, *range(0, len(whole), 7)}):
         start = max(start for start in starts if start <= at)
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
-        with pytest.raises(
-            DamagedSnapshot, match=f"snapshot-1.msgpack is damaged: the record at offset {start} is not"
-        ):
+        with pytest.raises(DamagedSnapshot, match=f"snapshot-1.msgpack is damaged: the record at offset {start} is"):
             Queue(tmp_path)
         path.write_bytes(whole[:at])
         torn = f"ends {at - start} bytes into a record, at offset {start}" if at > start else "is damaged: it ends"
@@ -356,10 +352,8 @@ BACKENDS = pytest.mark.parametrize("backend", [ShmBackend(), InlineBackend()], i
 
 def large(rows: list[int]) -> dict[str, Column]:
     """More than travels in a message, where there is another way."""
-    return {
-        "tokens": Ragged.from_rows([np.full(LENGTH, row) for row in rows], np.int64),
-        "reward": np.array(rows, np.float64),
-    }
+    tokens = Ragged.from_rows([np.full(LENGTH, row) for row in rows], np.int64)
+    return {"tokens": tokens, "reward": np.array(rows, np.float64)}
 
 
 def get(queue: SyncQueue, task: str, consumer: str = "x") -> tuple[int, list[int]]:

@@ -176,8 +176,9 @@ async def test_who_says_nothing_is_counted_and_sent_away_before_tls_too(monkeypa
         assert await asyncio.get_running_loop().sock_recv(strangers[0].sock, 4096) == b""
 
 
-async def test_a_connection_without_the_token_ends_within_tls_too() -> None:
-    async with serving(InlineBackend(), TCP) as (_, queue):
+@pytest.mark.parametrize("address", [None, TCP])
+async def test_a_client_without_the_token_is_refused_within_tls_too(address: str | None) -> None:
+    async with serving(InlineBackend(), address) as (_, queue):
         stranger = replace(queue.endpoint, token=b"another")
         with pytest.raises(PermissionError, match="refuses a client without its token"):
             await RemoteQueue(stranger).describe()

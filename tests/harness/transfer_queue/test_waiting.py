@@ -1,33 +1,18 @@
 """Calls that wait for capacity; and what a reader that is gone had not finished, which goes out again row by row."""
 
 import asyncio
-from collections.abc import Coroutine
-from typing import Any
 
 import numpy as np
 import pytest
 
 from harness.transfer_queue import ColumnSpec, QueueSpec, TaskSpec
 from harness.transfer_queue.local import LocalQueue
-from tests.support.local_queue import virtual
-
-ROW_BYTES = 8
-COLUMNS = {"reward": ColumnSpec("float64"), "old": ColumnSpec("float64")}
+from tests.support.local_queue import COLUMNS, rewards, soon, virtual
 
 
-def queue(rows_of_bytes: int) -> LocalQueue:
-    return LocalQueue(QueueSpec(COLUMNS, {"train": TaskSpec(("reward",))}, capacity_bytes=rows_of_bytes * ROW_BYTES))
-
-
-def rewards(rows: range) -> dict[str, np.ndarray]:
-    return {"reward": np.array(rows, np.float64)}
-
-
-async def soon(call: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-    """The call, begun and waiting."""
-    task = asyncio.ensure_future(call)
-    await asyncio.sleep(0)
-    return task
+def queue(rows: int) -> LocalQueue:
+    """It holds the rewards of so many rows, 4 bytes each."""
+    return LocalQueue(QueueSpec(COLUMNS, {"train": TaskSpec(("reward",))}, capacity_bytes=4 * rows))
 
 
 @virtual
@@ -45,44 +30,24 @@ async def test_a_put_beyond_the_cap_waits_until_a_finished_partition_made_room()
 
 
 @virtual
-async def test_a_put_that_finds_no_room_in_time_names_the_slowest_task_and_writes_nothing() -> None:
+async def test_a_put_without_room_is_refused_or_waits_and_is_listed_until_its_time_or_its_partition_is_over() -> None:
     q = queue(4)
     await q.create_partition("a", range(6))
-    await q.put("a", range(4), rewards(range(4)))
-    with pytest.raises(
-        TimeoutError, match=r"no room for a put of 16 bytes to partition 'a' in 3 s: the slowest task is 'train'"
-    ):
-        await q.put("a", [4, 5], rewards(range(4, 6)), timeout_s=3)
-    assert (await q.describe())["partitions"]["a"]["written"]["reward"] == 4
-
-
-@virtual
-async def test_a_put_larger_than_the_queue_is_refused_and_a_waiting_one_when_its_partition_is_cleared() -> None:
-    q = queue(4)
-    await q.create_partition("a", range(6))
-    with pytest.raises(ValueError, match="a put of 48 bytes is more than capacity_bytes=32: put fewer rows"):
+    with pytest.raises(ValueError, match="a put of 24 bytes is more than capacity_bytes=16: put fewer rows"):
         await q.put("a", range(6), rewards(range(6)))
     await q.put("a", range(4), rewards(range(4)))
-    q = queue(4)
-    await q.create_partition("a", range(6))
-    await q.put("a", range(4), rewards(range(4)))
-    put = await soon(q.put("a", [4, 5], rewards(range(4, 6))))
+    with pytest.raises(TimeoutError, match="room for a put of 8 bytes to partition 'a' in 3 s: the slowest task is 't"):
+        await q.put("a", [4, 5], rewards([4, 5]), timeout_s=3)
+    assert (await q.describe())["partitions"]["a"]["written"]["reward"] == 4
+    given_up, waiting = [await soon(q.put("a", [4, 5], rewards([4, 5]))) for _ in range(2)]
+    assert sum(line.startswith("room for a put of 8 bytes to partition 'a'") for line in await q.waiting()) == 2
+    given_up.cancel()
+    with pytest.raises(asyncio.CancelledError):
+        await given_up
+    assert len(await q.waiting()) == 1
     await q.clear("a")
     with pytest.raises(ValueError, match="'a' was cleared"):
-        await put
-
-
-@virtual
-async def test_a_waiting_put_is_listed_among_those_who_wait() -> None:
-    q = queue(4)
-    await q.create_partition("a", range(6))
-    await q.put("a", range(4), rewards(range(4)))
-    put = await soon(q.put("a", [4, 5], rewards(range(4, 6))))
-    assert any(line.startswith("room for a put of 16 bytes to partition 'a'") for line in await q.waiting())
-    put.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await put
-    assert await q.waiting() == []
+        await waiting
 
 
 @pytest.mark.parametrize("cap", [0, -5])
@@ -169,15 +134,3 @@ async def test_with_a_lease_what_was_made_counts_as_acknowledged() -> None:
     await queue.acknowledge(batch.lease)
     await queue.close()
     assert await take(queue, "make", 3) is None
-
-
-@pytest.mark.parametrize(
-    ("task", "match"),
-    [
-        (TaskSpec(("prompt",), writes=("prize",)), "writes unknown columns"),
-        (TaskSpec(("prompt",), writes=("length",), ranks=2), "several readers"),
-    ],
-)
-def test_what_cannot_be_told_is_refused(task: TaskSpec, match: str) -> None:
-    with pytest.raises(ValueError, match=match):
-        QueueSpec(MADE, {"make": task})

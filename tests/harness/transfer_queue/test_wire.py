@@ -1,6 +1,5 @@
 """Frames, messages and proofs on a stream; and bad input on every public surface: one clear error, nothing changed."""
 
-import dataclasses
 import os
 import socket
 from collections.abc import Callable, Iterator
@@ -13,13 +12,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rpc.handshake import ANSWER, REFUSED, STEP, Handshake, greet_blocking, new_nonce, new_token
-from harness.rpc.sockets import HEADER, Framed, Framer, Outbox, Splitter, WireError, portions, receive, socket_address
-from harness.transfer_queue import Column, ColumnSpec, LeaseExpired, QueueClosed, QueueSpec, Ragged, TaskSpec
+from harness.rpc.handshake import ANSWER, REFUSED, Handshake, new_nonce, new_token
+from harness.rpc.sockets import HEADER, Framer, Outbox, Splitter, WireError, portions, receive, socket_address
+from harness.transfer_queue import ColumnSpec, LeaseExpired, QueueClosed, QueueSpec, Ragged, TaskSpec
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.rows.frames import BatchAssignment, Frame, Part
 from harness.transfer_queue.storage.shm import ShmBackend
-from tests.support.queue_sides import AsyncConnection, LocalSide, ServerThread, SocketSide, SyncConnection
+from tests.support.queue_sides import LocalSide, SocketSide
+from tests.support.remote_queue import descriptors, rewards, tokens
 
 
 def framed(call: int, body: bytes, descriptors: int = 0) -> bytes:
@@ -96,9 +96,8 @@ def test_what_a_socket_does_not_take_is_kept_with_copies_of_its_descriptors() ->
         while len(got) < 3:
             got += splitter.feed(*receive(receiver))
             outbox.flush()
-        assert [(frame.call, len(frame.body), len(frame.descriptors)) for frame in got] == [
-            (call, len(body), 1) for call in range(3)
-        ]
+        sizes = [(frame.call, len(frame.body), len(frame.descriptors)) for frame in got]
+        assert sizes == [(call, len(body), 1) for call in range(3)]
         for frame in got:
             os.close(frame.descriptors[0])
         outbox.close()
@@ -112,20 +111,6 @@ def test_a_garbled_message_is_a_value_error_or_a_message(data: bytes) -> None:
             assert isinstance(decode(data), m.Message)
         except (msgspec.MsgspecError, ValueError):
             pass
-
-
-@pytest.mark.parametrize(
-    "garbled",
-    [
-        ["Put", "p", b"", [1, {"a": "1"}, b""], {}, None],
-        ["Put", "p", b"", [1, {"a": 1}, "text"], {}, None],
-        ["Get", "t", "many", 1, "0", 0, None, None, None],
-        ["Pickle", b""],
-    ],
-)
-def test_a_message_of_wrong_types_is_refused(garbled: list[object]) -> None:
-    with pytest.raises(msgspec.ValidationError):
-        m.decode_request(msgspec.msgpack.encode(garbled))
 
 
 def test_an_assignment_arrives_as_it_was_with_descriptors_for_their_indices() -> None:
@@ -179,10 +164,6 @@ def test_an_address_is_of_one_of_two_forms(wrong: str) -> None:
         socket_address(wrong)
 
 
-def descriptors() -> int:
-    return len(os.listdir("/proc/self/fd"))
-
-
 SPEC = QueueSpec(
     {
         "tokens": ColumnSpec("int64", ragged=True),
@@ -214,21 +195,13 @@ def call(request: pytest.FixtureRequest) -> Iterator[Call]:
         call("create_partition", "gone", [90])
         call("clear", "gone")
         call("create_partition", "a", range(8), 2)
-        call("put", "a", [0], rewards(0))
+        call("put", "a", [0], rewards([0]))
         yield call
-
-
-def rewards(*rows: int) -> dict[str, Column]:
-    return {"reward": np.array(rows, np.float32)}
-
-
-def tokens(*rows: int) -> dict[str, Column]:
-    return {"tokens": Ragged.from_rows([np.full(3, row) for row in rows], np.int64)}
 
 
 def goes_on(call: Call) -> None:
     """A correct put and get, of rows that no bad input was to touch."""
-    call("put", "a", [6, 7], rewards(6, 7))
+    call("put", "a", [6, 7], rewards([6, 7]))
     batch = call("get", "score", 8, minimum=1, partition="a", timeout_s=ANSWER_S)
     assert batch.rows.tolist() == [0, 6, 7] and batch.dense("reward").tolist() == [0, 6, 7]
     call("acknowledge", batch.lease)
@@ -238,18 +211,21 @@ def goes_on(call: Call) -> None:
     ("partition", "rows", "columns", "message"),
     [
         ("a", [1, 2], {"nonsense": np.zeros(2)}, "column 'nonsense' is unknown; the schema has"),
-        ("a", [1, 2], rewards(1, 2, 3), r"column 'reward' must be \[2\] for 2 rows, not \[3\]"),
-        ("a", [1, 2], tokens(1), "column 'tokens' has 1 rows for 2 row ids"),
+        ("a", [1, 2], rewards([1, 2, 3]), r"column 'reward' must be \[2\] for 2 rows, not \[3\]"),
+        ("a", [1, 2], tokens([1]), "column 'tokens' has 1 rows for 2 row ids"),
         ("a", [1, 2], {"reward": np.zeros(2, np.int64)}, "column 'reward' holds float32, not int64: cast it"),
+        ("a", [1, 2], {"reward": [1, 2]}, "column 'reward' takes an ndarray, not a list"),
+        ("a", [1, 2], {"reward": tokens([1, 2])["tokens"]}, "column 'reward' takes an ndarray, not a Ragged"),
         ("a", [1, 2], {"tokens": np.zeros(2, np.int64)}, "column 'tokens' takes a Ragged, not a ndarray"),
+        ("a", [1], {"tokens": Ragged.from_rows([np.zeros(2, np.int32)])}, "column 'tokens' holds int64, not int32"),
         ("a", [1, 2], {"vector": np.zeros((2, 3), np.float32)}, r"column 'vector' must be \[2, 2\] for 2 rows"),
-        ("a", [1, 2], rewards(1, 2) | {"vector": np.zeros((1, 2), np.float32)}, "column 'vector' must be"),
-        ("a", [1, 99], rewards(1, 99), "row 99 is not in partition 'a'"),
-        ("a", [1, 1], rewards(1, 1), "names a row twice"),
-        ("a", [1, 0], rewards(1, 0), "column 'reward' of row 0 in partition 'a' is already written"),
-        ("a", [0.5, 1.5], rewards(1, 2), "rows must be a list of integers"),
-        ("gone", [90], rewards(90), "partition 'gone' was cleared"),
-        ("nowhere", [1], rewards(1), "partition 'nowhere' is unknown"),
+        ("a", [1, 2], rewards([1, 2]) | {"vector": np.zeros((1, 2), np.float32)}, "column 'vector' must be"),
+        ("a", [1, 99], rewards([1, 99]), "row 99 is not in partition 'a'"),
+        ("a", [1, 1], rewards([1, 1]), "names a row twice"),
+        ("a", [1, 0], rewards([1, 0]), "column 'reward' of row 0 in partition 'a' is already written"),
+        ("a", [0.5, 1.5], rewards([1, 2]), "rows must be a list of integers"),
+        ("gone", [90], rewards([90]), "partition 'gone' was cleared"),
+        ("nowhere", [1], rewards([1]), "partition 'nowhere' is unknown"),
         ("a", [1], {"tokens": Ragged.from_rows([np.zeros(1 << 18, np.int64)])}, "more than capacity_bytes=1048576"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",
@@ -275,6 +251,8 @@ def test_a_bad_put_is_refused(call: Call, partition: str, rows: list[Any], colum
         ("train", 2, {"first": ("score", ((1, 1),))}, "task 'train' has 2 ranks and cannot get what comes first"),
         ("score", 2, {"first": ("score", ((1, 1),) * 5000)}, "at most 4096 pairs that come first, not 5000"),
         ("score", 5000, {"only": tuple(range(5000))}, "at most 4096 rows by their ids, not 5000"),
+        ("train", 2, {"only": (2, 3)}, "task 'train' has 2 ranks and cannot get rows by their ids"),
+        ("score", 4, {"only": (2, 3)}, "a get of only 2 rows takes count=2"),
     ],
 )
 def test_a_bad_get_is_refused(call: Call, task: str, count: int, options: Any, message: str) -> None:
@@ -284,8 +262,8 @@ def test_a_bad_get_is_refused(call: Call, task: str, count: int, options: Any, m
 
 
 def test_ranks_that_ask_for_different_counts_are_refused(call: Call) -> None:
-    call("put", "a", range(1, 6), rewards(*range(1, 6)))
-    call("put", "a", range(6), tokens(*range(6)))
+    call("put", "a", range(1, 6), rewards(range(1, 6)))
+    call("put", "a", range(6), tokens(range(6)))
     assert call("get", "train", 2, rank=0, timeout_s=ANSWER_S).rows.tolist() == [0, 1]
     with pytest.raises(ValueError, match="rank 1 of task 'train' asks for 4 rows where another rank asked for 2"):
         call("get", "train", 4, rank=1, timeout_s=ANSWER_S)
@@ -319,6 +297,8 @@ def test_a_bad_partition_is_refused(call: Call, name: str, rows: Any, group_size
         ("clear", ("gone",), "partition 'gone' was cleared"),
         ("set_bound", ("nothing", "0", 1), "task 'nothing' is unknown"),
         ("drop", ("train", "score", 1), "task 'train' has 2 ranks and cannot drop rows"),
+        ("drop", ("nobody", "score", 1), "task 'nobody' is unknown"),
+        ("drop", ("score", "nobody", 1), "task 'nobody' is unknown"),
     ],
 )
 def test_a_bad_word_on_what_is_there_is_refused(call: Call, verb: str, arguments: Any, message: str) -> None:
@@ -336,121 +316,3 @@ def test_a_late_acknowledgement_and_a_late_partition_are_refused(call: Call) -> 
     call("close")
     with pytest.raises(QueueClosed, match="partition 'late' comes after the queue was closed"):
         call("create_partition", "late", [1])
-
-
-# -- what no well-behaved client would send
-
-
-@pytest.fixture
-def server() -> Iterator[ServerThread]:
-    """After whatever was said to it, it serves clients that behave."""
-    with ServerThread(SPEC, ShmBackend()) as server:
-        yield server
-        connection = SyncConnection(server.endpoint)
-        connection.call("create_partition", "a", range(8), 2)
-        connection.call("put", "a", [0], rewards(0))
-        goes_on(connection.call)
-        connection.end()
-
-
-class Stranger:
-    """A bare connection. Every wait ends after ANSWER_S."""
-
-    def __init__(self, server: ServerThread, admitted: bool) -> None:
-        family, place = socket_address(server.endpoint.address)
-        self.sock = socket.socket(family)
-        self.sock.settimeout(ANSWER_S)
-        self.sock.connect(place)
-        self._splitter = Splitter()
-        self._heard: list[Framed] = []
-        if admitted:
-            greet_blocking(self.sock, server.endpoint.token, "the transfer queue", server.endpoint.address)
-            assert isinstance(self.hear(), m.Welcome)
-
-    def say(self, body: bytes) -> None:
-        self.sock.sendall(framed(1, body))
-
-    def hear(self) -> m.AnyResponse | None:
-        """None: the server has hung up."""
-        while not self._heard:
-            data, descriptors = receive(self.sock)
-            assert not descriptors
-            if not data:
-                return None
-            self._heard += self._splitter.feed(data)
-        return m.decode_answer(self._heard.pop(0).body)
-
-    def close(self) -> None:
-        self.sock.close()
-
-
-@pytest.mark.parametrize("connect", [AsyncConnection, SyncConnection])
-def test_a_client_without_the_token_is_refused(server: ServerThread, connect: Any) -> None:
-    connection = connect(dataclasses.replace(server.endpoint, token=new_token()))
-    with pytest.raises(PermissionError, match="the transfer queue refuses a client without its token"):
-        connection.call("describe")
-    connection.end()
-
-
-@pytest.mark.parametrize(
-    "said",
-    [
-        framed(1, m.encode(m.Verb("describe"))),
-        b"\x00" * ANSWER,
-        b"\x91" * 10_000,
-        b"GET / HTTP/1.1\r\n" * 8,
-        b"\xa5Get\xff\xfe" * 99,
-    ],
-)
-def test_a_client_that_does_not_prove_the_token_is_disconnected(
-    server: ServerThread, said: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
-    """Whatever it says: nothing of it is decoded, and nothing logged."""
-    with closing(Stranger(server, admitted=False)) as stranger:
-        stranger.sock.sendall(said.ljust(ANSWER))
-        heard = b""
-        try:
-            while more := stranger.sock.recv(4096):
-                heard += more
-        except ConnectionResetError:  # there was more than it read
-            pass
-        assert heard[STEP:] == REFUSED and not caplog.records
-
-
-def test_frames_that_end_in_the_middle_or_are_too_long_take_nothing_else_down(server: ServerThread) -> None:
-    for cut in (1, HEADER.size, HEADER.size + 3):
-        with closing(Stranger(server, admitted=True)) as stranger:
-            body = m.encode(m.Verb("describe"))
-            stranger.sock.sendall((HEADER.pack(len(body) + 8, 0, 1) + body)[:cut])
-    other = SyncConnection(server.endpoint)
-    assert other.call("describe")["partitions"] == {}
-    other.end()
-    with closing(Stranger(server, admitted=True)) as stranger:
-        stranger.sock.sendall(HEADER.pack(1 << 30, 0, 1))
-        answer = stranger.hear()
-        assert isinstance(answer, m.Failed) and "a message of 1073741824 bytes was announced" in answer.text
-        assert stranger.hear() is None
-
-
-@pytest.mark.parametrize(
-    ("body", "message"),
-    [
-        (b"\xc1", "MessagePack"),
-        (m.encode(["Get", 1, 2]), ""),
-        (m.encode(["Nonsense"]), "Nonsense"),
-        (m.encode(m.Put("a", bytes(7), Frame(0, {}, b""), {}, None)), "7 bytes are not int64 numbers"),
-        (m.encode(m.Put("a", bytes(8), Frame(2, {}, b""), {}, None)), "a frame of 2 rows came for 1 row ids"),
-        (m.encode(m.Put("a", bytes(8), Frame(1, {"x": 8}, bytes(8)), {}, None)), "column 'x' is unknown"),
-        (m.encode(m.Put("a", bytes(8), Frame(1, {"reward": 5}, bytes(5)), {}, None)), "5 bytes cannot hold 1 rows"),
-        (m.encode(m.Put("a", bytes(8), Frame(1, {"reward": 4}, bytes(3)), {}, None)), "4 bytes came with 3"),
-        (m.encode(m.Put("a", bytes(8), Frame(1, {"reward": 4}, (7, 0)), {}, None)), "has no segment 7 in"),
-        (m.encode(m.Put("a", bytes(8), Frame(1, {"reward": 4}, {}), {}, None)), "columns stays in its process"),
-        (m.encode(m.OpenSegment("a", 0)), "a segment comes with its descriptor, not with 0"),
-    ],
-    ids=str,
-)
-def test_a_message_that_says_nonsense_is_refused(server: ServerThread, body: bytes, message: str) -> None:
-    with closing(Stranger(server, admitted=True)) as stranger:
-        stranger.say(body)
-        answer = stranger.hear()
-        assert isinstance(answer, m.Failed) and message in answer.text, answer

@@ -5,6 +5,7 @@ import re
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given
@@ -283,8 +284,8 @@ class EngineOfTwo:
         self.first = FirstDevice(here, meeting, engine=0, others=1, limit_s=limit_s)
         self.other = OtherDevice(beside, meeting, engine=0, place=1, limit_s=limit_s, give_back=self._give_back)
         shared = (self.first, self.other)
-        common = {"ranks": 2, "limit_s": limit_s}
-        self.ranks = [world_turns(meeting, "actor", rank=r, device=shared[r], **common) for r in range(2)]  # type: ignore[arg-type]
+        common: Any = {"ranks": 2, "limit_s": limit_s}
+        self.ranks = [world_turns(meeting, "actor", rank=r, device=shared[r], **common) for r in range(2)]
         self.engine = EngineTurns(here, self.ranks[0], self.first, together=False)
 
     def _give_back(self) -> None:
