@@ -84,6 +84,12 @@ class CountingQueue(LocalQueue):
         """Responses of these samples, as an engine writes them."""
         await self.put(partition_name(iteration), rows, rollout_columns(rows))
 
+    async def start(self, groups: int, below: int) -> None:
+        """An engine takes the next groups, under this dispatch limit."""
+        await self.set_bound("rollout", "engine", below * GROUP)
+        for _ in range(groups):
+            assert await self.get("rollout", GROUP, consumer="engine", timeout_s=5) is not None
+
     async def read(self, task: str, iteration: int = 0, count: int = ROWS) -> Any:
         return await self.get(task, count, partition=partition_name(iteration), timeout_s=60)
 

@@ -22,13 +22,6 @@ class Report:
     spans: list[Span] = field(default_factory=list)
 
 
-class Unheard(Exception):
-    """Needs two arguments, so that its message alone makes no other."""
-
-    def __init__(self, what: str, why: str) -> None:
-        super().__init__(f"{what} because of {why}")
-
-
 class EchoRole:
     def __init__(self, number: int, clock: RealClock | None = None) -> None:
         self.number, self.clock = number, clock or RealClock(0.0)
@@ -76,15 +69,8 @@ class EchoRole:
     async def imported(self, module: str) -> bool:
         return module in sys.modules
 
-    async def fail(self, how: str) -> None:
-        errors: Mapping[str, Exception] = {
-            "known": ValueError("of the role"),
-            "number": OSError(2, "not there"),
-            "unknown": type("Novel", (TimeoutError,), {"__module__": "somewhere"})("too late"),
-            "of two": Unheard("silence", "wind"),
-            "group": ExceptionGroup("several", [ValueError("one"), ExceptionGroup("more", [KeyError("two")])]),
-        }
-        raise errors[how]
+    async def fail(self) -> None:
+        raise ValueError("of the role")
 
     async def block(self, until: str = "/never") -> str:
         """The whole process, as a collective would, until this file is there."""

@@ -77,31 +77,18 @@ def check_same(there: Path, replay: Replay, other: JobConfig, results: Path, *, 
 
 
 TIMES = st.sampled_from([0.1, 0.5, 1.0, 3.0, 20.0])
-STREAMING = pytest.mark.parametrize("schedule", ["fully_async", "half_step"])
 
 
-def check_drawn(data: st.DataObject, schedule: str) -> None:
+@pytest.mark.parametrize("schedule", ["fully_async", "half_step"])
+@settings(max_examples=examples(40))
+@given(data=st.data())
+def test_a_replay_ends_as_the_recorded_run(schedule: str, data: st.DataObject) -> None:
     """Of a drawn job what can be replayed."""
     drawn = data.draw(jobs(schedule))
     algorithm = replace(drawn.algorithm, filter="none", advantage="group")
     cost = replace(drawn.cost, turns=None, filtered_share=None)
     config = without_limit(replace(drawn, algorithm=algorithm, cost=cost))
     check_replayed(config, elsewhere(config, data.draw(TIMES), data.draw(TIMES), data.draw(TIMES)))
-
-
-@STREAMING
-@settings(max_examples=examples(20, least=3))
-@given(data=st.data())
-def test_a_replay_ends_as_the_recorded_run(schedule: str, data: st.DataObject) -> None:
-    check_drawn(data, schedule)
-
-
-@pytest.mark.slow
-@STREAMING
-@settings(max_examples=examples(90))
-@given(data=st.data())
-def test_so_it_does_over_many_jobs(schedule: str, data: st.DataObject) -> None:
-    check_drawn(data, schedule)
 
 
 LENGTHS = [*range(1, 13), 1000]

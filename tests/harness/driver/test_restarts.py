@@ -5,8 +5,6 @@ from dataclasses import replace
 from random import Random
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from harness.acceptance.chaos.jobs import base, random_job
 from harness.comparison.promises import FinishedRun
@@ -21,13 +19,10 @@ from harness.runtime.virtual_runtime import LocalRole
 from harness.weight_sync.membership import LostEngine
 from tests.support.coordinated_workers import BROKEN, DIED, Setting, Worker
 from tests.support.engine_events import KillableHandle
-from tests.support.examples import examples
 from tests.support.invariants import check_dispatch, check_every_sample_once, check_lags, check_times
 from tests.support.killable_runtime import Death, simulate_killed
-from tests.support.random_jobs import jobs, play
+from tests.support.random_jobs import play
 from tests.support.role_setting import settle
-
-checked = settings(max_examples=examples(15, least=10), suppress_health_check=list(HealthCheck))
 
 
 def end_of(job: JobConfig, seed: int) -> float:
@@ -39,23 +34,19 @@ def alone(job: JobConfig) -> bool:
     return not make_schedule(job).colocated
 
 
-WHO = st.sampled_from(["host", "rollout[0]", "rollout[1]"])
-DEATHS = st.lists(st.tuples(st.floats(0, 1), WHO, st.floats(0, 0.3)), min_size=1, max_size=5)
-"""When, as a share of the run; who; and how long the next start of it lasts, as such a share, too."""
+DEATHS = [(0.2, "host", 0.05), (0.3, "rollout[0]", 0.1), (0.32, "rollout[1]", 0.0), (0.5, "rollout[0]", 0.0)]
+"""When, as a share of the run; who; and how long the next start of it lasts, as such a share, too. At any moment:
+tests/harness/acceptance/test_chaos.py."""
 
 
-def check_deaths(job: JobConfig, seed: int, deaths: list[tuple[float, str, float]]) -> list[str]:
-    """No sample knows of them. The roles that were started again."""
+@pytest.mark.parametrize("schedule", SCHEDULES)
+def test_roles_that_die_are_started_again_and_no_sample_knows_of_it(schedule: str) -> None:
+    job = replace(random_job(schedule, Random(3).choice), iterations=6, restarts=RestartsConfig(limit=len(DEATHS)))
     engines = int(job.schedule.split["rollout"]) if alone(job) else 0
     there = {"host", *(f"rollout[{number}]" for number in range(engines))}
-    job = replace(job, restarts=RestartsConfig(limit=len(deaths)))
-    ends_at = end_of(job, seed)
-    planned = [Death(at * ends_at, name, start * ends_at) for at, name, start in deaths if name in there]
-    try:
-        recorder = simulate_killed(job, seed, planned)
-    except WorkerDied as ended:
-        assert job.algorithm.mini_batches > 1 and "no engine was left to sample the rest of batch" in str(ended)
-        return []
+    ends_at = end_of(job, 0)
+    planned = [Death(at * ends_at, name, start * ends_at) for at, name, start in DEATHS if name in there]
+    recorder = simulate_killed(job, 0, planned)
     recorder.ledger.check()
     restarted = [name for restart in recorder.restarts for name in restart.roles]
     run = FinishedRun(job, recorder.samples(), recorder.ledger.counts(), recorder.timeline, frozenset(restarted))
@@ -64,28 +55,6 @@ def check_deaths(job: JobConfig, seed: int, deaths: list[tuple[float, str, float
     check_times(run)
     check_lags(run, newer=transport_of(make_schedule(job).transport).staged)
     assert len(recorder.restarts) <= len(planned) and not recorder.engines
-    return restarted
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_roles_that_die_are_started_again_and_no_sample_knows_of_it(schedule: str) -> None:
-    deaths = [(0.2, "host", 0.05), (0.3, "rollout[0]", 0.1), (0.32, "rollout[1]", 0.0), (0.5, "rollout[0]", 0.0)]
-    job = random_job(schedule, Random(3).choice)
-    restarted = check_deaths(replace(job, iterations=6), 0, deaths)
-    assert "reward[0]" in restarted and ("rollout[0]" in restarted) == alone(base(schedule))
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_so_it_is_at_any_moment(schedule: str) -> None:
-    restarted: list[str] = []
-
-    @checked
-    @given(job=jobs(schedule), seed=st.integers(0, 3), deaths=DEATHS)
-    def holds(job: JobConfig, seed: int, deaths: list[tuple[float, str, float]]) -> None:
-        restarted.extend(check_deaths(job, seed, deaths))
-
-    holds()
     assert "reward[0]" in restarted and ("rollout[0]" in restarted) == alone(base(schedule))
 
 

@@ -1,4 +1,5 @@
-"""Simulated runs that are cut off, and go on from their checkpoints: what must hold of a run holds of them."""
+"""Simulated runs that are cut off, and go on from their checkpoints: what must hold of a run holds of them. At any
+moment, and with other faults: tests/harness/acceptance/test_chaos.py."""
 
 import json
 from dataclasses import replace
@@ -8,8 +9,6 @@ from typing import Any
 
 import msgspec
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from harness.comparison.promises import FinishedRun, read_finished
 from harness.config import CheckpointConfig, EvalConfig, JobConfig
@@ -120,7 +119,7 @@ def filtered(config: JobConfig, share: float = 0.4, over_sampling: float = 1.0) 
     [("colocate_sync", 1.0), ("k_step_off", 1.5), ("half_step", 2.0), ("fully_async", 1.0)],
 )
 def test_so_it_is_where_groups_are_refused(schedule: str, over_sampling: float) -> None:
-    """They are dealt again, or spares replace them; every pair of schedule and spares is drawn in the last test."""
+    """They are dealt again, or spares replace them."""
     check_resumed(filtered(job(schedule), over_sampling=over_sampling), [0.6, 0.4])
 
 
@@ -223,19 +222,3 @@ def test_a_run_that_is_asked_to_leave_at_its_end_comes_there(tmp_path: Path) -> 
     assert whole is not None
     seconds = [line["seconds"] for line in load_metrics(whole.path)]
     assert attempt(config, tmp_path, None, [], leave_at=(seconds[-3] + seconds[-2]) / 2) is not None
-
-
-@pytest.mark.slow
-@settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
-@given(
-    schedule=st.sampled_from(list(SCHEDULES)),
-    every=st.integers(1, 3),
-    share=st.sampled_from([None, 0.3, 0.7]),
-    over_sampling=st.sampled_from([1.0, 1.5, 2.0]),
-    cuts=st.lists(st.floats(0.05, 0.95), min_size=1, max_size=4),
-)
-def test_it_may_be_cut(schedule: str, every: int, share: float | None, over_sampling: float, cuts: list[float]) -> None:
-    config = job(schedule, every)
-    if share is not None:  # spares wait for their groups, which in another order nothing does
-        config = filtered(config, share, over_sampling if make_schedule(config).order == "fifo" else 1.0)
-    check_resumed(config, cuts)

@@ -54,25 +54,17 @@ def test_timers_fire_at_exactly_their_time_however_late_it_is(start: float) -> N
     assert run_virtual(main()) == [start + 1.0, start + 1.0, start + 2.0, start + 3.0]
 
 
-def test_a_timer_a_moment_later_is_not_early() -> None:
+def test_a_timer_a_moment_later_is_not_early_and_timeouts_are_of_virtual_time() -> None:
     async def main() -> list[float]:
         loop, seen = asyncio.get_running_loop(), list[float]()
         for when in (1.0, 1.0 + 1e-12):
             loop.call_at(when, lambda: seen.append(loop.time()))
-        await asyncio.sleep(2.0)
-        return seen
-
-    assert run_virtual(main()) == [1.0, 1.0 + 1e-12]
-
-
-def test_timeouts_are_of_virtual_time() -> None:
-    async def main() -> float:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(86_400.0 * 30):
+            async with asyncio.timeout(86_400.0):
                 await asyncio.Event().wait()
-        return asyncio.get_running_loop().time()
+        return [*seen, loop.time()]
 
-    assert run_virtual(main()) == 86_400.0 * 30
+    assert run_virtual(main()) == [1.0, 1.0 + 1e-12, 86_400.0]
 
 
 def test_a_deadlock_says_what_waits_and_lets_everyone_clean_up() -> None:

@@ -109,9 +109,7 @@ TestAnyHistory.settings = settings(max_examples=examples(60), stateful_step_coun
 
 
 def test_an_engine_leaves_between_two_transfers_and_comes_back_with_the_weights_of_a_later_one() -> None:
-    membership = Membership()
-    for name in ("a", "b"):
-        membership.join(name)
+    membership = joined("a", "b")
     epoch = membership.epoch
     membership.request("b", "leave")
     assert membership.working == ["a", "b"] and membership.epoch == epoch, "not before a transfer begins"
@@ -135,9 +133,7 @@ def test_an_engine_leaves_between_two_transfers_and_comes_back_with_the_weights_
 
 
 def test_an_engine_that_was_asked_to_leave_may_be_asked_to_stay_until_a_transfer_begins() -> None:
-    membership = Membership()
-    for name in ("a", "b"):
-        membership.join(name)
+    membership = joined("a", "b")
     membership.request("b", "leave")
     assert membership.request("b", "join").requested is None
     assert membership.begin_transfer() == [] and membership.working == ["a", "b"]
@@ -148,9 +144,7 @@ def test_an_engine_that_was_asked_to_leave_may_be_asked_to_stay_until_a_transfer
 
 
 def test_an_engine_that_was_to_leave_stays_where_the_others_have_died_since() -> None:
-    membership = Membership()
-    for name in ("a", "b", "c"):
-        membership.join(name)
+    membership = joined("a", "b", "c")
     membership.request("b", "leave")
     membership.mark_lost("a", "killed")
     membership.mark_lost("c", "killed")
@@ -158,13 +152,14 @@ def test_an_engine_that_was_to_leave_stays_where_the_others_have_died_since() ->
     assert membership.of("b").requested is None
 
 
+class Engine:
+    name = "a"
+
+    async def end(self) -> None: ...
+
+
 async def test_whoever_needs_all_engines_waits_for_those_that_are_started_again() -> None:
     started = asyncio.Event()
-
-    class Engine:
-        name = "a"
-
-        async def end(self) -> None: ...
 
     async def replace(engine: object, why: str) -> int:
         await started.wait()
@@ -182,11 +177,6 @@ async def test_whoever_needs_all_engines_waits_for_those_that_are_started_again(
 
 
 async def test_an_engine_that_dies_once_more_as_it_comes_back_is_waited_for_to_its_second_return() -> None:
-    class Engine:
-        name = "a"
-
-        async def end(self) -> None: ...
-
     deaths, once_more = ["died as it was welcomed"], asyncio.Event()
 
     async def replace(engine: object, why: str) -> int:

@@ -2,7 +2,6 @@
 
 import asyncio
 import gc
-import pickle
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -71,29 +70,16 @@ async def test_weights_arrive_bit_for_bit_with_and_without_digests(transport: st
         assert same(await carried(*ends, version, weights(version)), weights(version))
 
 
-class Damaging:
-    """A sender's weights, one of which changes after its digest was taken: as on a transport that is no good."""
-
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, transport: str, name: str) -> None:
-        module = f"harness.weight_sync.{transport}"
-
-        def wrong(bucket: Any, data: torch.Tensor) -> torch.Tensor:
-            taken = digests(bucket, data)
-            for number, spec in enumerate(bucket.tensors):
-                if spec.name == name and self.times:
-                    self.times -= 1
-                    taken[number] += 1
-            return taken
-
-        self.times = 1
-        monkeypatch.setattr(f"{module}.digests", wrong)
-
-
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_damage_is_an_error_and_the_next_is_fine(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """One tensor changes after its digest was taken, as on a transport that is no good."""
+
+    def wrong(bucket: Any, data: torch.Tensor) -> torch.Tensor:
+        return digests(bucket, data) + torch.tensor([spec.name == "large" for spec in bucket.tensors])
+
     ends = two_ends(transport, checked=True)
-    Damaging(monkeypatch, transport, "large")
-    with pytest.raises(TransferError, match="version 1 .*damaged: large"):
+    with monkeypatch.context() as damaging, pytest.raises(TransferError, match="version 1 .*damaged: large"):
+        damaging.setattr(f"harness.weight_sync.{transport}.digests", wrong)
         await carried(*ends, 1, weights(1))
     assert same(await carried(*ends, 2, weights(2)), weights(2)), "an end was left in the middle of a transfer"
 
@@ -113,15 +99,6 @@ async def test_every_version_reaches_every_process_bit_for_bit(transport: str) -
     for version in (1, 2, 3):
         await asyncio.to_thread(lambda version=version: asyncio.run(sender.send(version, weights(version))))
     assert await reading == [[True] * 3] * 2
-
-
-@pytest.mark.parametrize("transport", TRANSPORTS)
-def test_an_offer_is_small_and_picklable(transport: str) -> None:
-    offer, _store = offered(transport, receivers=2)
-    data = pickle.dumps(offer)
-    assert pickle.loads(data) == offer and len(data) < 4096
-    assert offer.rendezvous.size == 3 and f"{LOOPBACK}:" in offer.rendezvous.place
-    withdraw(offer)
 
 
 # --- what stops in the middle ----------------------------------------------------------------------------------------
@@ -214,18 +191,13 @@ def test_what_is_done_just_after_a_look_at_it_is_no_failure_unless_it_failed() -
 
 @pytest.mark.timeout(60)
 @pytest.mark.parametrize("transport", TRANSPORTS)
-def test_a_missing_receiver_is_an_error_and_not_a_hang(transport: str) -> None:
+def test_an_end_that_is_alone_is_an_error_and_not_a_hang(transport: str) -> None:
     offer, store = offered(transport, timeout_s=1.0)
     with pytest.raises(TransferError, match="did not meet"):
         offer.sender(store, CPU)
     withdraw(offer)
-
-
-@pytest.mark.timeout(60)
-def test_a_receiver_without_a_sender_is_an_error_and_not_a_hang() -> None:
-    offer, _store = offered("collective", timeout_s=1.0)
     with pytest.raises(TransferError, match="did not meet"):
-        offer.receiver(0, CPU)
+        offered("collective", timeout_s=1.0)[0].receiver(0, CPU)
 
 
 def join_and_leave(number: int, offer: Offer) -> None:
@@ -263,15 +235,12 @@ def test_the_memory_is_that_of_two_buckets_whatever_the_model() -> None:
     assert 2 * many.largest <= size == 2 * slot_bytes(many) <= 2 * many.largest + 128
 
 
-def test_an_offer_withdrawn_leaves_nothing_and_cannot_be_joined(offer: SharedOffer) -> None:
+def test_no_other_user_can_read_the_file_and_an_offer_withdrawn_leaves_none_to_join(offer: SharedOffer) -> None:
+    assert offer.path.stat().st_mode & 0o077 == 0
     offer.withdraw()
     with pytest.raises(FileNotFoundError):
         offer.receiver(0, CPU)
     assert not offer.path.exists()
-
-
-def test_no_other_user_can_read_the_file(offer: SharedOffer) -> None:
-    assert offer.path.stat().st_mode & 0o077 == 0
 
 
 def test_slots_that_do_not_fit_into_shared_memory_are_refused_before_anything_is_made() -> None:

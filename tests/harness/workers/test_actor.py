@@ -38,12 +38,6 @@ class Setting:
         for iteration in (0, 1):
             await self.queue.admit(iteration)
 
-    async def start(self, groups: int, below: int) -> None:
-        """The engine takes the next groups, under this dispatch limit."""
-        await self.queue.set_bound("rollout", "engine", below * GROUP)
-        for _ in range(groups):
-            assert await self.queue.get("rollout", GROUP, consumer="engine", timeout_s=5) is not None
-
     async def complete(self, *groups: int) -> None:
         for group in groups:
             rows = range(group * GROUP, (group + 1) * GROUP)
@@ -160,8 +154,8 @@ async def test_what_is_due_later_leaves_room_for_others_now() -> None:
     """Two were started under limit 2 and are due in six, so that all of the next three may be others."""
     setting = Setting(batch=3)
     await setting.admit()
-    await setting.start(2, below=2)
-    await setting.start(8, below=LIMIT)
+    await setting.queue.start(2, below=2)
+    await setting.queue.start(8, below=LIMIT)
     training = asyncio.create_task(setting.actor.train(0, first=[(2, 6)]))
     await setting.complete(5, 6, 7)
     assert groups_of(await training) == [5, 6, 7]
@@ -359,7 +353,7 @@ async def test_training_that_fails_leaves_no_request_for_more_rows_behind() -> N
 
     setting = Setting()
     await setting.admit()
-    await setting.start(2, LIMIT)
+    await setting.queue.start(2, LIMIT)
     await setting.complete(0)
     before = asyncio.all_tasks()
     with pytest.raises(FloatingPointError) as failure:  # which knows the frames that it went through, and all in them

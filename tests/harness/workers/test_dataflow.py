@@ -9,26 +9,14 @@ ROLES = ["rollout", "reference", "actor_fwd", "actor"]
 
 
 def test_policies_follow_the_order_of_training() -> None:
-    tasks = queue_spec(JobShape(ROLES, training_ranks=2, capacity_rows=8)).tasks
-    assert {name: task.policy for name, task in tasks.items()} == {
-        "rollout": "fifo",
-        "reward": "ready",
-        "advantages": "ready",
-        "reference": "fifo",
-        "actor_fwd": "fifo",
-        "actor": "fifo",
-        "record": "ready",
+    whenever = dict.fromkeys(("reward", "advantages", "record"), "ready")
+    by_order = {
+        "fifo": dict.fromkeys(ROLES, "fifo"),
+        "completion": {"rollout": "fifo", "actor": ORDERS["completion"], "reference": "ready", "actor_fwd": "ready"},
     }
-    tasks = queue_spec(JobShape(ROLES, training_ranks=1, capacity_rows=8, order="completion")).tasks
-    assert {name: task.policy for name, task in tasks.items()} == {
-        "rollout": "fifo",
-        "reward": "ready",
-        "advantages": "ready",
-        "reference": "ready",
-        "actor_fwd": "ready",
-        "actor": ORDERS["completion"],
-        "record": "ready",
-    }
+    for order, policies in by_order.items():
+        tasks = queue_spec(JobShape(ROLES, training_ranks=1, capacity_rows=8, order=order)).tasks
+        assert {name: task.policy for name, task in tasks.items()} == policies | whenever
     tasks = queue_spec(JobShape(ROLES, training_ranks=2, capacity_rows=8, order="completion", beside_actor=ROLES)).tasks
     assert {task.ranks for task in tasks.values()} == {1}
 

@@ -110,8 +110,8 @@ async def test_ranks_agree_on_every_batch_and_what_is_due_is_in_it(ranks: int, s
     for iteration in range(3):
         await queue.admit(iteration)
     world, late = actors(queue, ranks, batch), draw.randrange(1, 5)
-    await started(queue, late, below=late)
-    await started(queue, 3 * GROUPS - late, below=3 * GROUPS)
+    await queue.start(late, below=late)
+    await queue.start(3 * GROUPS - late, below=3 * GROUPS)
     others = draw.sample(range(late, 3 * GROUPS), 3 * GROUPS - late)
     due = draw.sample(range(late), late)
 
@@ -138,13 +138,6 @@ async def test_ranks_agree_on_every_batch_and_what_is_due_is_in_it(ranks: int, s
     assert [len(set(of_batch)) for of_batch in groups] == [batch, batch] and not set(groups[0]) & set(groups[1])
     assert set(range(late)) <= set(groups[1])
     assert sorted(groups[0]) == sorted(others[:batch])
-
-
-async def started(queue: CountingQueue, groups: int, below: int) -> None:
-    """An engine takes the next groups, under this dispatch limit."""
-    await queue.set_bound("rollout", "engine", below * GROUP)
-    for _ in range(groups):
-        assert await queue.get("rollout", GROUP, consumer="engine", timeout_s=5) is not None
 
 
 class LengthScorer:

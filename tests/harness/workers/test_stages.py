@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from engines.torch.model import build_model
 from engines.torch.scoring import TorchLogProb
-from harness.protocols import TrainBatch, TrainEngine
+from harness.protocols import TrainBatch
 from harness.rl.advantages import advantages_of, group_advantages, needs_whole_batch
 from harness.rl.kl import RewardKL
 from harness.rl.token_advantages import token_advantages_of
@@ -49,36 +49,28 @@ from tests.support.role_setting import (
     settle,
     torch_engine,
 )
+from tests.support.trained_groups import NotingTrainer
 
 GRPO, DR_GRPO = (advantages_of(algorithm(normalise_std=divide)) for divide in (True, False))
 
 MICRO_BATCH = 2 * GROUP
 
 
-class NotingTrainer:
-    """A train engine that keeps what it was given."""
+class KeepingTrainer(NotingTrainer):
+    """Keeps what it was given, and after how many micro-batches it stepped."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.batches: list[TrainBatch] = []
         self.steps: list[int] = []
-        self.weights = {name: tensor.detach() for name, tensor in build_model(SMALL, seed=9).named_parameters()}
 
     async def accumulate(self, batch: TrainBatch) -> dict[str, float]:
         self.batches.append(batch)
-        return {"tokens": float(len(batch.responses.values)), "ratio_max": float(len(self.batches))}
-
-    def rank_tokens(self, batch: TrainBatch) -> list[int]:
-        return [len(batch.prompts.values) + len(batch.responses.values)]
+        return await super().accumulate(batch)
 
     async def step(self) -> dict[str, float]:
         self.steps.append(len(self.batches))
-        return {"grad_norm": 2.5}
-
-    def named_parameters(self) -> dict[str, torch.Tensor]:
-        return self.weights
-
-    def holders(self) -> dict[str, tuple[int, ...]]:
-        return {}
+        return await super().step()
 
 
 def stage_options(queue: CountingQueue, rows: int, minimum: int | None = None) -> dict[str, object]:
@@ -90,7 +82,7 @@ def scorer() -> TorchLogProb:
     return TorchLogProb(build_model(SMALL), temperature=1.0, device=CPU)
 
 
-def actor(queue: CountingQueue, engine: TrainEngine) -> ActorRole:
+def actor(queue: CountingQueue, engine: NotingTrainer) -> ActorRole:
     reader = FifoReader(queue, rank=0, rows=MICRO_BATCH)
     return ActorRole(engine, TickingClock(), rank=0, reader=reader, device=CPU)
 
@@ -108,7 +100,7 @@ class Stages:
 
 
 async def test_every_column_that_training_reads_belongs_to_its_row() -> None:
-    queue, trainer = CountingQueue(), NotingTrainer()
+    queue, trainer = CountingQueue(), KeepingTrainer()
     await queue.admit(0)
     await asyncio.gather(
         actor(queue, trainer).train(0), Stages(queue).process(0), rollout_role(torch_engine(), queue).generate(0)
@@ -150,7 +142,7 @@ async def test_rewards_do_not_wait_for_a_whole_group_but_advantages_do() -> None
 
 
 async def test_training_begins_with_the_first_micro_batch_and_steps_after_the_last() -> None:
-    queue, trainer = CountingQueue(roles=("rollout", "actor")), NotingTrainer()
+    queue, trainer = CountingQueue(roles=("rollout", "actor")), KeepingTrainer()
     await queue.admit(0)
     reward = RewardStage(TASK, scored_here(TASK), **stage_options(queue, ROWS, 1))
     advantages = AdvantageStage(group_size=GROUP, advantages=DR_GRPO, **stage_options(queue, ROWS, GROUP))
@@ -290,7 +282,7 @@ async def test_a_kl_in_the_reward_is_of_the_policy_that_sampled_to_the_reference
 
 async def test_publishing_before_the_transport_is_open_is_an_error() -> None:
     with pytest.raises(RuntimeError, match="before the transport was opened"):
-        await actor(CountingQueue(), NotingTrainer()).send(1)
+        await actor(CountingQueue(), KeepingTrainer()).send(1)
 
 
 # --- loads and computations take their time on a simulated clock ------------------------------------------------------
@@ -436,7 +428,7 @@ async def test_a_stage_says_what_it_waits_for() -> None:
 
 
 async def test_the_trainers_parameters_score_as_the_version_of_the_trainers_last_step() -> None:
-    queue, trainer = CountingQueue(), NotingTrainer()
+    queue, trainer = CountingQueue(), KeepingTrainer()
     role = actor(queue, trainer)
     stage = TrainersLogProbStage(scorer(), lambda: role.version, **stage_options(queue, MICRO_BATCH))
     others = [

@@ -26,6 +26,7 @@ from harness.workers.turns import (
     world_turns,
 )
 from tests.support.local_queue import virtual
+from tests.support.role_setting import settle
 
 
 class MeetingHere:
@@ -457,21 +458,15 @@ class Role(ComputingRole):
             await self.ends.wait()
 
 
-async def soon() -> None:
-    """Everything that can go on has gone on."""
-    for _ in range(10):
-        await asyncio.sleep(0)
-
-
 async def test_a_role_that_is_held_ends_its_turn_and_begins_none() -> None:
     order: list[str] = []
     role = Role("actor[0]", DeviceTurns(), order)
     first = asyncio.create_task(role.compute())
-    await soon()
+    await settle()
     holding = asyncio.create_task(role.hold())
-    await soon()
+    await settle()
     second = asyncio.create_task(role.compute())
-    await soon()
+    await settle()
     assert not holding.done() and await role.progress() == 0
     role.ends.set()
     assert await holding, "it had a turn"
@@ -488,15 +483,15 @@ async def test_a_role_that_waited_for_the_device_of_another_is_found_when_both_a
     device = DeviceTurns()
     roles = [Role("reference[0]", device, order), Role("actor[0]", device, order)]
     working = [asyncio.create_task(role.compute()) for role in roles]
-    await soon()
+    await settle()
     assert order == ["reference[0]"]
     holding = asyncio.gather(*(role.hold() for role in roles))
-    await soon()
+    await settle()
     roles[0].ends.set()
     assert await holding == [True, False]
-    await soon()
+    await settle()
     again = asyncio.gather(*(role.hold() for role in roles))
-    await soon()
+    await settle()
     assert order == ["reference[0]", "actor[0]"] and not again.done()
     roles[1].ends.set()
     assert await again == [False, True]
