@@ -9,11 +9,15 @@ from importlib.util import find_spec
 from typing import Any, Literal
 from unittest import mock
 
+import numpy as np
 import pytest
 
+from engines.simulated.rollout import SimulatedRollout
+from harness.config import LengthsConfig
+from harness.cost_model.lengths import ResponseLengths
 from harness.protocols import RolloutEngine
 from tests.contract.engine_under_test import EngineUnderTest, Setting, construct, constructed, named
-from tests.contract.simulated_engine import SIMULATED
+from tests.support.simulated_setting import COST
 
 
 def processes(engine: Any) -> Sequence[int]:
@@ -22,6 +26,29 @@ def processes(engine: Any) -> Sequence[int]:
 
 
 TORCH = EngineUnderTest(name="torch", start=constructed("engines.torch.rollout:TorchRollout"))
+
+
+async def simulated(setting: Setting) -> RolloutEngine:
+    """On a real clock, at a millisecond a step; lengths are drawn by the cost model, whatever the sampling."""
+    lengths = LengthsConfig(kind="uniform", mean=40.0, cap=80)
+    return SimulatedRollout(
+        replace(COST, decode_step_s=1e-3, call_s=0.0, offload_s=1e-3, reload_s=1e-3),
+        ResponseLengths(lengths, setting.seed),
+        slots=setting.slots,
+        group_size=1,
+        clock=setting.clock,
+        load_s=1e-3,
+        name=setting.name,
+    )
+
+
+SIMULATED = EngineUnderTest(
+    name="simulated",
+    start=simulated,
+    cannot={"tokens": "a simulated sample has a length and no content"},
+    sample_by=lambda engine, sampling: None,
+    prompt=lambda prompt: np.array([len(prompt)]),
+)
 
 
 def vllm_by(runner: Literal["0", "1"]) -> Callable[[Setting], Awaitable[RolloutEngine]]:

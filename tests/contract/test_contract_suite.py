@@ -147,7 +147,7 @@ RESUMED = test_pauses.test_abort_and_resume_lose_no_token
 STOPPED = test_samples.test_a_stop_token_ends_a_sample_and_stands_last_with_its_log_probability
 NEIGHBOURS = test_tokens.test_a_sample_draws_the_same_tokens_whatever_runs_beside_it
 PROMPT = test_tokens.test_samples_of_one_prompt_differ
-LOG_PROBS = test_tokens.test_log_probabilities_are_those_of_the_distribution_that_tokens_were_drawn_from
+LOG_PROBS = test_tokens.test_log_probabilities_are_those_of_what_tokens_were_drawn_from
 FREQUENCIES = test_tokens.test_tokens_come_as_often_as_their_probability_says
 SAMPLING = {parameter.id: parameter.values[0] for parameter in test_tokens.SAMPLINGS}
 BROKEN_OFF = dict(zip(("broken", "error", "message"), test_loading.BROKEN[0].values, strict=True))

@@ -8,9 +8,8 @@ import numpy as np
 import pytest
 
 from harness.protocols import Completion, Request, StopMode
-from tests.contract.in_flight import in_flight, too_late_unless
 from tests.contract.reference import log_probs_of
-from tests.contract.subject import VARIED, Subject
+from tests.contract.subject import VARIED, Subject, in_flight, too_late_unless
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

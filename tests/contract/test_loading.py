@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from harness.protocols import Completion, Request
-from tests.contract.in_flight import in_flight, too_late_unless
-from tests.contract.subject import NAME, VARIED, Subject
+from tests.contract.subject import NAME, VARIED, Subject, in_flight, too_late_unless
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 

@@ -1,4 +1,5 @@
-"""Stopping and going on: what each mode of a pause promises, and that no token is lost by any."""
+"""Stopping and going on: what each mode of a pause promises, that no token is lost by any; the end of single samples;
+and sleep, which gives the device back to those it is shared with."""
 
 from __future__ import annotations
 
@@ -9,9 +10,8 @@ import numpy as np
 import pytest
 
 from harness.protocols import Completion, Request, Sampling, StopMode
-from tests.contract.in_flight import in_flight, too_late_unless
 from tests.contract.reference import assert_greedy
-from tests.contract.subject import VARIED, Collected, Subject, waiting_for
+from tests.contract.subject import NAME, VARIED, Collected, Subject, in_flight, too_late_unless, waiting_for
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -196,3 +196,110 @@ async def aborted_once(subject: Subject, requests: list[Request]) -> dict[int, C
         samples.submit(again)
         await subject.engine.resume()
         return dict(await samples.all())
+
+
+# -- ending single samples
+
+
+@in_flight
+async def test_samples_that_are_cut_end_where_they_are_and_no_other_does(subject: Subject) -> None:
+    subject.sample_by(VARIED)
+    requests = subject.many()
+    expected = await subject.generate(requests)
+    async with subject.collecting(requests) as samples:
+        await samples.until(1)
+        named = [request.sample_id for request in requests if request.sample_id not in samples.done][::2]
+        async with waiting_for("cut"):
+            await subject.engine.cut([*named, -1])  # the last one is none of its samples
+        done = await samples.all()
+    assert not samples.aborted
+    cut = {sample for sample, completion in done.items() if completion.finish_reason == "cut"}
+    too_late_unless(cut)
+    assert cut <= set(named)
+    for sample, completion in done.items():
+        whole, got = expected[sample].tokens.tolist(), completion.tokens.tolist()
+        assert len(got) == len(completion.log_probs) == len(completion.versions) > 0
+        if sample not in cut:
+            assert completion.finish_reason == expected[sample].finish_reason
+        if subject.compares_tokens and "seeds" not in subject.under_test.cannot:
+            assert got == (whole[: len(got)] if sample in cut else whole)
+    for request in requests if subject.compares_tokens else ():
+        subject.assert_sampled_by_its_versions(request, done[request.sample_id])
+
+
+async def test_an_engine_goes_on_after_a_cut(subject: Subject) -> None:
+    subject.sample_by(VARIED)
+    requests = subject.many()
+    expected = await subject.generate(requests)
+    async with subject.collecting(requests) as samples:
+        await subject.engine.cut([request.sample_id for request in requests])
+        assert len(await samples.all()) == len(requests)
+    assert (subject.engine.running, subject.engine.waiting) == (0, 0)
+    again = await subject.generate(requests)
+    if subject.compares_tokens and "seeds" not in subject.under_test.cannot:
+        assert all(again[sample].tokens.tolist() == done.tokens.tolist() for sample, done in expected.items())
+
+
+# -- sleep
+
+
+async def assert_generates(subject: Subject) -> None:
+    subject.sample_by(VARIED)
+    requests = subject.requests(4)
+    done = await subject.generate(requests)
+    for request in requests:
+        assert set(done[request.sample_id].versions) == {subject.engine.version}
+        if subject.compares_tokens:
+            subject.assert_sampled_by_its_versions(request, done[request.sample_id])
+
+
+async def test_an_engine_that_slept_samples_from_the_weights_it_had(subject: Subject) -> None:
+    await subject.engine.sleep()
+    await subject.engine.wake()
+    await assert_generates(subject)
+
+
+@pytest.mark.parametrize("keep_weights", [True, False])
+async def test_weights_that_came_during_sleep_are_the_ones_it_wakes_with(subject: Subject, keep_weights: bool) -> None:
+    """As colocated roles do: the engine is asleep while the trainer publishes."""
+    await subject.engine.sleep(keep_weights=keep_weights)
+    await subject.take(subject.engine.version + 1)
+    subject.engine.drop_cache()
+    await subject.engine.wake()
+    await assert_generates(subject)
+
+
+async def test_waking_an_engine_that_is_awake_does_nothing(subject: Subject) -> None:
+    await subject.engine.wake()
+    await assert_generates(subject)
+
+
+@in_flight
+async def test_running_samples_sleep_too_and_go_on_from_their_tokens(subject: Subject) -> None:
+    subject.sample_by(VARIED)
+    requests = subject.many()
+    async with subject.collecting(requests) as samples:
+        await samples.until(1)
+        await subject.engine.pause("keep")
+        too_late_unless(subject.engine.running)
+        await subject.engine.sleep()
+        await subject.engine.wake()
+        await subject.engine.resume()
+        done = await samples.all()
+    if subject.compares_tokens:
+        for request in requests:
+            subject.assert_sampled_by_its_versions(request, done[request.sample_id])
+
+
+@in_flight
+async def test_a_busy_engine_refuses_to_sleep_and_a_sleeping_one_to_go_on(subject: Subject) -> None:
+    subject.sample_by(VARIED)
+    async with subject.collecting(subject.many()) as samples:
+        await samples.until(1)
+        too_late_unless(subject.engine.running)
+        with pytest.raises(RuntimeError, match=NAME):
+            await subject.engine.sleep()
+        await samples.all()
+    await subject.engine.sleep()
+    with pytest.raises(RuntimeError, match=NAME):
+        await subject.engine.resume()

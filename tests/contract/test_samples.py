@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 
 from harness.protocols import Request, Sampling
-from tests.contract.in_flight import in_flight, too_late_unless
 from tests.contract.reference import MAX_LENGTH, VOCABULARY, log_probs_of
-from tests.contract.subject import SLOTS, VARIED, Subject
+from tests.contract.subject import SLOTS, VARIED, Subject, in_flight, too_late_unless
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -115,9 +114,7 @@ async def test_who_stops_waiting_for_finished_samples_loses_none(subject: Subjec
         pytest.param(np.ones(MAX_LENGTH - 19, np.int64), id="too long"),
     ],
 )
-async def test_a_prompt_that_cannot_be_served_is_refused_and_nothing_is_queued(
-    subject: Subject, prompt: np.ndarray
-) -> None:
+async def test_a_prompt_that_cannot_be_served_is_refused_and_not_queued(subject: Subject, prompt: np.ndarray) -> None:
     subject.needs("tokens")
     subject.sample_by(Sampling(max_tokens=20))
     fine, wrong = subject.requests(2)

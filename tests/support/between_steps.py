@@ -45,9 +45,7 @@ async def _die() -> None:
     os.kill(os.getpid(), signal.SIGKILL)
 
 
-def counted(
-    log_probs: torch.Tensor, behaviour_log_probs: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor
-) -> torch.Tensor:
+def counted(log_probs: torch.Tensor, _: torch.Tensor, advantages: torch.Tensor, mask: torch.Tensor) -> torch.Tensor:
     """Of a micro-batch, which is noted."""
     with (_folder() / "micro-batches").open("ab") as file:
         file.write(b".")

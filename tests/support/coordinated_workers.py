@@ -90,9 +90,7 @@ class Worker:
 class Setting:
     """Two training ranks, two engines, a scorer. fails: by worker, the method at which it always fails."""
 
-    def __init__(
-        self, transport: str, on_lost: OnLost = "end", attempts: int = 3, *, fails: Any = None, **errors: Errors
-    ) -> None:
+    def __init__(self, transport: str, on_lost: OnLost = "end", attempts: int = 3, fails: Any = None, **errors: Any):
         self.log: list[str] = []
         self.lost: list[str] = []
         self.spans: list[Span] = []

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from harness.config import JobConfig, RestartsConfig
@@ -54,6 +55,9 @@ class KillableHandle:
             call.cancel()
 
 
+Prepare = Callable[[Session], None]
+
+
 @dataclass(frozen=True)
 class Event:
     """What happens to an engine at a time, in seconds of the run."""
@@ -63,9 +67,7 @@ class Event:
     what: str  # "dies", or what it is asked: "leave", "join"
 
 
-def simulate_with(
-    config: JobConfig, seed: int, events: Sequence[Event], started: Callable[[Session], None]
-) -> Recorder:
+def simulate_with(config: JobConfig, seed: int, events: Sequence[Event], started: Prepare) -> Recorder:
     """Run on the virtual clock while these things happen to engines; none is started again."""
     config = replace(config, restarts=RestartsConfig(limit=0))
 
@@ -74,17 +76,23 @@ def simulate_with(
         fleet = session.assembly.job.rollout.fleet
         for name, handle in list(fleet._handles.items()):
             fleet._handles[name] = KillableHandle(handle)
-        measure = session.assembly.job.prompts.admit  # the first thing that any schedule does
-
-        async def first(below: int) -> None:
-            session.assembly.job.prompts.admit = measure  # type: ignore[method-assign]
-            for event in events:
-                asyncio.get_running_loop().call_later(event.at, happen, fleet, event)
-            await measure(below)
-
-        session.assembly.job.prompts.admit = first  # type: ignore[method-assign]
+        plan(session, [(event.at, partial(happen, fleet, event)) for event in events])
 
     return simulate(config, seed, started=prepare)
+
+
+def plan(session: Session, events: Sequence[tuple[float, Callable[[], None]]]) -> None:
+    """These things happen at their times, in seconds of the run."""
+    prompts = session.assembly.job.prompts
+    admit = prompts.admit  # the first thing that any schedule does
+
+    async def first(below: int) -> None:
+        prompts.admit = admit  # type: ignore[method-assign]
+        for at, what in events:
+            asyncio.get_running_loop().call_later(at, what)
+        await admit(below)
+
+    prompts.admit = first  # type: ignore[method-assign]
 
 
 def happen(fleet: Fleet[Any], event: Event) -> None:

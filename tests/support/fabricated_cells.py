@@ -75,7 +75,7 @@ def make_cell(root: Path, label: str, made: Made, seeds: Sequence[int] = range(5
 
 
 def make_run(
-    root: Path, label: str, made: Made, seed: int, *, slower: float = 1.0, manifest: dict[str, Any] | None = None
+    root: Path, label: str, made: Made, seed: int, *, slower: float = 1.0, manifest: Any = None
 ) -> RunDirectory:
     """One finished run; manifest: what its manifest says otherwise."""
     rng = np.random.default_rng([made.draw, seed])

@@ -5,8 +5,6 @@ from dataclasses import dataclass, field
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import pytest
-
 MIB = 1 << 20
 
 
@@ -122,9 +120,7 @@ class FakeNvml(ModuleType):
         return self._told(handle, handle.celsius)
 
 
-def install(
-    monkeypatch: pytest.MonkeyPatch, *gpus: FakeGpu, visible: str | None = None, broken: type[Exception] | None = None
-) -> FakeNvml:
+def install(monkeypatch: Any, *gpus: FakeGpu, visible: str | None = None, broken: Any = None) -> FakeNvml:
     """Put it in the place of pynvml, with these GPUs, and CUDA_VISIBLE_DEVICES as given."""
     library = FakeNvml(list(gpus), broken)
     monkeypatch.setitem(sys.modules, "pynvml", library)

@@ -22,6 +22,7 @@ from tests.support.real_runs import FIRST_TIMEOUT_S, RUN_TIMEOUT_S, lines, logs
 
 Kill = tuple[str, int]
 """A process by its name, which is killed once so many iterations are written down: "host", "device[1]", "queue"."""
+Family = Callable[[], Sequence[psutil.Process]]
 
 _GONE_S = 60.0
 
@@ -159,9 +160,7 @@ def _strike(run: RunProcess, name: str, how: signal.Signals) -> bool:
     return strike(run.pid, name, lambda: _family(run), how)
 
 
-def strike(
-    driver: int, name: str, family: Callable[[], Sequence[psutil.Process]], how: signal.Signals = signal.SIGKILL
-) -> bool:
+def strike(driver: int, name: str, family: Family, how: signal.Signals = signal.SIGKILL) -> bool:
     """Kills the one of a driver's processes that is called so, where there is one. The driver stands still meanwhile,
     for on a busy machine they are looked for longer than an iteration lasts."""
     os.kill(driver, signal.SIGSTOP)

@@ -94,16 +94,13 @@ class World:
         torch.set_num_threads(self._threads)
         destroy_process_group()
 
-    def engine(
-        self, algorithm: AlgorithmConfig, training: TrainingConfig | None = None, model: ModelConfig = SMALL
-    ) -> FSDPEngine:
+    def engine(self, algorithm: AlgorithmConfig, training: Any = None, model: ModelConfig = SMALL) -> FSDPEngine:
         outline = with_adapters(outline_model(model), training or TrainingConfig(), seed=0)
         return FSDPEngine(outline, algorithm, mesh=self.mesh, device=CPU, training=training)
 
     def reference(self, model: ModelConfig = SMALL, training: TrainingConfig | None = None, seed: int = 0) -> Scorer:
-        return sharded_reference(
-            outline_model(model, seed=seed), mesh=self.mesh, device=CPU, temperature=1.0, training=training
-        )
+        outline = outline_model(model, seed=seed)
+        return sharded_reference(outline, mesh=self.mesh, device=CPU, temperature=1.0, training=training)
 
 
 def computed(coroutine: Coroutine[Any, Any, Any]) -> Any:
@@ -160,9 +157,8 @@ def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor],
     """Within rtol of the largest element of each tensor: small elements carry the rounding of large ones."""
     assert ours.keys() == theirs.keys()
     for name, tensor in theirs.items():
-        torch.testing.assert_close(
-            ours[name], tensor.to(ours[name].dtype), rtol=0, atol=rtol * float(tensor.abs().max())
-        )
+        atol = rtol * float(tensor.abs().max())
+        torch.testing.assert_close(ours[name], tensor.to(ours[name].dtype), rtol=0, atol=atol)
 
 
 def plain_gradients(

@@ -63,10 +63,8 @@ class Host:
 
     def run(self, script: str) -> str:
         """What a short script prints there. Raises CalledProcessError."""
-        done = subprocess.run(
-            self.command("sh", "-ec", script), capture_output=True, text=True, check=True, timeout=_MADE_WITHIN_S
-        )
-        return done.stdout
+        command = self.command("sh", "-ec", script)
+        return subprocess.run(command, capture_output=True, text=True, check=True, timeout=_MADE_WITHIN_S).stdout
 
     def sent(self) -> int:
         """Bytes that have left it."""

@@ -4,14 +4,8 @@ from pathlib import Path
 
 import numpy as np
 
-from harness.comparison.promises import (
-    FinishedRun,
-    broken_promises,
-    dispatch_problems,
-    lag_problems,
-    sample_problems,
-    time_problems,
-)
+from harness.comparison import promises
+from harness.comparison.promises import FinishedRun
 from harness.metrics.run_files import load_metrics, load_samples
 from harness.metrics.samples import read_responses
 from harness.metrics.timeline import WORK_KINDS, Timeline
@@ -24,23 +18,23 @@ MISMATCH_KL = 1e-8
 
 def check_run(run: FinishedRun) -> None:
     """Everything that holds for all schedules, and what holds for this one."""
-    assert broken_promises(run) == []
+    assert promises.broken_promises(run) == []
 
 
 def check_every_sample_once(run: FinishedRun) -> None:
-    assert list(sample_problems(run)) == []
+    assert list(promises.sample_problems(run)) == []
 
 
 def check_dispatch(run: FinishedRun) -> None:
-    assert list(dispatch_problems(run)) == []
+    assert list(promises.dispatch_problems(run)) == []
 
 
 def check_times(run: FinishedRun) -> None:
-    assert list(time_problems(run)) == []
+    assert list(promises.time_problems(run)) == []
 
 
 def check_lags(run: FinishedRun, *, newer: bool = False) -> None:
-    assert list(lag_problems(run, newer=newer)) == []
+    assert list(promises.lag_problems(run, newer=newer)) == []
 
 
 def check_turns(folder: Path) -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from unittest.mock import patch
 
@@ -11,7 +12,7 @@ from harness.driver.recorder import Recorder
 from harness.driver.session import Session, simulate
 from harness.runtime.runtime import Build, Handle, RoleName
 from harness.runtime.virtual_runtime import VirtualRuntime
-from tests.support.engine_events import KillableHandle
+from tests.support.engine_events import KillableHandle, plan
 
 
 @dataclass(frozen=True)
@@ -43,8 +44,11 @@ class KillableRuntime(VirtualRuntime):
         for one in handles:
             one.dead = False
 
-    def kill(self, worker: str) -> None:
-        for handle in self.killable[worker]:
+    def kill(self, death: Death) -> None:
+        """The worker of this name, or that has a role of this name."""
+        (killed,) = (name for name, roles in self.killable.items() if death.worker in (name, *(r.name for r in roles)))
+        self.start_s[killed] = death.start_s
+        for handle in self.killable[killed]:
             handle.die()
 
 
@@ -53,26 +57,7 @@ def simulate_killed(config: JobConfig, seed: int, deaths: Sequence[Death]) -> Re
 
     def prepare(session: Session) -> None:
         runtime: Any = session.backend.runtime
-        prompts = session.assembly.job.prompts
-        admit = prompts.admit  # the first thing that any schedule does
-
-        def happen(death: Death) -> None:
-            worker = worker_of(runtime, death.worker)
-            runtime.start_s[worker] = death.start_s
-            runtime.kill(worker)
-
-        async def first(below: int) -> None:
-            prompts.admit = admit  # type: ignore[method-assign]
-            for death in deaths:
-                asyncio.get_running_loop().call_later(death.at, happen, death)
-            await admit(below)
-
-        prompts.admit = first  # type: ignore[method-assign]
+        plan(session, [(death.at, partial(runtime.kill, death)) for death in deaths])
 
     with patch("harness.driver.backends.VirtualRuntime", KillableRuntime):
         return simulate(config, seed, started=prepare)
-
-
-def worker_of(runtime: KillableRuntime, name: str) -> str:
-    """By its name, or by that of one of its roles."""
-    return next(worker for worker, roles in runtime.killable.items() if name in (worker, *(one.name for one in roles)))

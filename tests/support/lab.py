@@ -2,7 +2,6 @@
 
 import re
 import shutil
-import sys
 from pathlib import Path
 
 from tests.support.project import ROOT
@@ -15,9 +14,3 @@ def make_lab(folder: Path) -> Path:
     ((name, code),) = re.findall(r"```python\n# (\S+\.py)\n(.*?)```", tutorial, re.DOTALL)
     assert (folder / name).read_text(encoding="utf-8") == code, f"{name} differs from examples/{name}"
     return folder
-
-
-def forget_lab() -> None:
-    """Its modules, of whichever folder they were imported."""
-    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
-        del sys.modules[name]

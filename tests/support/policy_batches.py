@@ -42,13 +42,14 @@ class Case:
         return (slice(end - length, end) for end, length in zip(ends, self.lengths.tolist(), strict=True))
 
 
+Pair = tuple[torch.Tensor, torch.Tensor]
+
+
 def algorithm(**settings: Any) -> AlgorithmConfig:
     return AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, **settings)
 
 
-def aggregated(
-    case: Case, losses: torch.Tensor, aggregation: str, log_probs: torch.Tensor, **options: Any
-) -> tuple[torch.Tensor, torch.Tensor]:
+def aggregated(case: Case, losses: torch.Tensor, aggregation: str, log_probs: torch.Tensor, **options: Any) -> Pair:
     """The loss of the batch, and its gradient in log_probs [R]. options: of the aggregation."""
     aggregate = aggregation_of(algorithm(aggregation=aggregation, options=options))
     weights, divisor = aggregate(case.mask, case.lengths, case.there.shape[1])

@@ -31,6 +31,14 @@ class Queue:
         else:
             self.service = load(spec, self.storage, folder, self._now, self.storage)
 
+    @classmethod
+    async def of(cls, rows: range) -> "Queue":
+        """With a partition "a" of these, all written."""
+        queue = cls()
+        await queue.service.create_partition("a", rows)
+        queue.put([*rows])
+        return queue
+
     def _now(self) -> float:
         return self.time
 

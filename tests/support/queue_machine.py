@@ -17,17 +17,8 @@ from hypothesis import HealthCheck, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, precondition, rule, run_state_machine_as_test
 
-from harness.transfer_queue import (
-    Batch,
-    Column,
-    ColumnSpec,
-    GetRequest,
-    LeaseExpired,
-    QueueClosed,
-    QueueSpec,
-    Ragged,
-    TaskSpec,
-)
+from harness.transfer_queue import Batch, ColumnSpec, GetRequest, LeaseExpired, QueueClosed, QueueSpec, TaskSpec
+from harness.transfer_queue.rows.columns import Column, Ragged
 from tests.support.examples import examples
 from tests.support.queue_model import CLOSED, WAIT, Model
 from tests.support.queue_sides import LocalSide, Side

@@ -68,9 +68,8 @@ def wait_for_lines(results: Path, experiment: str, count: int, process: subproce
 
 def _run(arguments: list[str], results: Path, timeout_s: float) -> None:
     begun = time.time()
-    done = subprocess.run(
-        arguments, cwd=ROOT, env=environment(results), capture_output=True, text=True, timeout=timeout_s, check=False
-    )
+    how = {"capture_output": True, "text": True, "timeout": timeout_s, "check": False}
+    done: Any = subprocess.run(arguments, cwd=ROOT, env=environment(results), **how)
     assert done.returncode == 0, (done.stdout + done.stderr)[-8000:] + logs(results, begun)
 
 

@@ -32,9 +32,8 @@ def redis_server(*settings: str) -> Iterator[Server]:
     with tempfile.TemporaryDirectory() as folder:
         password, path = secrets.token_urlsafe(16), Path(folder) / "socket"
         told = [f"requirepass {password}", f"unixsocket {path}", f"dir {folder}", "port 0", 'save ""', "appendonly no"]
-        with subprocess.Popen(
-            ["redis-server", "-"], stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        ) as process:
+        pipes = {"stdin": subprocess.PIPE, "stdout": subprocess.PIPE, "stderr": subprocess.STDOUT}
+        with subprocess.Popen(["redis-server", "-"], text=True, **pipes) as process:
             assert process.stdin is not None and process.stdout is not None
             process.stdin.write("\n".join([*told, *settings]))
             process.stdin.close()

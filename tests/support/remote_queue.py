@@ -22,9 +22,8 @@ from harness.transfer_queue.storage.protocol import QueueBackend
 from harness.transfer_queue.storage.shm import ShmBackend
 
 COLUMNS = {"tokens": ColumnSpec("int64", ragged=True), "reward": ColumnSpec("float32")}
-SPEC = QueueSpec(
-    COLUMNS, {"score": TaskSpec(("tokens",)), "train": TaskSpec(("tokens", "reward"), "ready", lease_s=float("inf"))}
-)
+TRAIN = TaskSpec(("tokens", "reward"), "ready", lease_s=float("inf"))
+SPEC = QueueSpec(COLUMNS, {"score": TaskSpec(("tokens",)), "train": TRAIN})
 
 
 @asynccontextmanager

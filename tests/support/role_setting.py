@@ -19,7 +19,6 @@ from harness.workers.dataflow import JobShape, partition_name, queue_spec, text_
 from harness.workers.episodes import Episodes
 from harness.workers.rollout import Ports, RolloutRole, RolloutSettings
 from harness.workers.turns import NO_TURNS, Turns
-from schedules import Order
 
 GROUP, GROUPS = 4, 6
 ROWS = GROUP * GROUPS
@@ -46,10 +45,8 @@ class TickingClock:
 class CountingQueue(LocalQueue):
     """Remembers the responses that were put; `gate` holds such puts back while it is not set."""
 
-    def __init__(
-        self, roles: Iterable[str] = ALL_ROLES, order: Order = "fifo", training_ranks: int = 1, **spec: Any
-    ) -> None:
-        told = {"training_ranks": training_ranks, "capacity_rows": 3 * ROWS, "order": order, **spec}
+    def __init__(self, roles: Iterable[str] = ALL_ROLES, training_ranks: int = 1, **spec: Any) -> None:
+        told = {"training_ranks": training_ranks, "capacity_rows": 3 * ROWS, **spec}
         super().__init__(queue_spec(JobShape(list(roles), **told)))
         self.responses: list[list[int]] = []
         self.versions: dict[int, list[int]] = {}

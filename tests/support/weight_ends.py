@@ -39,11 +39,9 @@ def plan(rows: int = 40, *, checked: bool = False, delta: bool = False) -> Trans
     return plan_transfer(weights(0, rows).items(), bucket_bytes=64, checked=checked, delta=delta)
 
 
-def offered(
-    transport: str, *, receivers: int = 1, rows: int = 40, checked: bool = False, timeout_s: float = LONG_S
-) -> tuple[Offer, Store]:
+def offered(transport: str, receivers: int = 1, timeout_s: float = LONG_S, **of_plan: Any) -> tuple[Offer, Store]:
     rendezvous, store = open_rendezvous(LOOPBACK, receivers, timeout_s)
-    return offer_of(transport, plan(rows, checked=checked), rendezvous), store
+    return offer_of(transport, plan(**of_plan), rendezvous), store
 
 
 def offer_of(transport: str, plan: TransferPlan, rendezvous: Rendezvous) -> Offer:

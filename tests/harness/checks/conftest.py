@@ -1,11 +1,18 @@
 """A folder of a user's own code, from where jobs are composed."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.support.lab import forget_lab, make_lab
+from tests.support.lab import make_lab
+
+
+def forget_lab() -> None:
+    """Its modules, of whichever folder they were imported."""
+    for name in [name for name in sys.modules if name.partition(".")[0] == "my_lab"]:
+        del sys.modules[name]
 
 
 @pytest.fixture

@@ -1,8 +1,10 @@
 """What can be known before a job starts to be impossible, on machines that are made up here."""
 
 import sys
+import sysconfig
 from dataclasses import fields
 from pathlib import Path
+from typing import Any
 
 import psutil
 import pytest
@@ -15,6 +17,7 @@ from harness.config.compose import compose_job, make_schedule
 from harness.config.machine import Machine
 from harness.cost_model.job_cost import layout_of, simulated_cost
 from harness.cost_model.memory import JobLayout
+from harness.cost_model.shape import parameters
 from harness.planner.candidates import grid
 from harness.planner.memory import planned_memory, refusal
 from harness.tasks import make_task
@@ -46,9 +49,7 @@ def small_memory(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(psutil, "virtual_memory", lambda: memory)
 
 
-def test_a_task_without_held_out_problems_and_an_engine_without_packages_go_on(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_without_held_out_problems_or_packages_there_is_a_way(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     found = plan(machine=Machine(2, 0, 0))
     assert not found.gpu and dict(found.placement.devices) == {"rollout": (0,), "actor": (1,), "actor_fwd": (1,)}
     rows = "".join(f'{{"prompt": "a{n}", "answer": "b"}}\n' for n in range(32))
@@ -155,9 +156,7 @@ def test_advantages_of_a_whole_batch_a_kl_target_and_spares_need_batches_in_orde
     assert told.startswith("algorithm.kl_target=0.1 is followed from batch to batch, and with ")
     filtered = ("schedule=fully_async", "algorithm.filter=zero_variance")
     plan(*filtered, "algorithm.over_sampling=1.5")
-    assert refused("algorithm.over_sampling=1.5").endswith(
-        "algorithm.filter=zero_variance, or algorithm.over_sampling=1"
-    )
+    assert refused("algorithm.over_sampling=1.5").endswith("filter=zero_variance, or algorithm.over_sampling=1")
     assert refused("algorithm.over_sampling=0.5").startswith("algorithm.over_sampling=0.5 is too small; use at least 1")
     completion = refused(*filtered, "algorithm.over_sampling=1.5", "schedule.order=completion")
     assert completion.endswith("set algorithm.over_sampling=1, or schedule.order=fifo")
@@ -432,10 +431,7 @@ def test_what_can_be_simulated_only_is_refused(settings: list[str], told: str, m
             ["schedule=partial_rollout_sync", "cluster.devices=2"],
             "engine.tensor_parallel=2: engines of schedule=partial_rollout_sync take their devices in one tu",
         ),
-        (
-            ["schedule=lending", "cluster.devices=4"],
-            "engine.tensor_parallel=2: engines of schedule=lending take their devic",
-        ),
+        (["schedule=lending", "cluster.devices=4"], "engine.tensor_parallel=2: engines of schedule=lending take their"),
         (
             ["cluster.devices=3", "schedule.split.rollout=2", WITH_REFERENCE, "schedule.split.reference=rollout"],
             "engine.tensor_parallel=2: a real engine of several devices has them alone, or takes turns with a "
@@ -443,9 +439,7 @@ def test_what_can_be_simulated_only_is_refused(settings: list[str], told: str, m
         ),
     ],
 )
-def test_an_engine_of_several_devices_has_them_alone(
-    monkeypatch: pytest.MonkeyPatch, settings: list[str], told: str | None
-) -> None:
+def test_an_engine_of_several_devices_has_them_alone(monkeypatch: Any, settings: list[str], told: str | None) -> None:
     monkeypatch.setattr("harness.checks.job.check_environment", lambda config: None)  # vLLM is not needed here
     job = ["engine=vllm", "engine.tensor_parallel=2", "backend=real", *settings]
     if told is None:
@@ -530,3 +524,74 @@ def test_devices_that_are_lent_are_those_of_training_and_no_environment_is_left_
     assert refused("schedule=lending", "task=lookup", "cluster.devices=2").endswith(
         "the environment stays behind; use a task without one, or schedule=fully_async"
     )
+
+
+# -- the training world
+
+
+PUBLISHED = {"0.6b": 0.596, "1.7b": 1.721, "4b": 4.022, "8b": 8.191, "14b": 14.768, "32b": 32.762}
+"""Billions of parameters of the dense Qwen3 models, tied embeddings once."""
+
+
+def trained(*settings: str) -> JobPlan:
+    config = compose_job(["backend=real", "schedule=colocate_sync", "cluster.devices=4", *settings])
+    return plan_job(config, make_schedule(config), Machine(cores=8, gpus=0, gpu_bytes=0))
+
+
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        (["tensor_parallel=3"], "training.tensor_parallel=3 does not divide the 4 training ranks; set it to 1 or 2"),
+        (["tensor_parallel=4"], "training.tensor_parallel=4 does not divide the 2 model.kv_heads; set it to 1 or 2"),
+        (["tensor_parallel=0"], "training.tensor_parallel=0 is too small; use at least 1"),
+        (["tokens_per_micro_batch=9"], "training.tokens_per_micro_batch=9 is less than the 20 that a sample may have"),
+        (["layout=flat"], "training.layout=flat is unknown; choose 'padded' or 'packed'"),
+        (["compile=true", "tensor_parallel=2"], "training.compile=true does not work with training.tensor_parallel=2"),
+        (["recompute_activations=1"], "training.recompute_activations=1 is neither true nor false"),
+        (["lora_rank=-1"], "training.lora_rank=-1 is too small; use at least 0"),
+        (["lora_rank=65"], "training.lora_rank=65 is more than model.hidden=64"),
+        (
+            ["lora_rank=8", "lora_targets=[q_proj,lm_head]"],
+            "training.lora_targets names lm_head; linear layers of model=tiny are q_proj, k_proj, v_proj, o_proj, gate",
+        ),
+        (["lora_rank=8", "lora_targets=[q_proj,q_proj]"], "training.lora_targets=['q_proj', 'q_proj'] names a layer"),
+        (["lora_rank=8", "tensor_parallel=2"], "training.lora_rank=8 is not built for training.tensor_parallel=2"),
+        (["lora_rank=8", "pipeline_parallel=2"], "training.lora_rank=8 is not built for training.pipeline_parallel=2"),
+        (["lora_rank=8", "expert_parallel=2"], "training.lora_rank=8 is not built for training.expert_parallel=2"),
+    ],
+)
+def test_what_cannot_work_is_refused_at_the_door(settings: list[str], told: str) -> None:
+    with pytest.raises(ConfigError) as caught:
+        trained(*(f"training.{setting}" for setting in settings))
+    assert str(caught.value).startswith(told)
+
+
+def test_adapters_are_refused_beside_what_is_not_built_for_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    lora = ("training.lora_rank=8", "schedule=separated_sync")
+    with pytest.raises(ConfigError, match="lora_rank=8 is not built for cluster.delta_weights=true; set that to false"):
+        trained(*lora, "cluster.delta_weights=true")
+    monkeypatch.setenv("CADENCE_SGLANG_URL", "http://127.0.0.1:1")
+    with pytest.raises(ConfigError, match="servers of engine=sglang that run already"):
+        trained(*lora, "engine=sglang")
+
+
+def test_a_machine_without_compiler_and_headers_is_refused(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setattr(sysconfig, "get_paths", lambda: {"include": str(tmp_path)})
+    with pytest.raises(ConfigError, match=r"C\+\+ compiler .* and Python's headers .* set training.compile=false"):
+        trained("training.compile=true", "algorithm.micro_batch_groups=4")
+
+
+def test_ranks_that_share_layers_count_once_and_a_batch_too_large_to_tell_of_is_refused() -> None:
+    micro_batches_of_eight = "algorithm.micro_batch_groups=8"
+    with pytest.raises(ConfigError, match="8 groups on 4 training ranks"):
+        trained(micro_batches_of_eight)
+    assert len(trained(micro_batches_of_eight, "training.tensor_parallel=2").placement.devices["actor"]) == 4
+    many = "algorithm.batch_groups=131072 algorithm.group_size=16 engine.slots=16".split()
+    with pytest.raises(ConfigError, match="2,097,152 samples an iteration, more than the 1,048,576 that a message"):
+        trained(*many)
+
+
+@pytest.mark.parametrize("size", PUBLISHED)
+def test_qwen3_shapes_have_the_parameters_that_were_published(size: str) -> None:
+    assert parameters(compose_job([f"model=qwen3-{size}"]).model) / 1e9 == pytest.approx(PUBLISHED[size], abs=1e-3)

@@ -4,18 +4,8 @@ from pathlib import Path
 
 import pytest
 
-from harness.config import ConfigError, CostConfig
-from harness.config.compose import (
-    EXPERIMENTS,
-    GROUPS,
-    cell_name,
-    choices,
-    compose_job,
-    given_by,
-    make_schedule,
-    plain,
-    read_job,
-)
+from harness.config import ConfigError, CostConfig, compose
+from harness.config.compose import cell_name, choices, compose_job, given_by, make_schedule, plain, read_job
 from harness.config.files import read_yaml, yaml_text
 from harness.config.registries import ENGINES, REGISTRIES, TRAINING_ENGINES, check_name, find
 from schedules.fully_async import FullyAsync
@@ -43,7 +33,7 @@ def test_every_model_composes(model: str) -> None:
     assert compose_job([f"model={model}"]).model.name == model
 
 
-@pytest.mark.parametrize("group", GROUPS)
+@pytest.mark.parametrize("group", compose.GROUPS)
 def test_an_unknown_choice_names_those_that_there_are(group: str) -> None:
     places = ", or a folder with a config.json, or hf:<org>/<name>" if group == "model" else ""
     assert refused(f"{group}=nope") == f"{group}=nope is unknown; choose one of {', '.join(choices(group))}{places}"
@@ -122,7 +112,9 @@ def test_a_cell_is_named_by_what_decides_its_numbers_as_ever() -> None:
 
 def test_a_choice_may_be_a_file_and_one_that_is_none_is_refused(tmp_path: Path) -> None:
     mine = tmp_path / "mine.yaml"
-    mine.write_text((EXPERIMENTS / "cost" / "tiny_cpu.yaml").read_text().replace("name: tiny_cpu", "name: mine"))
+    mine.write_text(
+        (compose.EXPERIMENTS / "cost" / "tiny_cpu.yaml").read_text().replace("name: tiny_cpu", "name: mine")
+    )
 
     config = compose_job([f"cost={mine}", "cost.call_s=0.5", "cost.lengths.mean=7.0"])
 
@@ -203,7 +195,7 @@ def test_what_a_file_of_another_version_names_and_no_setting_is_is_named_at_once
 
 
 def test_what_is_committed_or_built_in_is_accepted() -> None:
-    for path in (EXPERIMENTS.parent / "results").rglob("config.yaml"):
+    for path in (compose.EXPERIMENTS.parent / "results").rglob("config.yaml"):
         assert cell_name(compose_job([f"config={path}"])) == cell_name(read_job(path))
     for setting in ("correction", "advantage", "aggregation", "kl", "filter"):
         for name in REGISTRIES[f"algorithm.{setting}"]:
@@ -227,7 +219,7 @@ def test_what_is_written_is_read_again_and_as_hydra_reads_it(tmp_path: Path) -> 
     for text, value in {"1e5": 1e5, "-1E-7": -1e-7, "989.4e12": 989.4e12, "2026-01-01": "2026-01-01"}.items():
         (tmp_path / "a.yaml").write_text(f"a: {text}")
         assert read_yaml(tmp_path / "a.yaml") == {"a": value}
-    by_path = compose_job([f"device={EXPERIMENTS / 'device' / 'h100.yaml'}"])
+    by_path = compose_job([f"device={compose.EXPERIMENTS / 'device' / 'h100.yaml'}"])
     assert by_path == compose_job(["device=h100"])
 
 

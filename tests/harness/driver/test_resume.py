@@ -2,7 +2,8 @@
 moment, and with other faults: tests/harness/acceptance/test_chaos.py."""
 
 import json
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -16,8 +17,9 @@ from harness.config.compose import compose_job, make_schedule
 from harness.config.registries import SCHEDULES
 from harness.driver.checkpoint_files import CHECKPOINTS, DRIVER, Cut
 from harness.driver.checkpointing import LeftAtCheckpoint
-from harness.metrics.run_files import RunDirectory, load_evaluations, load_metrics
+from harness.metrics.run_files import load_evaluations, load_metrics
 from harness.runtime.runtime import parts_of
+from harness.tasks import Problem, Task
 from tests.support.attempts import attempt
 from tests.support.invariants import check_run
 
@@ -40,6 +42,13 @@ def job(schedule: str, every: int = 2, **options: Any) -> JobConfig:
     return replace(made, checkpoint=CheckpointConfig(every=every))
 
 
+def whole_run(config: JobConfig, results: Path) -> tuple[Path, list[float]]:
+    """To which nothing happens: its folder, and when its iterations ended."""
+    run = attempt(config, results / "whole", None, [])
+    assert run is not None
+    return run.path, [line["seconds"] for line in load_metrics(run.path)]
+
+
 def newest_cut(path: Path) -> Cut:
     """Of a run that is over."""
     (*_, newest) = sorted((path / CHECKPOINTS).glob("version-*"))
@@ -60,9 +69,8 @@ def check_resumed(config: JobConfig, cuts: list[float]) -> list[int]:
     """cuts: shares of the whole run after which an attempt is cut off. The versions that attempts began with."""
     began: list[int] = []
     with TemporaryDirectory() as results:
-        whole = attempt(config, Path(results) / "whole", None, [])
-        assert whole is not None
-        length = load_metrics(whole.path)[-1]["seconds"]
+        whole, ends = whole_run(config, Path(results))
+        length = ends[-1]
         for cut in cuts:
             if attempt(config, Path(results) / "cut", cut * length, began) is not None:
                 break
@@ -70,7 +78,7 @@ def check_resumed(config: JobConfig, cuts: list[float]) -> list[int]:
             finished = attempt(config, Path(results) / "cut", None, began)
             assert finished is not None
         path = Path(results) / "cut" / "e" / "c" / "seed=0"
-        run, unbroken = read_finished(path), read_finished(whole.path)
+        run, unbroken = read_finished(path), read_finished(whole)
         check_run(run)
         if make_schedule(config).order == "fifo":
             assert {s.sample_id for s in run.trained} == {s.sample_id for s in unbroken.trained}
@@ -81,7 +89,7 @@ def check_resumed(config: JobConfig, cuts: list[float]) -> list[int]:
             assert refused * run.group == run.counts["dropped_filtered"]
         assert [line["iteration"] for line in lines] == list(range(ITERATIONS))
         if config.algorithm.kl_target is not None:
-            of_run, of_unbroken = newest_cut(path), newest_cut(whole.path)
+            of_run, of_unbroken = newest_cut(path), newest_cut(whole)
             assert of_run.version == of_unbroken.version > began[-1]
             assert of_run.kl_coefficient == of_unbroken.kl_coefficient != config.algorithm.kl_coef
         if config.task.buffer is not None:
@@ -128,10 +136,32 @@ def test_so_it_is_where_refused_groups_are_dealt_again_and_stale_ones_dropped(on
     check_resumed(filtered(job("fully_async", order="completion", on_stale=on_stale, max_staleness=1.0)), [0.6, 0.3])
 
 
+@dataclass
+class Remembering:
+    """A data buffer that writes down what it is asked and told. The answer of its n-th problem is n, counted from 0."""
+
+    taken: list[int] = field(default_factory=list, init=False)
+    told_of: list[tuple[int, str]] = field(default_factory=list, init=False)
+
+    def take(self, task: Task, group: int, seed: int) -> Problem:
+        self.taken.append(group)
+        return replace(task.problem(group, seed), answer=str(len(self.taken) - 1))
+
+    def record_rewards(self, problem: Problem, group: int, rewards: Sequence[float]) -> None:
+        self.told_of.append((group, problem.answer))
+
+    def state(self) -> Mapping[str, Any]:
+        return {"taken": self.taken, "told": self.told_of}
+
+    def load(self, state: Mapping[str, Any]) -> None:
+        self.taken = list(state["taken"])
+        self.told_of = [(group, answer) for group, answer in state["told"]]
+
+
 @pytest.mark.parametrize(("schedule", "share"), [("one_step_off", None), ("delayed_update", 0.4)])
 def test_a_data_buffer_goes_on_with_what_it_was_told(schedule: str, share: float | None) -> None:
     config = job(schedule)
-    config = replace(config, task=replace(config.task, buffer="tests.support.buffers:Remembering"))
+    config = replace(config, task=replace(config.task, buffer=f"{__name__}:Remembering"))
     check_resumed(config if share is None else filtered(config, share), [0.55, 0.4])
 
 
@@ -145,7 +175,7 @@ def test_the_coefficient_that_follows_a_kl_is_that_of_the_unbroken_run(schedule:
 @pytest.mark.parametrize(
     ("schedule", "devices", "others"), [("colocate_sync", 2, 4), ("one_step_off", 4, 2), ("fully_async", 2, 4)]
 )
-def test_a_run_on_other_devices_begins_with_a_checkpoint_and_goes_on_from_its_own(
+def test_a_run_on_other_devices_begins_with_a_checkpoint(
     schedule: str, devices: int, others: int, tmp_path: Path
 ) -> None:
     there, here = (
@@ -153,20 +183,18 @@ def test_a_run_on_other_devices_begins_with_a_checkpoint_and_goes_on_from_its_ow
         for config in [filtered(job(schedule, every=1))]
         for count in (devices, others)
     )
-    wholes = [attempt(config, tmp_path / f"whole_{config.cluster.devices}", None, []) for config in (there, here)]
-    length, length_here = (load_metrics(one.path)[-1]["seconds"] for one in wholes if one is not None)
+    (whole, ends), (_, ends_here) = (whole_run(one, tmp_path / f"{one.cluster.devices}") for one in (there, here))
     began: list[int] = []
-    assert attempt(there, tmp_path / "there", length * 0.55, began) is None
+    assert attempt(there, tmp_path / "there", ends[-1] * 0.55, began) is None
     before = {path: path.read_bytes() for path in (tmp_path / "there").rglob("*") if path.is_file()}
     other = tmp_path / "there" / "e" / "c" / "seed=0"
-    assert attempt(here, tmp_path / "here", length_here * 0.5, began, other) is None
+    assert attempt(here, tmp_path / "here", ends_here[-1] * 0.5, began, other) is None
     finished = attempt(here, tmp_path / "here", None, began, other)
     assert finished is not None and 0 < began[1] < began[2]
     assert before == {path: path.read_bytes() for path in (tmp_path / "there").rglob("*") if path.is_file()}
     run = read_finished(finished.path)
     check_run(run)
-    assert wholes[0] is not None
-    assert {s.sample_id for s in run.trained} == {s.sample_id for s in read_finished(wholes[0].path).trained}
+    assert {s.sample_id for s in run.trained} == {s.sample_id for s in read_finished(whole).trained}
     lines = load_metrics(finished.path)
     assert [line["iteration"] for line in lines] == list(range(ITERATIONS))
     assert run.timeline.started_at == lines[began[1] - 1]["seconds"]
@@ -175,9 +203,7 @@ def test_a_run_on_other_devices_begins_with_a_checkpoint_and_goes_on_from_its_ow
 @pytest.mark.parametrize("schedule", ["colocate_sync", "separated_sync", "half_step"])
 def test_the_step_after_a_checkpoint_which_is_done_again_counts_once(schedule: str, tmp_path: Path) -> None:
     began: list[int] = []
-    whole = attempt(job(schedule), tmp_path / "whole", None, [])
-    assert whole is not None
-    seconds = [line["seconds"] for line in load_metrics(whole.path)]
+    _, seconds = whole_run(job(schedule), tmp_path)
     assert attempt(job(schedule), tmp_path, (seconds[5] + seconds[6]) / 2, []) is None
     finished = attempt(job(schedule), tmp_path, None, began)
     assert finished is not None and began == [4]
@@ -187,29 +213,25 @@ def test_the_step_after_a_checkpoint_which_is_done_again_counts_once(schedule: s
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_the_same_versions_are_evaluated_wherever_a_run_is_cut_off(schedule: str, tmp_path: Path) -> None:
-    def evaluated(run: RunDirectory | None) -> list[int]:
-        assert run is not None
-        return [line["version"] for line in load_evaluations(run.path)]
+    def evaluated(run: Path) -> list[int]:
+        return [line["version"] for line in load_evaluations(run)]
 
     config = replace(job(schedule, every=1), eval=EvalConfig(every=2))
-    whole = attempt(config, tmp_path / "whole", None, [])
-    assert whole is not None
+    whole, ends = whole_run(config, tmp_path)
     expected, began = evaluated(whole), list[int]()
-    length = load_metrics(whole.path)[-1]["seconds"]
     for share in (0.4, 0.9):
-        assert attempt(config, tmp_path / f"{share}", share * length, []) is None
-        assert evaluated(attempt(config, tmp_path / f"{share}", None, began)) == expected
+        assert attempt(config, tmp_path / f"{share}", share * ends[-1], []) is None
+        finished = attempt(config, tmp_path / f"{share}", None, began)
+        assert finished is not None and evaluated(finished.path) == expected
     assert len(set(began)) > 1
 
 
 @pytest.mark.parametrize("schedule", SCHEDULES)
 def test_a_run_that_is_asked_to_leave_makes_a_checkpoint_and_goes_on_from_it(schedule: str, tmp_path: Path) -> None:
     config, began = job(schedule, every=100), list[int]()
-    whole = attempt(config, tmp_path / "whole", None, [])
-    assert whole is not None
-    length = load_metrics(whole.path)[-1]["seconds"]
+    _, ends = whole_run(config, tmp_path)
     with pytest.raises((LeftAtCheckpoint, ExceptionGroup)) as ended:
-        attempt(config, tmp_path, None, began, leave_at=length * 0.3)
+        attempt(config, tmp_path, None, began, leave_at=ends[-1] * 0.3)
     (left,) = {part.version for part in parts_of(ended.value) if isinstance(part, LeftAtCheckpoint)}
     finished = attempt(config, tmp_path, None, began)
     assert finished is not None and began == [0, left] and left < ITERATIONS - 1
@@ -218,7 +240,5 @@ def test_a_run_that_is_asked_to_leave_makes_a_checkpoint_and_goes_on_from_it(sch
 
 def test_a_run_that_is_asked_to_leave_at_its_end_comes_there(tmp_path: Path) -> None:
     config = job("colocate_sync", every=100)
-    whole = attempt(config, tmp_path / "whole", None, [])
-    assert whole is not None
-    seconds = [line["seconds"] for line in load_metrics(whole.path)]
+    _, seconds = whole_run(config, tmp_path)
     assert attempt(config, tmp_path, None, [], leave_at=(seconds[-3] + seconds[-2]) / 2) is not None

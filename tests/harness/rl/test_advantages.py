@@ -7,25 +7,13 @@ import torch
 from harness.config import AlgorithmConfig, ConfigError
 from harness.config.compose import compose_job
 from harness.config.registries import ADVANTAGES, find
-from harness.rl.advantages import (
-    advantages_of,
-    gpg,
-    group_advantages,
-    max_rl,
-    opo,
-    reinforce_plus_plus,
-    reinforce_plus_plus_baseline,
-    remax,
-    rloo,
-)
+from harness.rl.advantages import advantages_of, group_advantages
 from harness.rl.token_advantages import gae, gae_of, optimal_token_baseline, token_advantages_of
 from harness.rl.value_loss import value_losses, value_metrics, value_sums
 
-OF_GROUPS = [
-    name
-    for name in ADVANTAGES
-    if not hasattr(find("algorithm.advantage", name), "whole_batch") and name not in ("gae", "optimal_token_baseline")
-]
+ALL = {name: find("algorithm.advantage", name) for name in ADVANTAGES}
+OF_BATCHES = [name for name in ALL if hasattr(ALL[name], "whole_batch")]
+OF_GROUPS = [name for name in ALL if name not in (*OF_BATCHES, "gae", "optimal_token_baseline")]
 
 
 def test_advantages_of_a_group_are_those_by_hand() -> None:
@@ -39,7 +27,7 @@ def test_advantages_of_a_group_are_those_by_hand() -> None:
     advantages = group_advantages(torch.tensor([[1.0, 0.0, 0.0, 0.0]]), divide_by_std=False)
     assert advantages.tolist() == [[0.75, -0.25, -0.25, -0.25]]
     rewards = torch.tensor([[0.5, 1.0, 0.0, 0.5], [0.0, 0.0, 0.0, 1.0]])
-    assert remax(rewards).tolist() == [[0.0, 0.5, -0.5, 0.0], [0.0, 0.0, 0.0, 1.0]]
+    assert ALL["remax"](rewards).tolist() == [[0.0, 0.5, -0.5, 0.0], [0.0, 0.0, 0.0, 1.0]]
 
 
 NAMED = [*OF_GROUPS, "tests.support.advantages:touchy"]
@@ -70,34 +58,34 @@ def test_every_way_to_compare_says_nothing_of_a_group_of_equal_rewards(name: str
     rewards = torch.tensor([0.1, 1 / 3, 0.0, -2.0, 0.7, 1e-30]).repeat_interleave(7).view(6, 7)
     # the float32 mean of seven times 0.1 is not 0.1
     given = {"lengths": torch.arange(1, 43).view(6, 7)} if name == "opo" else {}
-    assert find("algorithm.advantage", name)(rewards, **given).eq(0).all()
+    assert ALL[name](rewards, **given).eq(0).all()
 
 
 def test_baselines_leave_one_out_weigh_by_length_or_by_how_seldom_a_prompt_is_solved() -> None:
-    assert rloo(torch.tensor([[1.0, 0.0, 0.5]])).tolist() == [[0.75, -0.75, 0.0]]
-    advantages = opo(torch.tensor([[1.0, 0.0]]), lengths=torch.tensor([[3, 1]]))
+    assert ALL["rloo"](torch.tensor([[1.0, 0.0, 0.5]])).tolist() == [[0.75, -0.75, 0.0]]
+    advantages = ALL["opo"](torch.tensor([[1.0, 0.0]]), lengths=torch.tensor([[3, 1]]))
     assert advantages.tolist() == [[0.25, -0.75]]
-    seldom, often = max_rl(torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]]))
+    seldom, often = ALL["max_rl"](torch.tensor([[1.0, 0.0, 0.0, 0.0], [1.0, 1.0, 1.0, 0.0]]))
     assert seldom.tolist() == [3.0, -1.0, -1.0, -1.0] and often[0] == pytest.approx(1 / 3)
 
 
 def test_rewards_of_a_batch_are_whitened_over_its_tokens_and_equal_ones_teach_nothing() -> None:
     random = torch.Generator().manual_seed(0)
     rewards, lengths = torch.rand(6, 4, generator=random), torch.randint(1, 30, (6, 4), generator=random)
-    for compare in (reinforce_plus_plus, reinforce_plus_plus_baseline):
+    plain, baseline = ALL["reinforce_plus_plus"], ALL["reinforce_plus_plus_baseline"]
+    for compare in (plain, baseline):
         tokens = compare(rewards, lengths=lengths).flatten().repeat_interleave(lengths.flatten())
         torch.testing.assert_close(tokens.mean(), torch.tensor(0.0), atol=1e-5, rtol=0)
         torch.testing.assert_close(tokens.var(), torch.tensor(1.0), atol=1e-5, rtol=0)
     rewards, lengths = torch.tensor([[0.1, 0.1], [0.1, 0.1]]), torch.ones(2, 2, dtype=torch.int64)
-    assert reinforce_plus_plus(rewards, lengths=lengths).eq(0).all()
-    assert reinforce_plus_plus_baseline(rewards + torch.tensor([[0.0], [1.0]]), lengths=lengths).eq(0).all()
-    right, wrong = reinforce_plus_plus(torch.tensor([[1.0, 1.0], [0.0, 0.0]]), lengths=lengths)
+    assert plain(rewards, lengths=lengths).eq(0).all()
+    assert baseline(rewards + torch.tensor([[0.0], [1.0]]), lengths=lengths).eq(0).all()
+    right, wrong = plain(torch.tensor([[1.0, 1.0], [0.0, 0.0]]), lengths=lengths)
     assert right.tolist() == [-value for value in wrong.tolist()] and right[0] > 0
     rewards = torch.tensor([[1.0, 0.0], [1.0, 1.0], [0.0, 0.0], [0.0, 0.0]])
-    assert gpg(rewards).tolist() == [[2.0, -2.0], *[[0.0, 0.0]] * 3]
+    assert ALL["gpg"](rewards).tolist() == [[2.0, -2.0], *[[0.0, 0.0]] * 3]
 
 
-OF_BATCHES = [name for name in ADVANTAGES if hasattr(find("algorithm.advantage", name), "whole_batch")]
 SOME_MISSING = torch.tensor(
     [[0.1, 0.7, torch.nan, 0.4], [0.2, torch.nan, torch.nan, torch.nan], [torch.nan, 0.3, 0.9, 0.1], [torch.nan] * 4],
     dtype=torch.float64,  # as the queue has them

@@ -10,16 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.config import AlgorithmConfig, ConfigError
-from harness.config.registries import (
-    ADVANTAGES,
-    AGGREGATIONS,
-    CORRECTIONS,
-    FILTERS,
-    KL_ESTIMATORS,
-    REJECTIONS,
-    SHAPING,
-    find,
-)
+from harness.config.registries import AGGREGATIONS, CORRECTIONS, KL_ESTIMATORS, REGISTRIES, find
 from harness.rl.aggregation import aggregation_of
 from harness.rl.kl import estimator_of, k3
 from harness.rl.losses import policy_loss
@@ -300,15 +291,8 @@ def test_what_any_measure_leaves_out_is_left_out(tmp_path: Path, monkeypatch: py
 
 
 DOCUMENT = Path(__file__).parents[3] / "docs" / "held_to.csv"
-KINDS = {
-    "loss": CORRECTIONS,
-    "advantage": ADVANTAGES,
-    "KL": KL_ESTIMATORS,
-    "rejection": REJECTIONS,
-    "aggregation": AGGREGATIONS,
-    "shaping": SHAPING,
-    "filter": set(FILTERS) - {"none"},
-}
+KINDS = {kind: set(REGISTRIES[f"algorithm.{kind}"]) for kind in ("advantage", "rejection", "aggregation", "shaping")}
+KINDS |= {"loss": set(CORRECTIONS), "KL": set(KL_ESTIMATORS), "filter": set(REGISTRIES["algorithm.filter"]) - {"none"}}
 
 
 def test_every_function_that_can_be_named_stands_in_the_table_of_what_it_is_held_to() -> None:

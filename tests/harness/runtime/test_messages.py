@@ -29,31 +29,14 @@ PLAIN = st.recursive(
     lambda inner: st.lists(inner, max_size=3) | st.dictionaries(TEXT, inner, max_size=3),
     max_leaves=12,
 )
-ARRAY = arrays.arrays(
-    arrays.scalar_dtypes(), arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3), fill=st.nothing()
-)
+SHAPES = arrays.array_shapes(min_dims=0, max_dims=3, min_side=0, max_side=3)
+ARRAY = arrays.arrays(arrays.scalar_dtypes(), SHAPES, fill=st.nothing())
 SPANS = st.lists(st.builds(Span, TEXT, TEXT, TEXT, NUMBER, NUMBER, SMALL, SMALL), max_size=3)
-PLANS = st.builds(
-    TransferPlan,
-    st.lists(
-        st.builds(
-            Bucket,
-            st.lists(
-                st.builds(
-                    TensorSpec,
-                    TEXT,
-                    st.lists(st.integers(0, 9), max_size=3).map(tuple),
-                    st.sampled_from([torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool]),
-                    st.integers(0, 99),
-                ),
-                max_size=3,
-            ).map(tuple),
-            st.integers(0, 99),
-        ),
-        max_size=2,
-    ).map(tuple),
-    st.booleans(),
-)
+SHAPE = st.lists(st.integers(0, 9), max_size=3).map(tuple)
+DTYPE = st.sampled_from([torch.float32, torch.bfloat16, torch.float8_e4m3fn, torch.bool])
+SPECS = st.lists(st.builds(TensorSpec, TEXT, SHAPE, DTYPE, st.integers(0, 99)), max_size=3).map(tuple)
+BUCKETS = st.lists(st.builds(Bucket, SPECS, st.integers(0, 99)), max_size=2).map(tuple)
+PLANS = st.builds(TransferPlan, BUCKETS, st.booleans())
 
 
 @given(PLAIN)

@@ -11,7 +11,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 from typing import Any
 
@@ -432,8 +432,7 @@ def drive(logs: Path, descriptor: int) -> None:
 
 
 def test_drivers_and_their_workers_come_from_one_server_and_workers_end_with_their_driver(tmp_path: Path) -> None:
-    server = launch_server([__name__], log=tmp_path / "log")
-    try:
+    with closing(launch_server([__name__], log=tmp_path / "log")) as server:
         for name, end in (("whole", "ended with exit code 0"), ("killed", "killed by signal 9 (Killed)")):
             with server.share() as shared:
                 driver = server.start(drive, (tmp_path / name,), [shared.fileno()], log=tmp_path / f"{name}.log")
@@ -442,8 +441,6 @@ def test_drivers_and_their_workers_come_from_one_server_and_workers_end_with_the
             worker, until = int((tmp_path / f"{name}.log").read_text()), time.monotonic() + 30
             while not is_gone(worker):
                 assert time.monotonic() < until
-    finally:
-        server.close()
 
 
 def compute() -> None:
@@ -461,38 +458,29 @@ def drive_and_watch(descriptor: int) -> None:
 
 
 def test_what_a_server_forks_for_a_driver_that_it_forked_is_work_of_the_drivers(tmp_path: Path) -> None:
-    server = launch_server([__name__], log=tmp_path / "log")
-    try:
+    with closing(launch_server([__name__], log=tmp_path / "log")) as server:
         with server.share() as shared:
             driver = server.start(drive_and_watch, (), [shared.fileno()], log=tmp_path / "driver.log")
         assert driver.wait(60) == "ended with exit code 0", (tmp_path / "driver.log").read_text()
         driver.close()
         assert float((tmp_path / "driver.log").read_text()) >= 0.29  # of 0.3, in ticks of 10 ms
         assert server.above == os.getpid()
-    finally:
-        server.close()
 
 
 def test_a_fork_server_with_a_thread_forks_nothing_and_says_so(tmp_path: Path) -> None:
-    server = launch_server(["tests.support.worker_roles:start_a_thread"], log=tmp_path / "log")
-    try:
+    with closing(launch_server(["tests.support.worker_roles:start_a_thread"], log=tmp_path / "log")) as server:
         process = server.start(print, ("never",))
         assert (process.wait(60) or "").startswith("the server that forks it has ended: RuntimeError: a fork is not")
         process.close()
-    finally:
-        server.close()
 
 
 def test_what_real_workers_import_leaves_one_thread(tmp_path: Path) -> None:
     preload = [*MODELS, "transformers.models.qwen3.modeling_qwen3"]
-    server = launch_server(preload, log=tmp_path / "log")
-    try:
+    with closing(launch_server(preload, log=tmp_path / "log")) as server:
         process = server.start(print, ("forked",), log=tmp_path / "out")
         assert process.wait(120) == "ended with exit code 0", (tmp_path / "log").read_text()
         assert (tmp_path / "out").read_text() == "forked\n"
         process.close()
-    finally:
-        server.close()
 
 
 def test_a_driver_may_have_a_connection_to_each_of_many_workers() -> None:

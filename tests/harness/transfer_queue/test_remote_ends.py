@@ -337,9 +337,7 @@ CLEAR = b"\x93\xa4Verb\xa5clear"
     ],
     ids=lambda value: value if isinstance(value, str) else "",
 )
-async def test_a_message_that_says_nonsense_is_the_error_of_its_call(
-    body: bytes, message: str, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_nonsense_is_the_error_of_its_call(body: bytes, message: str, caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as (server, queue), Stranger.at(server) as stranger:
         await stranger.say(7, body)
         call, answer = await stranger.hear()
@@ -364,9 +362,7 @@ async def test_frames_that_end_in_the_middle_or_are_too_long_take_nothing_else_d
 
 
 @pytest.mark.parametrize("said", [m.encode(m.Verb("describe")), b"\x91" * 10_000, b"GET / HTTP/1.1\r\n" * 8])
-async def test_of_a_client_that_does_not_prove_the_token_nothing_is_decoded_nor_logged(
-    said: bytes, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_nothing_that_a_stranger_says_is_decoded_or_logged(said: bytes, caplog: pytest.LogCaptureFixture) -> None:
     loop, heard = asyncio.get_running_loop(), b""
     async with serving() as (server, queue), Stranger.at(server, known=False) as stranger:
         await loop.sock_sendall(stranger.sock, said.ljust(ANSWER))

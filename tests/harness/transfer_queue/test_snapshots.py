@@ -38,9 +38,7 @@ from tests.support.queue_in_a_folder import SPEC, Queue, cells
 
 
 async def test_open_leases_have_the_seconds_left_that_they_had_and_late_ones_are_refused(tmp_path: Path) -> None:
-    queue = Queue()
-    await queue.service.create_partition("a", range(6))
-    queue.put([0, 1, 2, 3, 4, 5])
+    queue = await Queue.of(range(6))
     assert queue.get("train") == (0, [0, 1])
     queue.time += 7
     assert queue.get("train", consumer="y") == (1, [2, 3])
@@ -57,9 +55,7 @@ async def test_open_leases_have_the_seconds_left_that_they_had_and_late_ones_are
 
 
 async def test_what_consumers_that_are_no_more_hold_is_named_and_can_be_released(tmp_path: Path) -> None:
-    queue = Queue()
-    await queue.service.create_partition("a", range(4))
-    queue.put([0, 1, 2, 3])
+    queue = await Queue.of(range(4))
     queue.get("train")
     queue.get("train", consumer="y")
     queue.service.acknowledge(1)
@@ -72,9 +68,7 @@ async def test_what_consumers_that_are_no_more_hold_is_named_and_can_be_released
 
 
 async def test_an_assignment_that_was_not_received_goes_out_again(tmp_path: Path) -> None:
-    queue = Queue()
-    await queue.service.create_partition("a", range(4))
-    queue.put([0, 1, 2, 3])
+    queue = await Queue.of(range(4))
     assert queue.get("score") == (0, [0, 1])
     answer = queue.service.try_get(GetRequest("score", 2, consumer="x"))
     assert isinstance(answer, BatchAssignment) and answer.lease == 1

@@ -24,8 +24,7 @@ RECEIVERS = ("engine0", "engine1", "scorer")
 
 
 async def test_through_shared_memory_all_join_then_the_file_goes_also_where_one_fails() -> None:
-    setting = Setting("ipc")
-    await setting.coordinator.connect()
+    setting = await connected("ipc")
     assert setting.log[:3] == ["trainer0.plan", "trainer1.gather_only", "trainer0.open"]
     assert sorted(setting.log[3:]) == [*(f"{name}.join" for name in RECEIVERS), "trainer0.meet_receivers"]
     offer = setting.trainers[0].offer
@@ -64,8 +63,7 @@ async def test_sender_and_receivers_of_a_process_group_meet_at_once(transport: s
 async def test_every_rank_sends_where_there_are_buckets(transport: str, monkeypatch: pytest.MonkeyPatch) -> None:
     two = plan_transfer({"one": torch.zeros(3), "other": torch.zeros(3)}.items(), 16)
     monkeypatch.setattr("tests.support.coordinated_workers.PLAN", two)
-    setting = Setting(transport)
-    await setting.coordinator.connect()
+    setting = await connected(transport)
     name, plan, _place, *sizes = setting.trainers[0].arguments["open"]
     assert (name, plan, sizes) == (transport, two, [3, 5.0, 2])
     assert setting.trainers[1].arguments["send_beside"] == (OFFER, 1)
@@ -75,8 +73,7 @@ async def test_every_rank_sends_where_there_are_buckets(transport: str, monkeypa
 async def test_what_did_not_arrive_is_sent_again_by_every_rank_that_sends(monkeypatch: pytest.MonkeyPatch) -> None:
     two = plan_transfer({"one": torch.zeros(3), "other": torch.zeros(3)}.items(), 16)
     monkeypatch.setattr("tests.support.coordinated_workers.PLAN", two)
-    setting = Setting("host_staged", trainer1={"wait_arrived": [BROKEN]}, engine0={"stage": [BROKEN]})
-    await setting.coordinator.connect()
+    setting = await connected("host_staged", trainer1={"wait_arrived": [BROKEN]}, engine0={"stage": [BROKEN]})
     await setting.coordinator.start_transfer(1)
     await setting.coordinator.finish()
     for trainer in ("trainer0", "trainer1"):
@@ -277,6 +274,12 @@ async def test_who_gives_up_waiting_does_not_end_the_transfer() -> None:
 # --- transfers that fail ----------------------------------------------------------------------------------------------
 
 
+async def connected(*told: Any, **errors: Any) -> Setting:
+    setting = Setting(*told, **errors)
+    await setting.coordinator.connect()
+    return setting
+
+
 def versions(engine0: int, engine1: int, scorer: int) -> dict[str, int]:
     return {"engine0": engine0, "engine1": engine1, "scorer": scorer}
 
@@ -286,8 +289,7 @@ TRANSPORTS = ("collective", "ipc")
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_what_failed_is_sent_again_to_those_that_did_not_get_it_over_a_new_group(transport: str) -> None:
-    setting = Setting(transport, engine1={"load": [BROKEN]}, trainer0={"send": [BROKEN]})
-    await setting.coordinator.connect()
+    setting = await connected(transport, engine1={"load": [BROKEN]}, trainer0={"send": [BROKEN]})
     await setting.coordinator.distribute(1)
     assert setting.coordinator.versions == versions(1, 1, 1)
     assert setting.count("engine0.load") == 1 and setting.count("engine1.load") == 2
@@ -301,8 +303,7 @@ async def test_what_failed_is_sent_again_to_those_that_did_not_get_it_over_a_new
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_an_engine_that_never_gets_it_ends_the_run_by_name_and_keeps_its_version(transport: str) -> None:
-    setting = Setting(transport, engine1={"load": [BROKEN] * 9})
-    await setting.coordinator.connect()
+    setting = await connected(transport, engine1={"load": [BROKEN] * 9})
     with pytest.raises(LostEngine, match="engine1 did not get version 1 and holds version 0: the link broke .*3 attem"):
         await setting.coordinator.distribute(1)
     assert setting.count("engine1.load") == 3
@@ -311,8 +312,7 @@ async def test_an_engine_that_never_gets_it_ends_the_run_by_name_and_keeps_its_v
 
 @pytest.mark.parametrize("transport", TRANSPORTS)
 async def test_a_run_that_may_goes_on_without_the_engine_and_says_so(transport: str) -> None:
-    setting = Setting(transport, "go_on", 2, engine1={"load": [BROKEN] * 2})
-    await setting.coordinator.connect()
+    setting = await connected(transport, "go_on", 2, engine1={"load": [BROKEN] * 2})
     await setting.coordinator.distribute(1)
     why = "engine1 did not get version 1 and holds version 0: the link broke (after 2 attempts)"
     assert setting.lost == [f"engine1: {why}"]
@@ -323,19 +323,16 @@ async def test_a_run_that_may_goes_on_without_the_engine_and_says_so(transport: 
 
 
 async def test_the_dead_are_not_asked_again_and_count_as_no_attempt_of_others() -> None:
-    setting = Setting("collective", "go_on", engine1={"load": [DIED]}, engine0={"load": [BROKEN]})
-    await setting.coordinator.connect()
+    setting = await connected("collective", "go_on", engine1={"load": [DIED]}, engine0={"load": [BROKEN]})
     await setting.coordinator.distribute(1)
     assert setting.count("engine1.load") == 1 and setting.count("engine0.load") == 2
     assert setting.coordinator.versions == versions(1, 0, 1) and len(setting.lost) == 1
-    setting = Setting("collective", "go_on", 2, engine1={"load": [BROKEN]}, scorer={"load": [BROKEN]})
-    await setting.coordinator.connect()
+    setting = await connected("collective", "go_on", 2, engine1={"load": [BROKEN]}, scorer={"load": [BROKEN]})
     setting.engines[1].errors["join"] = [DIED]  # as the second attempt connects
     await setting.coordinator.distribute(1)
     assert setting.coordinator.versions == versions(1, 0, 1)
     assert setting.lost == ["engine1: engine1 did not get version 1 and holds version 0: engine1 died: it died"]
-    setting = Setting("collective")
-    await setting.coordinator.connect()
+    setting = await connected("collective")
     setting.engines[0].errors = {"join": [DIED]}
     with pytest.raises(NotBrought, match="engine0 did not get version 1: engine0 died: it died"):
         await setting.coordinator.bring(setting.engines[0], setting.trainers[0].role.settled_version)
@@ -344,8 +341,8 @@ async def test_the_dead_are_not_asked_again_and_count_as_no_attempt_of_others() 
 @pytest.mark.parametrize(("transport", "method"), [("collective", "load"), ("host_staged", "swap")])
 async def test_an_engine_whose_own_process_died_over_a_transfer_is_lost(transport: str, method: str) -> None:
     died = EngineDied("engine engine1 died: its process is gone")
-    setting = Setting(transport, "go_on", engine1={method: [died]}, engine0={"load": [BROKEN], "stage": [BROKEN]})
-    await setting.coordinator.connect()
+    broken = {"load": [BROKEN], "stage": [BROKEN]}
+    setting = await connected(transport, "go_on", engine1={method: [died]}, engine0=broken)
     await setting.coordinator.distribute(1)
     assert setting.count(f"engine1.{method}") == 1
     assert [line for line in setting.lost if "engine1 died: its process is gone" in line] == setting.lost != []
@@ -384,8 +381,7 @@ async def test_a_dead_trainer_and_what_no_attempt_mends_end_the_run() -> None:
 
 
 async def test_a_transport_that_does_not_connect_is_tried_again_and_who_is_silent_given_up() -> None:
-    setting = Setting("collective", engine1={"load": [BROKEN], "join": []})
-    await setting.coordinator.connect()
+    setting = await connected("collective", engine1={"load": [BROKEN], "join": []})
     setting.engines[1].errors["join"] = [BROKEN]
     await setting.coordinator.distribute(1)
     assert setting.count("engine1.join") == 3 and setting.count("engine1.load") == 2
@@ -396,8 +392,7 @@ async def test_a_transport_that_does_not_connect_is_tried_again_and_who_is_silen
 
 
 async def test_a_copy_that_did_not_arrive_is_sent_again_from_host_memory() -> None:
-    setting = Setting("host_staged", engine1={"stage": [BROKEN]}, trainer0={"wait_arrived": [BROKEN]})
-    await setting.coordinator.connect()
+    setting = await connected("host_staged", engine1={"stage": [BROKEN]}, trainer0={"wait_arrived": [BROKEN]})
     await setting.coordinator.start_transfer(1)
     await setting.coordinator.wait_arrived(1)
     await setting.coordinator.finish()
@@ -411,8 +406,7 @@ async def test_a_copy_that_did_not_arrive_is_sent_again_from_host_memory() -> No
 
 
 async def test_a_staged_version_arrives_without_who_did_not_get_it_or_ends_the_run() -> None:
-    setting = Setting("host_staged", "go_on", 2, engine1={"stage": [BROKEN] * 2})
-    await setting.coordinator.connect()
+    setting = await connected("host_staged", "go_on", 2, engine1={"stage": [BROKEN] * 2})
     arrived = asyncio.create_task(setting.coordinator.wait_arrived(1))
     await setting.coordinator.start_transfer(1)
     await arrived
@@ -427,8 +421,7 @@ async def test_a_staged_version_arrives_without_who_did_not_get_it_or_ends_the_r
 
 
 async def test_engines_come_go_and_stay_where_others_are_dead() -> None:
-    setting = Setting("collective")
-    await setting.coordinator.connect()
+    setting = await connected("collective")
     await setting.coordinator.distribute(1)
     newcomer = Worker("engine2", setting.log)
     setting.fleet.add(newcomer, version=0)
@@ -436,8 +429,7 @@ async def test_engines_come_go_and_stay_where_others_are_dead() -> None:
     await setting.coordinator.distribute(2)
     assert setting.coordinator.versions == {"engine0": 1, "engine1": 2, "scorer": 2, "engine2": 2}
     assert setting.count("engine0.load") == 1 and setting.count("engine2.join") == 1
-    setting = Setting("collective", "go_on")
-    await setting.coordinator.connect()
+    setting = await connected("collective", "go_on")
     setting.fleet.membership.request("engine1", "leave")
     setting.engines[0].dead = True  # which nobody has noticed
     await setting.coordinator.distribute(1)
@@ -462,8 +454,8 @@ async def test_an_engine_that_came_back_loads_nothing_that_travelled_while_it_wa
 
 @pytest.mark.parametrize("trainer", [{"send": [BROKEN]}, {"send": [], "resend": [BROKEN], "wait_arrived": [BROKEN]}])
 async def test_what_was_not_sent_did_not_arrive(trainer: dict[str, list[Exception]]) -> None:
-    setting = Setting("host_staged", trainer0=trainer, engine1={"stage": [BROKEN]} if "resend" in trainer else {})
-    await setting.coordinator.connect()
+    engine = {"stage": [BROKEN]} if "resend" in trainer else {}
+    setting = await connected("host_staged", trainer0=trainer, engine1=engine)
     if "resend" in trainer:
         await setting.coordinator.start_transfer(1)
         await setting.coordinator.wait_arrived(1)

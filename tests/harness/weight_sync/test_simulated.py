@@ -6,66 +6,61 @@ import pytest
 import torch
 
 from harness.config.transports import TransferTimes
-from harness.runtime.virtual_runtime import LocalRole, VirtualClock, run_virtual
+from harness.runtime.virtual_runtime import LocalRole, VirtualClock
 from harness.weight_sync.endpoints import HostReceiver, HostSender, WeightReceiver, WeightSender
 from harness.weight_sync.plan import TransferPlan
 from harness.weight_sync.simulated import SimulatedOffer, SimulatedReceiver, SimulatedSender, SimulatedTransport
+from tests.support.local_queue import virtual
 
 TIMES = TransferTimes(send_s=2.0, stage_s=5.0, load_s=1.0)
 
 
-def test_staged_weights_arrive_in_the_background_and_are_read_once() -> None:
-    async def main() -> None:
-        clock = VirtualClock(asyncio.get_running_loop())
-        sender = SimulatedSender(TIMES, clock)
-        receiver = SimulatedOffer(TransferPlan(()), TIMES, clock).receiver(0, torch.device("cpu"))
-        _: tuple[HostSender, WeightSender, HostReceiver, WeightReceiver] = (sender, sender, receiver, receiver)
-        await sender.send(1, {})
-        assert clock.now() == 2.0
-        with pytest.raises(ValueError, match="version 1 is not in host memory; there: none"):
-            receiver.staged(1)
-        await asyncio.gather(sender.wait_arrived(1), receiver.stage(1))
-        assert clock.now() == 7.0
-        assert list(receiver.staged(1)) == []
-        with pytest.raises(ValueError, match="version 1 is not in host memory"):
-            receiver.staged(1)
-        with pytest.raises(ValueError, match="version 2 is not under way; the last one sent is 1"):
-            await sender.wait_arrived(2)
-        await sender.send(2, {})
-        await sender.send(3, {})  # waits until version 2 has arrived
-        assert clock.now() == 9.0 + 5.0 + 2.0
-
-    run_virtual(main())
+@virtual
+async def test_staged_weights_arrive_in_the_background_and_are_read_once() -> None:
+    clock = VirtualClock(asyncio.get_running_loop())
+    sender = SimulatedSender(TIMES, clock)
+    receiver = SimulatedOffer(TransferPlan(()), TIMES, clock).receiver(0, torch.device("cpu"))
+    _: tuple[HostSender, WeightSender, HostReceiver, WeightReceiver] = (sender, sender, receiver, receiver)
+    await sender.send(1, {})
+    assert clock.now() == 2.0
+    with pytest.raises(ValueError, match="version 1 is not in host memory; there: none"):
+        receiver.staged(1)
+    await asyncio.gather(sender.wait_arrived(1), receiver.stage(1))
+    assert clock.now() == 7.0
+    assert list(receiver.staged(1)) == []
+    with pytest.raises(ValueError, match="version 1 is not in host memory"):
+        receiver.staged(1)
+    with pytest.raises(ValueError, match="version 2 is not under way; the last one sent is 1"):
+        await sender.wait_arrived(2)
+    await sender.send(2, {})
+    await sender.send(3, {})  # waits until version 2 has arrived
+    assert clock.now() == 9.0 + 5.0 + 2.0
 
 
-def test_a_sender_that_is_connected_anew_can_send_again_what_it_had_under_way() -> None:
+@virtual
+async def test_a_sender_that_is_connected_anew_can_send_again_what_it_had_under_way() -> None:
     """A transfer in the background that broke off is tried again over a new connection."""
 
-    async def main() -> None:
-        clock, notes = VirtualClock(asyncio.get_running_loop()), list[str]()
-        worker = Worker("actor[0]", notes)
-        trainer = LocalRole("actor[0]", worker)
-        transport = SimulatedTransport("host_staged", TIMES, clock)
-        await transport.connect([trainer], [], TransferPlan(()))  # type: ignore[list-item]
-        await worker.sender.send(1, {})
-        await transport.connect([trainer], [], TransferPlan(()))  # type: ignore[list-item]
-        await worker.sender.resend(1)
-        await worker.sender.wait_arrived(1)
-        assert clock.now() == TIMES.send_s + TIMES.stage_s
-
-    run_virtual(main())
+    clock, notes = VirtualClock(asyncio.get_running_loop()), list[str]()
+    worker = Worker("actor[0]", notes)
+    trainer = LocalRole("actor[0]", worker)
+    transport = SimulatedTransport("host_staged", TIMES, clock)
+    await transport.connect([trainer], [], TransferPlan(()))  # type: ignore[list-item]
+    await worker.sender.send(1, {})
+    await transport.connect([trainer], [], TransferPlan(()))  # type: ignore[list-item]
+    await worker.sender.resend(1)
+    await worker.sender.wait_arrived(1)
+    assert clock.now() == TIMES.send_s + TIMES.stage_s
 
 
-def test_a_receiver_that_joins_anew_still_has_what_had_arrived() -> None:
+@virtual
+async def test_a_receiver_that_joins_anew_still_has_what_had_arrived() -> None:
     """An engine that comes back has all connect again, and some have not loaded the version before."""
 
-    async def main() -> None:
-        offer = SimulatedOffer(TransferPlan(()), TIMES, VirtualClock(asyncio.get_running_loop()))
-        before = offer.receiver(0, torch.device("cpu"))
-        await before.stage(1)
-        assert list(offer.receiver(1, torch.device("cpu"), before).staged(1)) == []
-
-    run_virtual(main())
+    offer = SimulatedOffer(TransferPlan(()), TIMES, VirtualClock(asyncio.get_running_loop()))
+    before = offer.receiver(0, torch.device("cpu"))
+    await before.stage(1)
+    assert list(offer.receiver(1, torch.device("cpu"), before).staged(1)) == []
 
 
 class Worker:
@@ -111,13 +106,11 @@ class Worker:
         ("host_staged", ["trainer send 0-2", "engine stage 2-7", "engine swap 7-8"]),
     ],
 )
-def test_a_simulated_wire_makes_the_calls_of_the_wire_it_stands_for(transport: str, calls: list[str]) -> None:
-    async def main() -> list[str]:
-        notes: list[str] = []
-        trainer, engine = LocalRole("actor[0]", Worker("trainer", notes)), LocalRole("e", Worker("engine", notes))
-        carrier = SimulatedTransport(transport, TIMES, VirtualClock(asyncio.get_running_loop()))
-        await carrier.connect([trainer], [engine], TransferPlan(()))
-        await carrier.transfer([trainer], [engine], 1)
-        return notes
-
-    assert run_virtual(main()) == calls
+@virtual
+async def test_a_simulated_wire_makes_the_calls_of_the_wire_it_stands_for(transport: str, calls: list[str]) -> None:
+    notes: list[str] = []
+    trainer, engine = LocalRole("actor[0]", Worker("trainer", notes)), LocalRole("e", Worker("engine", notes))
+    carrier = SimulatedTransport(transport, TIMES, VirtualClock(asyncio.get_running_loop()))
+    await carrier.connect([trainer], [engine], TransferPlan(()))
+    await carrier.transfer([trainer], [engine], 1)
+    assert notes == calls

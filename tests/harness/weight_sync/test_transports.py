@@ -14,27 +14,13 @@ from harness.weight_sync import process_group
 from harness.weight_sync.endpoints import HostSender, stop_reading
 from harness.weight_sync.ipc import SharedOffer, share_slots, slot_bytes
 from harness.weight_sync.plan import TransferError, digests, plan_transfer
-from harness.weight_sync.process_group import Rendezvous
+from harness.weight_sync.process_group import GroupOffer, Rendezvous
 from tests.support.processes import run_in_processes
-from tests.support.weight_ends import (
-    CPU,
-    LOOPBACK,
-    Offer,
-    Weights,
-    carried,
-    kept,
-    meet,
-    met_again,
-    offered,
-    plan,
-    same,
-    two_ends,
-    weights,
-)
+from tests.support.weight_ends import LOOPBACK, carried, kept, meet, met_again, offered, plan, same, two_ends, weights
 
 TRANSPORTS = ("collective", "ipc", "host_staged")
 HANDED_OVER = ("collective", "ipc")
-GPU = torch.device("cuda")
+CPU, GPU = torch.device("cpu"), torch.device("cuda")
 
 
 @pytest.fixture
@@ -44,7 +30,7 @@ def offer() -> Iterator[SharedOffer]:
     offer.path.unlink(missing_ok=True)
 
 
-def withdraw(offer: Offer) -> None:
+def withdraw(offer: GroupOffer) -> None:
     if isinstance(offer, SharedOffer):
         offer.withdraw()
 
@@ -84,7 +70,7 @@ async def test_damage_is_an_error_and_the_next_is_fine(transport: str, monkeypat
     assert same(await carried(*ends, 2, weights(2)), weights(2)), "an end was left in the middle of a transfer"
 
 
-def receive_in_another_process(number: int, offer: Offer) -> list[bool]:
+def receive_in_another_process(number: int, offer: GroupOffer) -> list[bool]:
     receiver: Any = offer.receiver(number, CPU)
     return [same(kept(receiver.receive(version)), weights(version)) for version in (1, 2, 3)]
 
@@ -124,7 +110,7 @@ async def test_a_reader_that_stops_does_not_keep_the_sender_from_the_next_versio
 @pytest.mark.parametrize("transport", HANDED_OVER)
 async def test_weights_that_cannot_be_gathered_are_the_senders_error_and_end_the_receivers_wait(transport: str) -> None:
     sender, receiver = two_ends(transport)
-    incomplete: Weights = {name: tensor for name, tensor in weights(1).items() if name != "whole"}
+    incomplete = {name: tensor for name, tensor in weights(1).items() if name != "whole"}
     receiving = asyncio.create_task(asyncio.to_thread(lambda: kept(receiver.receive(1))))
     with pytest.raises(KeyError, match="whole"):
         await asyncio.to_thread(lambda: asyncio.run(sender.send(1, incomplete)))
@@ -200,7 +186,7 @@ def test_an_end_that_is_alone_is_an_error_and_not_a_hang(transport: str) -> None
         offered("collective", timeout_s=1.0)[0].receiver(0, CPU)
 
 
-def join_and_leave(number: int, offer: Offer) -> None:
+def join_and_leave(number: int, offer: GroupOffer) -> None:
     offer.receiver(number, CPU)
 
 
@@ -293,9 +279,7 @@ def test_slots_that_cannot_be_pinned_are_cudas_error(offer: SharedOffer, monkeyp
 
 
 @pytest.mark.parametrize(("device", "pinned"), [(CPU, False), (GPU, True)])
-async def test_copies_in_host_memory_are_pinned_where_the_end_has_a_gpu(
-    device: torch.device, pinned: bool, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_copies_in_host_memory_are_pinned_for_a_gpu(device: torch.device, pinned: bool, monkeypatch: Any) -> None:
     asked: list[bool] = []
 
     def empty(size: int, *, dtype: torch.dtype, pin_memory: bool) -> torch.Tensor:

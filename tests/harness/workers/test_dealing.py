@@ -198,11 +198,8 @@ def dealt_in_a_world(rank: int, port: int) -> list[Any]:
     store = TCPStore("127.0.0.1", port, 2, False, wait_for_workers=False)
 
     async def take() -> list[Any]:
-        scatter = WorldScatter(60.0)
-        return [
-            await scatter([numbered(0, 1), numbered(1, 2)] if rank == 0 else None),
-            await scatter([None, 5] if rank == 0 else None),
-        ]
+        scatter, dealt = WorldScatter(60.0), [[numbered(0, 1), numbered(1, 2)], [None, 5]]
+        return [await scatter(shares if rank == 0 else None) for shares in dealt]
 
     with World(store, rank, 2):
         return asyncio.run(take())

@@ -1,13 +1,14 @@
 import asyncio
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
-from typing import get_args
+from typing import Any, get_args
 
 import numpy as np
 import pytest
 
 from harness.protocols import Completion, Request, RolloutEngine, Sampling
 from harness.transfer_queue import Column
+from harness.workers.rollout import RolloutRole
 from harness.workers.sample_flow import EngineSamples
 from harness.workers.turns import DeviceTurns
 from schedules.protocol import PauseMode
@@ -65,6 +66,27 @@ async def _said(greedy: Sampling | None, *, abort: bool) -> dict[int, tuple[list
     return queue.said
 
 
+async def generating(**told: int) -> tuple[CountingQueue, HandEngine, RolloutRole, asyncio.Task[Any]]:
+    """A role at the batch of a queue, with all that its engine takes in flight; told: slots, and the role's index."""
+    queue, engine = CountingQueue(), HandEngine(told.pop("slots", ROWS))
+    await queue.admit(0)
+    role = rollout_role(engine, queue, **told)  # type: ignore[arg-type]
+    running = asyncio.create_task(role.generate(0))
+    await settle()
+    return queue, engine, role, running
+
+
+def written(queue: CountingQueue) -> list[int]:
+    """Every row that was put, as often as it was."""
+    return sorted(row for put in queue.responses for row in put)
+
+
+async def finish_all(engine: HandEngine, running: asyncio.Task[Any]) -> None:
+    while not running.done():
+        engine.finish(list(engine.held))
+        await settle()
+
+
 @pytest.mark.parametrize("shares_device", [True, False])
 async def test_an_engine_that_shares_its_device_takes_it_for_a_batch_and_gives_it_back(shares_device: bool) -> None:
     queue, engine = CountingQueue(), HandEngine()
@@ -98,10 +120,8 @@ async def test_several_batches_as_one_fill_the_slots_and_leave_others_their_shar
     running = asyncio.create_task(rollout_role(engine, queue).generate(0, 2))
     await settle()
     assert engine.held == list(range(ROWS + GROUP)), "samples of the second batch run beside those of the first"
-    while not running.done():
-        engine.finish(list(engine.held))
-        await settle()
-    assert sorted(row for put in queue.responses for row in put) == list(range(2 * ROWS)), "and none of the third"
+    await finish_all(engine, running)
+    assert written(queue) == list(range(2 * ROWS)), "and none of the third"
     queue, early, late = CountingQueue(), HandEngine(slots=2 * ROWS), HandEngine(slots=2 * ROWS)
     half = ROWS // 2 // GROUP * GROUP
     for iteration in range(2):
@@ -118,25 +138,17 @@ async def test_several_batches_as_one_fill_the_slots_and_leave_others_their_shar
 
 
 async def test_an_engine_gets_whole_groups_and_no_more_than_it_has_slots_for() -> None:
-    queue, engine = CountingQueue(), HandEngine(slots=2 * GROUP + 1)
-    await queue.admit(0)
-    running = asyncio.create_task(rollout_role(engine, queue).generate(0))
-    await settle()
+    _, engine, _, running = await generating(slots=2 * GROUP + 1)
     assert engine.batches == [list(range(2 * GROUP))]
     engine.finish([0, 1, 2])  # with the spare slot, room for one group
     await settle()
     assert engine.batches[1:] == [list(range(2 * GROUP, 3 * GROUP))]
-    while not running.done():
-        engine.finish(list(engine.held))
-        await settle()
+    await finish_all(engine, running)
     assert all(len(batch) % GROUP == 0 and batch[0] % GROUP == 0 for batch in engine.batches)
 
 
 async def test_a_completion_that_finishes_while_a_put_is_under_way_is_written_exactly_once() -> None:
-    queue, engine = CountingQueue(), HandEngine()
-    await queue.admit(0)
-    running = asyncio.create_task(rollout_role(engine, queue).generate(0))
-    await settle()
+    queue, engine, _, running = await generating()
     queue.gate.clear()
     engine.finish([0, 1])
     await queue.putting.wait()
@@ -150,14 +162,11 @@ async def test_a_completion_that_finishes_while_a_put_is_under_way_is_written_ex
     assert queue.responses == [[0, 1], [2, 3, 4]]
     engine.finish(list(engine.held))
     await running
-    assert sorted(row for put in queue.responses for row in put) == list(range(ROWS))
+    assert written(queue) == list(range(ROWS))
 
 
 async def test_generate_does_not_return_before_the_last_put_has_ended() -> None:
-    queue, engine = CountingQueue(), HandEngine()
-    await queue.admit(0)
-    running = asyncio.create_task(rollout_role(engine, queue).generate(0))
-    await settle()
+    queue, engine, _, running = await generating()
     queue.gate.clear()
     engine.finish(list(engine.held))
     await settle()
@@ -272,11 +281,7 @@ async def test_groups_that_are_not_done_are_put_off_whole_and_begin_again_under_
 
 
 async def test_spans_taken_in_the_middle_of_work_reach_up_to_now_and_go_on_from_there() -> None:
-    queue, engine = CountingQueue(), HandEngine()
-    await queue.admit(0)
-    role = rollout_role(engine, queue)
-    running = asyncio.create_task(role.generate(0))
-    await settle()
+    _, engine, role, running = await generating()
     (first,) = await role.take_spans()
     assert first.end > first.start
     engine.finish(list(engine.held))
@@ -286,20 +291,13 @@ async def test_spans_taken_in_the_middle_of_work_reach_up_to_now_and_go_on_from_
 
 
 async def test_each_loop_says_what_it_waits_for() -> None:
-    queue, engine = CountingQueue(), HandEngine(slots=GROUP)
-    await queue.admit(0)
-    role = rollout_role(engine, queue, index=2)
-    assert await role.waiting() == []
-    running = asyncio.create_task(role.generate(0))
-    await settle()
+    queue, engine, role, running = await generating(slots=GROUP, index=2)
     assert sorted(await role.waiting()) == [
         "rollout[2].drain waits for the engine to finish samples",
         "rollout[2].feed waits for a free slot",
         "rollout[2].write waits for finished samples",
     ]
-    while not running.done():
-        engine.finish(list(engine.held))
-        await settle()
+    await finish_all(engine, running)
     assert await role.waiting() == []
     streaming = asyncio.create_task(role.stream())
     await settle()
@@ -348,10 +346,8 @@ async def test_who_retires_takes_no_more_finishes_what_it_has_and_takes_again_on
     await role.rejoin()
     await role.load(1)
     again = asyncio.create_task(role.generate(0))
-    while not again.done():
-        engine.finish(list(engine.held))
-        await settle()
-    assert sorted(row for put in queue.responses for row in put) == list(range(ROWS))
+    await finish_all(engine, again)
+    assert written(queue) == list(range(ROWS))
 
 
 async def test_what_another_had_when_it_was_gone_is_generated_without_what_it_had_written() -> None:
@@ -373,7 +369,7 @@ async def test_what_another_had_when_it_was_gone_is_generated_without_what_it_ha
     assert engines[1].held == [row for row in range(2 * GROUP) if row not in (0, 1, GROUP)]
     engines[1].finish(list(engines[1].held))
     await again
-    assert sorted(row for put in queue.responses for row in put) == list(range(ROWS))
+    assert written(queue) == list(range(ROWS))
 
 
 async def test_a_load_waits_for_a_batch_that_is_taken_over() -> None:
@@ -444,7 +440,7 @@ async def test_samples_that_wait_for_a_device_with_their_engine_are_generated_wh
     engine.finish(rows)
     await settle()
     await asked
-    assert device.holder is None and sorted(row for put in queue.responses for row in put) == rows
+    assert device.holder is None and written(queue) == rows
     await queue.close()
     await running
 

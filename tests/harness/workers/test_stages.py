@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -20,7 +21,6 @@ from harness.runtime.virtual_runtime import run_virtual
 from harness.tasks import Sample, Score, Task, sample_of, score_of
 from harness.tasks.characters import Reverse
 from harness.transfer_queue import Batch, Column, Ragged
-from harness.transfer_queue.local import LocalQueue
 from harness.workers.actor import ActorRole
 from harness.workers.dataflow import partition_name
 from harness.workers.readers import FifoReader, RankQueue
@@ -102,9 +102,8 @@ class Stages:
 async def test_every_column_that_training_reads_belongs_to_its_row() -> None:
     queue, trainer = CountingQueue(), KeepingTrainer()
     await queue.admit(0)
-    await asyncio.gather(
-        actor(queue, trainer).train(0), Stages(queue).process(0), rollout_role(torch_engine(), queue).generate(0)
-    )
+    rollout = rollout_role(torch_engine(), queue)
+    await asyncio.gather(actor(queue, trainer).train(0), Stages(queue).process(0), rollout.generate(0))
     row, scored = 0, scorer()
     for batch in trainer.batches:
         scores = []
@@ -360,9 +359,7 @@ class NotingStage(StageRole):
 
     role = kind = "reference"
 
-    def __init__(
-        self, queue: LocalQueue | RankQueue, rows: int = 2 * GROUP, pauses: Sequence[float] = (), name: str = "0"
-    ) -> None:
+    def __init__(self, queue: Any, rows: int = 2 * GROUP, pauses: Sequence[float] = (), name: str = "0") -> None:
         super().__init__(queue, TickingClock(), name=name, rows=rows, minimum=rows)
         self.seen: list[list[int]] = []
         self.pauses = iter(pauses)
