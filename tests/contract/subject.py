@@ -30,7 +30,7 @@ VARIED = Sampling(max_tokens=48, stop_tokens=(3, 14, 15, 65, 92))
 
 
 class Subject:
-    """Tests see its `engine`, give it work by `generate` or `collecting`, and new weights by `update`.
+    """Tests see its `engine`, give it work by `generate`, `collecting` or `busy`, and new weights by `update`.
 
     The weights of version `v` are those of `reference_model(v)`, for the initial ones and all later ones. `load` is how
     many samples keep the engine busy for a while.
@@ -39,7 +39,6 @@ class Subject:
     def __init__(self, engine: RolloutEngine, under_test: EngineUnderTest, tied: bool) -> None:
         self.engine, self.under_test, self.tied = engine, under_test, tied
         self._sample_ids = count()
-        self._requests: dict[int, Request] = {}
         self.sampling = Sampling(max_tokens=1)
         self.load = LOAD
 
@@ -79,8 +78,7 @@ class Subject:
     def _request(self, sample_id: int, prompt_tokens: int | None) -> Request:
         random = np.random.default_rng([SEED, sample_id])
         prompt = random.integers(0, VOCABULARY, prompt_tokens or int(random.integers(1, 49)))
-        self._requests[sample_id] = Request(sample_id, self.under_test.prompt(prompt))
-        return self._requests[sample_id]
+        return Request(sample_id, self.under_test.prompt(prompt))
 
     def many(self) -> list[Request]:
         """Samples for the engine to be busy with."""
@@ -106,6 +104,14 @@ class Subject:
         finally:
             taking.cancel()
             await asyncio.wait([taking])
+
+    @asynccontextmanager
+    async def busy(self, requests: Sequence[Request] = ()) -> AsyncIterator[Collected]:
+        """With many samples of all lengths, or these, of which the first is done."""
+        self.sample_by(VARIED)
+        async with self.collecting(requests or self.many()) as samples:
+            await samples.until(1)
+            yield samples
 
     async def update(self, mode: StopMode = "keep", *, drop_cache: bool = True) -> int:
         """What a role does between two versions: pause, load the next one, drop the cache, go on. The new version."""

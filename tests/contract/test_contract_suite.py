@@ -15,7 +15,7 @@ from engines.torch.rollout import TorchRollout
 from engines.torch.sampling import draw
 from harness.protocols import Completion, Request, RolloutEngine, Sampling, StopMode
 from tests.contract import subject as contract_subject
-from tests.contract import test_in_flight, test_loading, test_pauses, test_samples, test_tokens
+from tests.contract import test_loading, test_pauses, test_tokens
 from tests.contract.engine_under_test import EngineUnderTest, construct
 from tests.contract.reference import assert_greedy, logits_of, make_model
 from tests.contract.subject import Subject
@@ -139,12 +139,12 @@ async def noticed(test: Callable[..., Awaitable[None]], broken: type[TorchRollou
 
 GREEDY = test_tokens.test_greedy_tokens_are_those_of_a_transformers_forward_before_and_after_an_update
 FAILED_LOAD = test_loading.test_a_load_that_fails_leaves_the_old_version_or_a_refusal_and_the_next_one_heals_it
-IN_FLIGHT = test_in_flight.test_every_token_was_sampled_by_the_version_that_it_names
-UPDATES = test_in_flight.test_ten_updates_in_a_row_under_load
+IN_FLIGHT = test_loading.test_every_token_was_sampled_by_the_version_that_it_names
+UPDATES = test_loading.test_ten_updates_in_a_row_under_load
 KEEP = test_pauses.test_pause_keep_holds_everything_as_it_is_until_resume
 ABORT = test_pauses.test_pause_abort_returns_everything_at_once
 RESUMED = test_pauses.test_abort_and_resume_lose_no_token
-STOPPED = test_samples.test_a_stop_token_ends_a_sample_and_stands_last_with_its_log_probability
+STOPPED = test_tokens.test_a_stop_token_ends_a_sample_and_stands_last_with_its_log_probability
 NEIGHBOURS = test_tokens.test_a_sample_draws_the_same_tokens_whatever_runs_beside_it
 PROMPT = test_tokens.test_samples_of_one_prompt_differ
 LOG_PROBS = test_tokens.test_log_probabilities_are_those_of_what_tokens_were_drawn_from

@@ -56,9 +56,7 @@ async def test_pause_keep_holds_everything_as_it_is_until_resume(subject: Subjec
 
 @in_flight
 async def test_pause_wait_finishes_what_runs_and_starts_nothing(subject: Subject) -> None:
-    subject.sample_by(VARIED)
-    async with subject.collecting(subject.many()) as samples:
-        await samples.until(1)
+    async with subject.busy() as samples:
         await pause(subject, "wait")
         too_late_unless(subject.engine.waiting)
         assert subject.engine.running == 0
@@ -71,9 +69,7 @@ async def test_pause_wait_finishes_what_runs_and_starts_nothing(subject: Subject
 
 @in_flight
 async def test_pause_abort_returns_everything_at_once(subject: Subject) -> None:
-    subject.sample_by(VARIED)
-    async with subject.collecting(subject.many()) as samples:
-        await samples.until(1)
+    async with subject.busy() as samples:
         await pause(subject, "abort")
         assert (subject.engine.running, subject.engine.waiting) == (0, 0)
         await samples.all()
@@ -93,9 +89,7 @@ async def test_what_is_submitted_to_a_paused_engine_starts_when_it_is_resumed(su
 
 
 async def test_an_engine_may_be_paused_twice_and_resumed_twice(subject: Subject) -> None:
-    subject.sample_by(Sampling(max_tokens=30))
-    async with subject.collecting(subject.many()) as samples:
-        await samples.until(1)
+    async with subject.busy() as samples:
         await pause(subject, "keep")
         await pause(subject, "wait")
         await subject.engine.resume()
@@ -276,10 +270,7 @@ async def test_waking_an_engine_that_is_awake_does_nothing(subject: Subject) -> 
 
 @in_flight
 async def test_running_samples_sleep_too_and_go_on_from_their_tokens(subject: Subject) -> None:
-    subject.sample_by(VARIED)
-    requests = subject.many()
-    async with subject.collecting(requests) as samples:
-        await samples.until(1)
+    async with subject.busy(requests := subject.many()) as samples:
         await subject.engine.pause("keep")
         too_late_unless(subject.engine.running)
         await subject.engine.sleep()
@@ -293,9 +284,7 @@ async def test_running_samples_sleep_too_and_go_on_from_their_tokens(subject: Su
 
 @in_flight
 async def test_a_busy_engine_refuses_to_sleep_and_a_sleeping_one_to_go_on(subject: Subject) -> None:
-    subject.sample_by(VARIED)
-    async with subject.collecting(subject.many()) as samples:
-        await samples.until(1)
+    async with subject.busy() as samples:
         too_late_unless(subject.engine.running)
         with pytest.raises(RuntimeError, match=NAME):
             await subject.engine.sleep()

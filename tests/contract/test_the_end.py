@@ -8,7 +8,7 @@ import signal
 import pytest
 
 from tests.contract.conftest import OneAtATime
-from tests.contract.subject import NAME, VARIED, Subject
+from tests.contract.subject import NAME, Subject
 
 pytestmark = pytest.mark.asyncio(loop_scope="session")
 
@@ -27,9 +27,7 @@ async def test_a_killed_engine_is_noticed_and_named(subject: Subject, running_en
     processes = subject.processes()
     if not processes:
         pytest.skip(f"{subject.under_test.name} runs in the process that uses it: nothing can be killed alone")
-    subject.sample_by(VARIED)
-    async with subject.collecting(subject.many()) as samples:
-        await samples.until(1)
+    async with subject.busy() as samples:
         os.kill(processes[0], signal.SIGKILL)
         failure = await samples.failure()
     assert isinstance(failure, RuntimeError) and NAME in str(failure)

@@ -15,7 +15,7 @@ from harness.protocols import Clock, Completion, Request, RolloutEngine, Samplin
 from harness.tasks import Task
 from harness.transfer_queue import Column, Ragged
 from harness.transfer_queue.local import LocalQueue
-from harness.workers.dataflow import JobShape, partition_name, queue_spec, text_column
+from harness.workers.dataflow import JobShape, partition_name, queue_spec, rollout_columns, text_column
 from harness.workers.episodes import Episodes
 from harness.workers.rollout import Ports, RolloutRole, RolloutSettings
 from harness.workers.turns import NO_TURNS, Turns
@@ -79,7 +79,7 @@ class CountingQueue(LocalQueue):
 
     async def respond(self, rows: Sequence[int], iteration: int = 0) -> None:
         """Responses of these samples, as an engine writes them."""
-        await self.put(partition_name(iteration), rows, rollout_columns(rows))
+        await self.put(partition_name(iteration), rows, responses(rows))
 
     async def start(self, groups: int, below: int) -> None:
         """An engine takes the next groups, under this dispatch limit."""
@@ -152,23 +152,9 @@ def completion(sample_id: int, version: int) -> Completion:
     return Completion(sample_id, tokens, log_probs, versions, "stop", 1.0, 2.0)
 
 
-def rollout_columns(rows: Iterable[int]) -> dict[str, Column]:
+def responses(rows: Iterable[int]) -> dict[str, Column]:
     """What an engine at version 0 writes of these samples."""
-    done = [completion(row, version=0) for row in rows]
-    return {
-        "response": Ragged.from_rows([c.tokens for c in done]),
-        "log_probs": Ragged.from_rows([c.log_probs for c in done]),
-        "versions": Ragged.from_rows([c.versions for c in done]),
-        "engine": np.zeros(len(done), np.int32),
-        "started_at": np.zeros(len(done)),
-        "first_token_at": np.zeros(len(done)),
-        "finished_at": np.zeros(len(done)),
-        "loss_mask": Ragged.from_rows([np.ones(len(c.tokens), np.bool_) for c in done]),
-        "finish_reason": np.zeros(len(done), np.int8),
-        "turns": np.ones(len(done), np.int32),
-        "environment_reward": np.full(len(done), np.nan, np.float32),
-        "failure": text_column([""] * len(done)),
-    }
+    return rollout_columns([completion(row, version=0) for row in rows], engine=0)
 
 
 class FixedWeights:

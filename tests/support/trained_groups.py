@@ -10,7 +10,7 @@ from harness.protocols import TrainBatch
 from harness.transfer_queue import Column
 from harness.workers.dataflow import text_column
 from harness.workers.training import TrainReport
-from tests.support.role_setting import GROUP, rollout_columns
+from tests.support.role_setting import GROUP, responses
 
 
 class NotingTrainer:
@@ -41,7 +41,7 @@ class NotingTrainer:
 
 def columns(rows: Sequence[int]) -> Mapping[str, Column]:
     """All that rollout, reward and advantages write."""
-    return rollout_columns(rows) | {
+    return responses(rows) | {
         "reward": np.zeros(len(rows), np.float64),
         "exact_match": np.zeros(len(rows), np.bool_),
         "reward_failure": text_column([""] * len(rows)),

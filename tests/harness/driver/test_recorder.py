@@ -29,12 +29,12 @@ from harness.metrics.parts import PARTS, RESPONSES, SAMPLES, SPANS, GrowingTable
 from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics, load_samples, load_timeline
 from harness.metrics.samples import RESPONSES_SCHEMA, SCHEMA, Texts, read_responses
 from harness.metrics.timeline import Place, Timeline
-from harness.protocols import Span
+from harness.protocols import Completion, Span
 from harness.rl.diagnostics import diagnostics
 from harness.runtime.runtime import RealClock
 from harness.tasks import Problem
 from harness.transfer_queue import Batch, Ragged
-from harness.workers.dataflow import text_column
+from harness.workers.dataflow import rollout_columns, text_column
 from harness.workers.dealing import joined, some_rows
 from harness.workers.recording import RecordingSettings, RecordRole, RunLengthDecoder, TokenDecoder, Work
 from harness.workers.training import Pass, TrainedRows, TrainReport
@@ -93,22 +93,17 @@ def trained(rows: list[int], version: int, **columns: Any) -> tuple[TrainedRows,
     the first row has."""
     k = len(rows)
     times = np.array(rows, dtype=np.float64) / 100
-    told: dict[str, Any] = {
-        "engine": np.zeros(k, np.int32),
+    log_probs, versions = np.full(2, -0.5, np.float32), np.full(2, version, np.int32)
+    said = [
+        Completion(row, np.array([7, 1]), log_probs, versions, "stop", at + 0.1, at + 0.2, first_token_at=at + 0.15)
+        for row, at in zip(rows, times.tolist(), strict=True)
+    ]
+    told: dict[str, Any] = rollout_columns(said, engine=0) | {
         "prompt": Ragged(np.zeros(4 * k, np.int64), np.full(k, 4)),
-        "response": Ragged(np.tile(np.array([7, 1]), k), np.full(k, 2)),
-        "log_probs": Ragged(np.full(2 * k, -0.5, np.float32), np.full(k, 2)),
-        "versions": Ragged(np.full(2 * k, version, np.int32), np.full(k, 2)),
-        "loss_mask": Ragged(np.ones(2 * k, np.bool_), np.full(k, 2)),
         "reward": np.array([1.0 if row % N == 0 else 0.25 for row in rows], np.float32),
         "exact_match": np.array([row % N == 0 for row in rows]),
         "reward_failure": text_column(["the judge is away" if row % N == 1 else "" for row in rows]),
         "admitted_at": times,
-        "started_at": times + 0.1,
-        "first_token_at": times + 0.15,
-        "finished_at": times + 0.2,
-        "finish_reason": np.zeros(k, np.int8),
-        "turns": np.ones(k, np.int32),
         **columns,
     }
     ids = np.array(rows)
@@ -254,19 +249,23 @@ def test_ranks_add_up_to_one_iteration(recorder: Recorder, run: RunDirectory) ->
     assert metrics["time/wait_for_slowest_rank_s"] == pytest.approx(2 * 0.2 / 3)
 
 
-def test_what_is_not_trained_at_the_end_is_in_flight(recorder: Recorder, run: RunDirectory) -> None:
+def test_what_is_not_trained_is_dropped_for_a_reason_or_in_flight(recorder: Recorder, run: RunDirectory) -> None:
     admit(recorder, range(BATCH + 2))
     play(recorder, 0, version=0)
+    recorder.dropped([6, 7], "stale")
     recorder.write(run)
     samples = load_samples(run.path).to_pylist()
     assert [sample["sample_id"] for sample in samples] == list(range((BATCH + 2) * N))
-    assert [sample["fate"] for sample in samples] == ["trained"] * 6 + ["in_flight"] * 4
+    assert [sample["fate"] for sample in samples] == ["trained"] * 6 + ["dropped_stale"] * 2 + ["in_flight"] * 2
     last = samples[-1]
     assert (last["group_id"], last["admitted_at"], last["prompt_tokens"]) == (4, 0.04, 4)
     assert last["lag_worst"] is None and last["trained_at"] is None and last["reward"] is None
     ledger = load_ledger(run.path)
-    assert (ledger["admitted"], ledger["trained"], ledger["in_flight"]) == (10, 6, 4)
-    assert ledger["in_flight_ids"] == [6, 7, 8, 9] and ledger["trained_by_iteration"] == {"0": 6}
+    assert (ledger["admitted"], ledger["trained"], ledger["in_flight"]) == (10, 6, 2)
+    assert ledger["in_flight_ids"] == [8, 9] and ledger["trained_by_iteration"] == {"0": 6}
+    assert ledger["dropped_ids"]["stale"] == [6, 7]
+    with pytest.raises(LedgerError, match="sample 6 cannot be dropped as stale: it is dropped"):
+        recorder.dropped([6], "stale")
 
 
 def test_a_trained_sample_keeps_what_it_went_through(recorder: Recorder, run: RunDirectory) -> None:
@@ -280,18 +279,6 @@ def test_a_trained_sample_keeps_what_it_went_through(recorder: Recorder, run: Ru
     assert (sample["prompt_tokens"], sample["response_tokens"], sample["reward"]) == (4, 2, 0.25)
     times = [sample[f"{event}_at"] for event in ("admitted", "started", "finished", "trained")]
     assert times == pytest.approx([0.07, 0.17, 0.27, 0.36])
-
-
-def test_a_dropped_sample_is_accounted_for_by_its_reason(recorder: Recorder, run: RunDirectory) -> None:
-    admit(recorder, range(2 * BATCH))
-    play(recorder, 0, version=0)
-    recorder.dropped([6, 7], "stale")
-    recorder.write(run)
-    samples = load_samples(run.path).to_pylist()
-    assert [sample["fate"] for sample in samples] == ["trained"] * 6 + ["dropped_stale"] * 2 + ["in_flight"] * 4
-    assert load_ledger(run.path)["dropped_ids"]["stale"] == [6, 7]
-    with pytest.raises(LedgerError, match="sample 6 cannot be dropped as stale: it is dropped"):
-        recorder.dropped([6], "stale")
 
 
 def test_what_others_were_compared_with_has_a_fate_of_its_own(recorder: Recorder, run: RunDirectory) -> None:

@@ -78,17 +78,6 @@ async def test_a_timeout_names_the_task_its_columns_and_what_is_missing() -> Non
     assert ids(await q.get("train", 2)) == [0, 1], "nothing was taken by the get that timed out"
 
 
-async def test_a_cancelled_get_takes_nothing_even_if_it_was_just_answered() -> None:
-    q = queue()
-    await q.create_partition("a", range(2))
-    get = await soon(q.get("score", 2))
-    await q.put("a", range(2), rewards(range(2)))  # answers it; it has not run since
-    get.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await get
-    assert ids(await q.get("score", 2)) == [0, 1]
-
-
 # -- bounds
 
 

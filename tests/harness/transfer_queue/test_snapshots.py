@@ -359,40 +359,23 @@ def get(queue: SyncQueue, task: str, consumer: str = "x") -> tuple[int, list[int
     return batch.lease, batch.rows.tolist()
 
 
-def fill(queue: SyncQueue) -> None:
-    queue.create_partition("a", range(8))
-    queue.put("a", [1, 0, 2], large([1, 0, 2]))
-    queue.put("a", [3], {"reward": np.array([3.0])})
-
-
-def go_on(queue: SyncQueue) -> None:
-    """After `fill`, and rows 0 and 1 were handed out to both tasks under leases 0 and 1."""
-    queue.acknowledge(1)
-    with pytest.raises(ValueError, match="column 'reward' of row 3 .* is already written"):
-        queue.put("a", [3], {"reward": np.array([3.0])})
-    queue.put("a", [3], {"tokens": large([3])["tokens"]})
-    assert get(queue, "score") == (2, [2, 3])
-    lease, rows = get(queue, "train")
-    assert (lease, rows) == (3, [2, 3])
-    queue.release("x")
-    with pytest.raises(LeaseExpired):
-        queue.acknowledge(3)
-    assert get(queue, "train") == (4, [2, 3])
-    queue.clear_finished()
-
-
 @BACKENDS
 def test_a_queue_is_saved_while_in_use_and_resumed_more_than_once(tmp_path: Path, backend: QueueBackend) -> None:
     folder = str(tmp_path / "checkpoint")
     with QueueProcess.start(LARGE, backend, saves=str(tmp_path)) as first, first.sync() as queue:
-        fill(queue)
+        queue.create_partition("a", range(8))
+        queue.put("a", [1, 0, 2], large([1, 0, 2]))
+        queue.put("a", [3], {"reward": np.array([3.0])})
         assert (get(queue, "score"), get(queue, "train", "y")) == ((0, [0, 1]), (1, [0, 1]))
         queue.save(folder)
         queue.clear_finished()
         first.process.kill()
     for _ in range(2):
         with QueueProcess.start(LARGE, backend, resume=folder) as again, again.sync() as queue:
-            go_on(queue)
+            queue.acknowledge(1)
+            queue.put("a", [3], {"tokens": large([3])["tokens"]})
+            assert (get(queue, "score"), get(queue, "train")) == ((2, [2, 3]), (3, [2, 3]))
+            queue.clear_finished()
 
 
 def test_what_the_process_of_a_queue_logs_says_of_which_run_and_role_it_is(capfd: pytest.CaptureFixture[str]) -> None:

@@ -350,18 +350,22 @@ def test_a_reader_that_stops_keeps_no_sender_from_the_next_version() -> None:
 @pytest.mark.timeout(60)
 def test_what_both_senders_copied_is_sent_again_over_new_groups() -> None:
     with ends("host_staged") as both:
+        sending = [both.pool.submit(both.send, number, 1, weights(1)) for number in range(SENDERS)]
+        asyncio.run(both.receiver.stage(1))
+        assert [one.result() for one in sending] == [None, None]
         both.receiver._group.close()
-        raised, arrived = both.carry(1)
+        raised, arrived = both.carry(2)
         assert all(isinstance(error, TransferError) for error in [*raised, arrived])
         both.meet()
+        assert same(kept(both.receiver.staged(1)), weights(1)), "what was there is lost"
 
         def resend(number: int) -> None:
             async def again() -> None:
-                await both.senders[number].resend(1)
-                await both.senders[number].wait_arrived(1)
+                await both.senders[number].resend(2)
+                await both.senders[number].wait_arrived(2)
 
             asyncio.run(again())
 
         sending = [both.pool.submit(resend, number) for number in range(SENDERS)]
-        assert same(both.receive(1), weights(1))
+        assert same(both.receive(2), weights(2))
         assert [one.result() for one in sending] == [None, None]

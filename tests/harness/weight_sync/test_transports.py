@@ -132,25 +132,6 @@ async def test_after_a_failure_both_sides_meet_again_and_go_on(transport: str) -
     assert same(await carried(*ends, 2, weights(2)), weights(2))
 
 
-async def test_the_copy_in_host_memory_is_sent_again_over_a_new_group() -> None:
-    offer, store = offered("host_staged")
-    sender, receiver = meet(offer, store)
-    await sender.send(1, weights(1))
-    await receiver.stage(1)
-    sender._group.close()
-    receiver._group.close()
-    await sender.send(2, weights(2))
-    with pytest.raises(TransferError, match="version 2 did not get to all receivers"):
-        await sender.wait_arrived(2)
-    with pytest.raises(TransferError, match="version 2 did not arrive"):
-        await receiver.stage(2)
-    sender, receiver = met_again(offer, (sender, receiver))
-    assert same(kept(receiver.staged(1)), weights(1)), "what was there is lost"
-    await sender.resend(2)
-    await receiver.stage(2)
-    assert same(kept(receiver.staged(2)), weights(2))
-
-
 class DoneMeanwhile:
     """A broadcast that is done, well or not, just after the time for which it was waited."""
 

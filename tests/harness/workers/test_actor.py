@@ -12,7 +12,7 @@ import torch
 from harness.config import AlgorithmConfig
 from harness.protocols import TrainBatch, ValueBatch
 from harness.rl.token_advantages import token_advantages_of
-from harness.transfer_queue import Ragged
+from harness.transfer_queue import Column, Ragged
 from harness.workers.actor import ActorRole, CriticRole, train_batch
 from harness.workers.dataflow import CRITIC_TRAINING, partition_name, text_column
 from harness.workers.readers import CompletionReader, FifoReader, MicroBatchReader
@@ -52,12 +52,16 @@ def actor(reader: MicroBatchReader, engine: NotingTrainer) -> ActorRole:
     return ActorRole(engine, TickingClock(), rank=0, reader=reader, device=CPU)
 
 
-async def test_responses_without_a_score_have_no_loss_nor_ones_that_were_cut_off_where_they_are_masked() -> None:
-    queue = CountingQueue(ROLES)
+async def answered(order: str = "fifo", **more: Column) -> CountingQueue:
+    """A queue with a batch that all has been written of; more: in place of what `columns` says."""
+    queue = CountingQueue(ROLES, order=order)
     await queue.admit(0)
-    written = columns(range(ROWS))
-    reasons = np.arange(ROWS, dtype=np.int8) % 2  # every second one is `length`
-    await queue.put(partition_name(0), range(ROWS), written | {"finish_reason": reasons})
+    await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)) | more)
+    return queue
+
+
+async def test_responses_without_a_score_have_no_loss_nor_ones_that_were_cut_off_where_they_are_masked() -> None:
+    queue = await answered(finish_reason=np.arange(ROWS, dtype=np.int8) % 2)  # every second one is `length`
     batch = await queue.read("actor")
     scored = np.where(batch.rows == 0, np.nan, batch.dense("reward"))
     unscored = train_batch(replace(batch, columns={**batch.columns, "reward": scored}), 0).mask
@@ -69,9 +73,7 @@ async def test_responses_without_a_score_have_no_loss_nor_ones_that_were_cut_off
 
 
 async def test_tokens_that_lag_by_more_than_the_limit_have_no_loss_and_none_is_masked_where_all_are_young() -> None:
-    queue = CountingQueue(ROLES)
-    await queue.admit(0)
-    await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)))
+    queue = await answered()
     batch = await queue.read("actor")
     lengths = batch.ragged("versions").lengths
     versions = Ragged.from_rows([np.sort(np.arange(n, dtype=np.int32) * 3 % 5) for n in lengths])
@@ -85,10 +87,7 @@ async def test_tokens_that_lag_by_more_than_the_limit_have_no_loss_and_none_is_m
 
 
 async def test_samples_that_others_are_compared_with_are_read_told_and_not_trained() -> None:
-    queue, trainer = CountingQueue(ROLES), NotingTrainer()
-    await queue.admit(0)
-    rewards = np.arange(ROWS, dtype=np.float64)
-    await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)) | {"reward": rewards})
+    queue, trainer = await answered(reward=np.arange(ROWS, dtype=np.float64)), NotingTrainer()
     reader = FifoReader(queue, rank=0, rows=GROUP)
     updates = Updates(rows=ROWS // 2, epochs=2)
     role = ActorRole(trainer, TickingClock(), rank=0, reader=reader, device=CPU, updates=updates, baseline_of=GROUP)
@@ -100,10 +99,7 @@ async def test_samples_that_others_are_compared_with_are_read_told_and_not_train
 
 
 async def test_of_ranks_that_share_layers_one_tells_of_samples_and_each_of_its_time() -> None:
-    queue = CountingQueue(ROLES)
-    await queue.admit(0)
-    await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)))
-    reader = FifoReader(queue, rank=0, rows=GROUP)
+    reader = FifoReader(await answered(), rank=0, rows=GROUP)
     role = ActorRole(NotingTrainer(), TickingClock(), rank=1, reader=reader, device=CPU, reports=False)
     report = await role.train(0)
     assert not (report.trained or report.sums or report.baselines) and report.steps and report.spans
@@ -182,11 +178,7 @@ async def test_a_queue_that_ends_before_the_batch_is_whole_is_an_error() -> None
 
 
 async def test_groups_read_as_they_were_admitted_know_no_other_turn() -> None:
-    queue, trainer = CountingQueue(ROLES), NotingTrainer()
-    reader = FifoReader(queue, rank=0, rows=MICRO_BATCH)
-    await queue.admit(0)
-    await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)))
-    role = actor(reader, trainer)
+    role = actor(FifoReader(await answered(), rank=0, rows=MICRO_BATCH), NotingTrainer())
     with pytest.raises(ValueError, match="needs completion order"):
         await role.train(0, first=[(2, 3)])
     assert groups_of(await role.train(0)) == list(range(GROUPS))
@@ -283,9 +275,7 @@ async def test_nobody_computes_on_the_device_between_two_steps_where_the_whole_b
 
 
 async def test_no_micro_batch_in_completion_order_goes_beyond_its_mini_batch() -> None:
-    queue, trainer = CountingQueue(ROLES, order="completion"), CountingTrainer()
-    await queue.admit(0)
-    await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)))
+    queue, trainer = await answered("completion"), CountingTrainer()
     reader = CompletionReader(queue, rows=MICRO_BATCH, group_size=GROUP, batch=GROUPS, mini_batches=2)
     role = ActorRole(trainer, TickingClock(), rank=0, reader=reader, device=CPU, updates=Updates(rows=3 * GROUP))
     await role.train(0)
@@ -293,11 +283,9 @@ async def test_no_micro_batch_in_completion_order_goes_beyond_its_mini_batch() -
 
 
 async def test_a_micro_batch_that_goes_beyond_a_mini_batch_is_an_error() -> None:
-    queue, trainer = CountingQueue(ROLES), CountingTrainer()
-    await queue.admit(0)
-    await queue.put(partition_name(0), range(ROWS), columns(range(ROWS)))
-    reader = FifoReader(queue, rank=0, rows=MICRO_BATCH)
-    role = ActorRole(trainer, TickingClock(), rank=0, reader=reader, device=CPU, updates=Updates(rows=3 * GROUP))
+    reader = FifoReader(await answered(), rank=0, rows=MICRO_BATCH)
+    updates = Updates(rows=3 * GROUP)
+    role = ActorRole(NotingTrainer(), TickingClock(), rank=0, reader=reader, device=CPU, updates=updates)
     with pytest.raises(RuntimeError, match=f"{GROUP} rows beyond a mini-batch of {3 * GROUP}"):
         await role.train(0)
 
