@@ -64,6 +64,10 @@ class CountingQueue(LocalQueue):
             await self.gate.wait()
         await super().put(partition, rows, columns)
 
+    def written(self) -> list[int]:
+        """Every row of a response that was put, as often as it was."""
+        return sorted(row for put in self.responses for row in put)
+
     async def admit(self, iteration: int, task: Task = TASK) -> list[int]:
         """One batch of prompts; its rows."""
         rows = list(range(iteration * ROWS, (iteration + 1) * ROWS))

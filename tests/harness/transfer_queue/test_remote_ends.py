@@ -262,18 +262,6 @@ def test_folders_of_sockets_go_with_their_process_or_with_the_next(tmp_path: Pat
         assert not list(Path(short).iterdir())
 
 
-async def test_strangers_do_not_keep_clients_out(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(listener, "_STRANGERS", 3)
-    monkeypatch.setattr(listener, "_PATIENCE_S", 0.0)
-    async with serving() as (server, queue), AsyncExitStack() as stack:
-        strangers = [await stack.enter_async_context(Stranger.at(server, known=False)) for _ in range(9)]
-        assert await queue.waiting() == []
-        assert len(server._listener.strangers) <= 3 and len(server._clients) == 1  # type: ignore[union-attr]
-        loop = asyncio.get_running_loop()
-        first = [await loop.sock_recv(strangers[0].sock, 4096) for _ in range(2)]
-        assert [len(said) for said in first] == [STEP, 0], "the oldest was sent away"
-
-
 async def test_a_client_that_has_gone_before_it_was_let_in_is_no_error(caplog: pytest.LogCaptureFixture) -> None:
     async with serving() as (server, queue):
         with socket.socket(socket.AF_UNIX) as hasty:
@@ -461,20 +449,14 @@ async def test_what_never_arrived_goes_out_again() -> None:
         assert ids(await queue.get("score", 4)) == [0, 1, 2, 3]
 
 
-async def test_parked_gets_of_a_client_that_went_take_nothing() -> None:
+@pytest.mark.parametrize("begun", [True, False])
+async def test_a_get_of_a_client_that_went_takes_nothing_whether_it_was_begun(begun: bool) -> None:
     async with serving() as (server, queue):
         await queue.create_partition("a", range(4))
         async with Stranger.at(server) as stranger:
             await stranger.say(2, m.encode(m.Get(GetRequest("score", 2))))
-            assert isinstance(await stranger.asks(m.Verb("waiting")), m.Done)
-        await until(queue, lambda waiting: not waiting)
+            if begun:
+                assert isinstance(await stranger.asks(m.Verb("waiting")), m.Done)
+        await until(queue, lambda waiting: not waiting and len(server._clients) == 1)
         await queue.put("a", range(4), tokens(range(4)))
         assert ids(await queue.get("score", 4)) == [0, 1, 2, 3]
-
-
-async def test_a_waiting_call_of_a_client_that_went_at_once_is_never_begun() -> None:
-    async with serving() as (server, queue):
-        await queue.create_partition("a", range(4))
-        async with Stranger.at(server) as stranger:
-            await stranger.say(2, m.encode(m.Get(GetRequest("score", 2))))
-        await until(queue, lambda waiting: not waiting and len(server._clients) == 1)

@@ -6,7 +6,7 @@ from typing import Any, get_args
 import numpy as np
 import pytest
 
-from harness.protocols import Completion, Request, RolloutEngine, Sampling
+from harness.protocols import Completion, Request, RolloutEngine, Sampling, Span
 from harness.transfer_queue import Column
 from harness.workers.rollout import RolloutRole
 from harness.workers.sample_flow import EngineSamples
@@ -76,9 +76,14 @@ async def generating(**told: int) -> tuple[CountingQueue, HandEngine, RolloutRol
     return queue, engine, role, running
 
 
-def written(queue: CountingQueue) -> list[int]:
-    """Every row that was put, as often as it was."""
-    return sorted(row for put in queue.responses for row in put)
+async def streaming(engine: RolloutEngine, **told: bool) -> tuple[CountingQueue, RolloutRole, asyncio.Task[list[Span]]]:
+    """A role that has weights to join, and streams the only batch of a queue; told: of `rollout_role`."""
+    queue = CountingQueue()
+    await queue.admit(0)
+    await queue.close()
+    role = rollout_role(engine, queue, **told)  # type: ignore[arg-type]
+    await role.join(FixedWeights(), 0)
+    return queue, role, asyncio.create_task(role.stream())
 
 
 async def finish_all(engine: HandEngine, running: asyncio.Task[Any]) -> None:
@@ -102,11 +107,9 @@ async def test_an_engine_that_shares_its_device_takes_it_for_a_batch_and_gives_i
 
 
 async def test_an_engine_that_sleeps_since_its_start_wakes_where_it_streams() -> None:
-    queue, engine = CountingQueue(), HandEngine()
-    await queue.admit(0)
-    await queue.close()
+    engine = HandEngine()
     await engine.sleep()
-    running = asyncio.create_task(rollout_role(engine, queue, shares_device=True).stream())
+    _, _, running = await streaming(engine, shares_device=True)
     await settle()
     assert engine.awake and engine.running == ROWS
     engine.finish(list(engine.held))
@@ -121,7 +124,7 @@ async def test_several_batches_as_one_fill_the_slots_and_leave_others_their_shar
     await settle()
     assert engine.held == list(range(ROWS + GROUP)), "samples of the second batch run beside those of the first"
     await finish_all(engine, running)
-    assert written(queue) == list(range(2 * ROWS)), "and none of the third"
+    assert queue.written() == list(range(2 * ROWS)), "and none of the third"
     queue, early, late = CountingQueue(), HandEngine(slots=2 * ROWS), HandEngine(slots=2 * ROWS)
     half = ROWS // 2 // GROUP * GROUP
     for iteration in range(2):
@@ -162,7 +165,7 @@ async def test_a_completion_that_finishes_while_a_put_is_under_way_is_written_ex
     assert queue.responses == [[0, 1], [2, 3, 4]]
     engine.finish(list(engine.held))
     await running
-    assert written(queue) == list(range(ROWS))
+    assert queue.written() == list(range(ROWS))
 
 
 async def test_generate_does_not_return_before_the_last_put_has_ended() -> None:
@@ -176,10 +179,8 @@ async def test_generate_does_not_return_before_the_last_put_has_ended() -> None:
 
 
 async def test_stream_waits_for_its_last_samples_after_the_queue_is_exhausted() -> None:
-    queue, engine = CountingQueue(), HandEngine()
-    await queue.admit(0)
-    await queue.close()
-    running = asyncio.create_task(rollout_role(engine, queue).stream())
+    engine = HandEngine()
+    _, _, running = await streaming(engine)
     await settle()
     engine.finish(engine.held[:-1])
     await settle()
@@ -213,12 +214,8 @@ async def test_no_group_starts_at_or_beyond_the_dispatch_limit() -> None:
 @pytest.mark.parametrize("mode", get_args(PauseMode))
 @pytest.mark.parametrize("staged", [False, True])
 async def test_weights_that_arrive_mid_stream_are_stamped_on_tokens(mode: PauseMode, staged: bool) -> None:
-    queue, engine = CountingQueue(), torch_engine(slots=ROWS)
-    await queue.admit(0)
-    await queue.close()
-    role = rollout_role(engine, queue)
-    await role.join(FixedWeights(), 0)
-    running = asyncio.create_task(role.stream())
+    engine = torch_engine(slots=ROWS)
+    queue, role, running = await streaming(engine)
     while not queue.responses:
         await settle(1)
     assert engine.running, "all finished at once: the test shows nothing"
@@ -239,12 +236,8 @@ async def test_weights_that_arrive_mid_stream_are_stamped_on_tokens(mode: PauseM
 
 
 async def test_groups_that_arrive_during_a_pause_start_under_the_new_weights() -> None:
-    queue, engine = CountingQueue(), torch_engine(slots=ROWS)
-    await queue.admit(0)
-    await queue.close()
-    role = rollout_role(engine, queue)
-    await role.join(FixedWeights(), 0)
-    running = asyncio.create_task(role.stream())
+    engine = torch_engine(slots=ROWS)
+    queue, role, running = await streaming(engine)
     await role.pause("keep")
     await settle()
     assert (engine.running, engine.waiting) == (0, ROWS)
@@ -256,12 +249,8 @@ async def test_groups_that_arrive_during_a_pause_start_under_the_new_weights() -
 
 
 async def test_groups_that_are_not_done_are_put_off_whole_and_begin_again_under_the_new_weights() -> None:
-    queue, engine = CountingQueue(), torch_engine()
-    role = rollout_role(engine, queue, puts_off=True)
-    await role.join(FixedWeights(), 0)
-    await queue.admit(0)
-    await queue.close()
-    running = asyncio.create_task(role.stream())
+    engine = torch_engine()
+    queue, role, running = await streaming(engine, puts_off=True)
     while not queue.versions:
         await settle(1)
     await settle(6)  # the next ones have begun
@@ -347,7 +336,7 @@ async def test_who_retires_takes_no_more_finishes_what_it_has_and_takes_again_on
     await role.load(1)
     again = asyncio.create_task(role.generate(0))
     await finish_all(engine, again)
-    assert written(queue) == list(range(ROWS))
+    assert queue.written() == list(range(ROWS))
 
 
 async def test_what_another_had_when_it_was_gone_is_generated_without_what_it_had_written() -> None:
@@ -369,7 +358,7 @@ async def test_what_another_had_when_it_was_gone_is_generated_without_what_it_ha
     assert engines[1].held == [row for row in range(2 * GROUP) if row not in (0, 1, GROUP)]
     engines[1].finish(list(engines[1].held))
     await again
-    assert written(queue) == list(range(ROWS))
+    assert queue.written() == list(range(ROWS))
 
 
 async def test_a_load_waits_for_a_batch_that_is_taken_over() -> None:
@@ -440,7 +429,7 @@ async def test_samples_that_wait_for_a_device_with_their_engine_are_generated_wh
     engine.finish(rows)
     await settle()
     await asked
-    assert device.holder is None and written(queue) == rows
+    assert device.holder is None and queue.written() == rows
     await queue.close()
     await running
 

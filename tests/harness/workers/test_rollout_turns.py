@@ -92,11 +92,6 @@ def tooled(
     return rollout_role(engine, queue, index=index, clock=clock, episodes=episodes, turns=turns), engine
 
 
-def written(queue: CountingQueue) -> list[int]:
-    """Every row that was put, as often as it was."""
-    return sorted(row for put in queue.responses for row in put)
-
-
 def now() -> float:
     return asyncio.get_running_loop().time()
 
@@ -119,7 +114,7 @@ async def test_a_pause_that_drains_lasts_until_the_last_turn_of_all_that_had_beg
     await role.load(1)
     await role.resume(below=ROWS)
     await running
-    assert written(queue) == rows
+    assert queue.written() == rows
     assert all(len(set(versions)) == 1 for versions in queue.versions.values()), "no sample has two policies"
 
 
@@ -138,11 +133,11 @@ async def test_who_retires_finishes_the_samples_that_are_at_their_tools_and_take
     begun = engine.running + tools.away
     assert begun >= GROUP and not asks[-1].done(), "it has samples to finish"
     await asyncio.gather(*asks, running)
-    assert len(written(queue)) == tools.begun == tools.closed == begun < ROWS
+    assert len(queue.written()) == tools.begun == tools.closed == begun < ROWS
     assert set(queue.reasons.values()) == {"stop"} and set(queue.turns.values()) == {TURNS}
     other, _ = tooled(queue, Tools(), index=1)
     await other.generate(0)
-    assert written(queue) == list(range(ROWS)), "another does the rest"
+    assert queue.written() == list(range(ROWS)), "another does the rest"
 
 
 @pytest.mark.parametrize("lost_at", [SAYS_S / 2, SAYS_S + TOOL_S / 2, WHOLE_S + 0.5])
@@ -155,11 +150,11 @@ async def test_samples_of_a_lost_engine_begin_anew_on_another_and_each_is_writte
     (dead, _), (alive, engine) = (tooled(queue, tools[i], index=i, slots=2 * GROUP) for i in range(2))
     losing = asyncio.create_task(dead.generate(0))
     await asyncio.sleep(lost_at)
-    done = written(queue)
+    done = queue.written()
     losing.cancel()
     await queue.release("rollout[0]")
     await alive.generate(0)
-    assert written(queue) == rows and engine.running == engine.waiting == tools[1].away == 0
+    assert queue.written() == rows and engine.running == engine.waiting == tools[1].away == 0
     assert tools[1].begun == tools[1].closed == ROWS - len(done), "what it had not written, and the rest"
     assert Counter(queue.turns.values()) == {TURNS: ROWS}, "of none is a turn missing"
     batch = await queue.read("reward")
@@ -183,7 +178,7 @@ async def test_a_tool_that_hangs_or_raises_costs_its_own_sample_only(which: dict
         await role.load(1)
         await role.resume(below=ROWS)
     await running
-    assert written(queue) == rows and tools.closed == ROWS
+    assert queue.written() == rows and tools.closed == ROWS
     assert Counter(queue.reasons.values()) == {"stop": ROWS - 1, "failed": 1}
     (failed,) = (row for row, reason in queue.reasons.items() if reason == "failed")
     assert queue.turns[failed] == 1 and set(queue.turns.values()) == {1, TURNS}
