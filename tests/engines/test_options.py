@@ -71,8 +71,9 @@ def test_an_engine_without_its_packages_is_refused(monkeypatch: pytest.MonkeyPat
         check_environment(compose_job(["engine=vllm"]))
     monkeypatch.delenv(sglang.URL, raising=False)
     monkeypatch.setenv(sglang.PYTHON, str(tmp_path / "python"))
+    config = compose_job(["engine=sglang", "backend=real"])
     with pytest.raises(ConfigError, match=r"^engine\.name=sglang: .*/python is not there: run `make setup-sglang`"):
-        check_environment(compose_job(["engine=sglang"]))
+        plan_job(config, make_schedule(config), NO_MACHINE)
     monkeypatch.setenv(sglang.URL, "http://127.0.0.1:1")
     check_environment(compose_job(["engine=sglang"]))
     check_environment(compose_job(["engine=torch"]))

@@ -24,17 +24,9 @@ SMALL = ModelConfig("small", 32, 2, 4, 2, 8, 64, 32, True, 64)
 CPU = torch.device("cpu")
 Tensors = dict[str, torch.Tensor]
 SAMPLES = 16
-FREE = AlgorithmConfig(
-    # betas[0] = 0 leaves the gradient itself in AdamW's first moment; the clip is out of the way.
-    "test",
-    4,
-    4,
-    1,
-    learning_rate=1e-3,
-    betas=(0.0, 0.95),
-    grad_clip=1e9,
-    kl_coef=0.1,
-)
+SCORED = range(3, 9)
+FREE = AlgorithmConfig("test", 4, 4, 1, learning_rate=1e-3, betas=(0.0, 0.95), grad_clip=1e9, kl_coef=0.1)
+"""betas[0] = 0 leaves the gradient itself in AdamW's first moment; the clip is out of the way."""
 BOUNDS = {
     "decoupled": {"cap": 1.2},
     "decoupled_tis": {"cap": 1.2},
@@ -112,11 +104,19 @@ def computed(coroutine: Coroutine[Any, Any, Any]) -> Any:
     raise AssertionError("it waits for something, and so gives its process to others in the middle of a computation")
 
 
-def train(engine: FSDPEngine, micro_batches: Sequence[Sequence[int]]) -> float:
+def train(engine: FSDPEngine, micro_batches: Sequence[Sequence[int] | TrainBatch]) -> float:
     """One step; the norm of its gradient."""
     for samples in micro_batches:
-        computed(engine.accumulate(batch_of(samples)))
+        computed(engine.accumulate(samples if isinstance(samples, TrainBatch) else batch_of(samples)))
     return computed(engine.step())["grad_norm"]
+
+
+def scores(scorer: Scorer, samples: Sequence[int] = SCORED) -> np.ndarray:
+    """Log-probabilities of all response tokens in a row, float32."""
+    batch = batch_of(samples)
+    found = computed(scorer.log_probs(batch.prompts, batch.responses))
+    assert found.lengths.tolist() == batch.responses.lengths.tolist() and found.values.dtype == np.float32
+    return found.values
 
 
 def full(tensor: torch.Tensor) -> torch.Tensor:
@@ -161,16 +161,22 @@ def assert_close(ours: dict[str, torch.Tensor], theirs: dict[str, torch.Tensor],
         torch.testing.assert_close(ours[name], tensor.to(ours[name].dtype), rtol=0, atol=atol)
 
 
-def plain_gradients(
+def plain_gradients(*arguments: Any, **options: Any) -> Tensors:
+    """The gradients of `plain_backward`."""
+    named = plain_backward(*arguments, **options).named_parameters()
+    return {name: parameter.grad for name, parameter in named if parameter.grad is not None}
+
+
+def plain_backward(
     samples: Sequence[int],
     algorithm: AlgorithmConfig,
     dtype: torch.dtype = torch.float32,
     config: ModelConfig = SMALL,
     mask: np.ndarray | None = None,
     model: torch.nn.Module | None = None,
-) -> tuple[torch.nn.Module, torch.Tensor]:
-    """The model with the gradients of the token mean, and the loss; each sample alone, by plain formulas. mask: bool,
-    of all response tokens in a row, those that count; None is all. model: to take over, else one is made."""
+) -> torch.nn.Module:
+    """The model with the gradients of the token mean; each sample alone, by plain formulas. mask: bool, of all response
+    tokens in a row, those that count; None is all. model: to take over, else one is made."""
     model = (model or build_model(config)).to(dtype).train()
     if config.experts:
         model.set_experts_implementation("eager")  # one by one; float64, too
@@ -203,7 +209,7 @@ def plain_gradients(
     responses = sum(bool(row.any()) for row in counts.rows())
     loss = loss / {"token_mean": int(every.sum()), "token_sum": 1}.get(algorithm.aggregation, responses)
     loss.backward()
-    return model, loss.detach()
+    return model
 
 
 def save(engine: FSDPEngine, folder: Path) -> None:

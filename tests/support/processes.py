@@ -56,6 +56,21 @@ def run_in_processes(target: Callable[..., Any], arguments: Sequence[tuple[Any, 
                 reader.close()
 
 
+def run_ranks(target: Callable[..., Any], ranks: int, *arguments: Any, timeout_s: float = 200) -> list[Any]:
+    """target(store, rank, *arguments) in a process of each of so many ranks, which all meet at the store."""
+    from torch.distributed import TCPStore
+
+    store = TCPStore("127.0.0.1", 0, ranks, True, wait_for_workers=False)
+    each = [(target, store.port, ranks, rank, *arguments) for rank in range(ranks)]
+    return run_in_processes(_of_rank, each, timeout_s)
+
+
+def _of_rank(target: Callable[..., Any], port: int, ranks: int, rank: int, *arguments: Any) -> Any:
+    from torch.distributed import TCPStore
+
+    return target(TCPStore("127.0.0.1", port, ranks, False, wait_for_workers=False), rank, *arguments)
+
+
 def _answer(process: BaseProcess, reader: Connection, until: float) -> tuple[bool, Any]:
     """Whether the process did what it was asked, and its answer or how it failed."""
     if not reader.poll(max(0.0, until - time.monotonic())):

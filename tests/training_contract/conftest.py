@@ -1,7 +1,5 @@
 """Which training engines the suite runs on, and one run of each layout for all tests of it."""
 
-from __future__ import annotations
-
 import pytest
 
 from tests.training_contract.under_test import PLAIN, REGISTERED, Layout, Run, Runs, WorldUnderTest, run

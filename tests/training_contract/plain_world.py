@@ -1,7 +1,5 @@
 """A training engine from outside, the reference of the suite: one rank of plain torch that takes samples one by one."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -29,7 +27,7 @@ class PlainWorld:
         self._setting = setting
 
     @cached_property
-    def policy(self) -> PlainPolicy:
+    def policy(self) -> "PlainPolicy":
         return PlainPolicy(build_model(self._setting.model).train(), self._setting.algorithm)
 
     def scorer(self) -> Scorer:
@@ -93,7 +91,6 @@ class PlainPolicy:
 
     async def step(self) -> dict[str, float]:
         for parameter in self._named.values():
-            assert parameter.grad is not None
             parameter.grad /= self._tokens
         norm = float(torch.nn.utils.clip_grad_norm_(self._named.values(), self.algorithm.grad_clip))
         skipped = not np.isfinite(norm)

@@ -1,7 +1,5 @@
 """A state of training goes on in the engine that did not write it, and engines tell the same of routers."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -9,15 +7,15 @@ from typing import Any
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import HashStore, Store, TCPStore
+from torch.distributed import HashStore, Store
 
 from harness.config import TrainingConfig
 from harness.config.registries import find
 from harness.protocols import TrainEngine, TrainingSetting
 from harness.rl.diagnostics import ROUTED
-from tests.support.fsdp_samples import CPU, assert_close, batch_of, computed
-from tests.support.processes import run_in_processes
-from tests.training_contract.under_test import ALGORITHM, MODELS, SAMPLES, routes_of, save, train_once
+from tests.support.fsdp_samples import CPU, assert_close, batch_of, computed, same_bits, save
+from tests.support.processes import run_in_processes, run_ranks
+from tests.training_contract.under_test import ALGORITHM, MODELS, SAMPLES, routes_of, train_once
 
 
 def policy_of(engine: str, model: str, store: Store | None = None, rank: int = 0, **how: Any) -> TrainEngine:
@@ -41,8 +39,7 @@ def moved(writer: str, reader: str, model: str, folder: Path) -> None:
     dist.destroy_process_group()
     second = policy_of(reader, model)
     computed(second.load(folder))
-    found = weights(second)
-    assert all(torch.equal(found[name], saved[name]) for name in saved)
+    assert same_bits(weights(second), saved)
     train_once(second, samples)
     found = weights(second)
     moved_by = {name: expected[name] - saved[name] for name in saved}
@@ -58,8 +55,8 @@ def test_a_state_goes_on_in_another_engine(writer: str, reader: str, model: str,
     run_in_processes(moved, [(writer, reader, model, tmp_path / "state")], timeout_s=120)
 
 
-def of_routers(layout: str, rank: int, port: int) -> None:
-    told, store = [], TCPStore("127.0.0.1", port, 2, False, wait_for_workers=False)
+def of_routers(store: Store, rank: int, layout: str) -> None:
+    told = []
     for engine, recompute, ranks in (("torch", False, 1), ("megatron", False, 1), ("megatron", True, 2)):
         world = (store, rank) if ranks == 2 else ()
         how = {"layout": layout, "recompute_activations": recompute, "tensor_parallel": ranks}
@@ -79,5 +76,4 @@ def of_routers(layout: str, rank: int, port: int) -> None:
 @pytest.mark.parametrize("layout", ["packed", "padded"])
 def test_engines_count_the_same_of_routers(layout: str) -> None:
     pytest.importorskip("megatron.core")
-    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
-    run_in_processes(of_routers, [(layout, rank, store.port) for rank in range(2)], timeout_s=120)
+    run_ranks(of_routers, 2, layout)

@@ -3,8 +3,6 @@
 Gradients are compared tensor by tensor: a sum that is left out can leave log-probs right, and the norm off by 1e-5.
 """
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -12,7 +10,7 @@ import pytest
 import torch
 
 from harness.rl.diagnostics import ROUTED
-from tests.support.fsdp_samples import Tensors, assert_close
+from tests.support.fsdp_samples import Tensors, assert_close, same_bits
 from tests.training_contract.under_test import Layout, Run, Runs, Told, WorldUnderTest
 
 GRADIENTS = 5e-6  # of a tensor's largest; float32 sums of some hundred numbers in another order, through four layers
@@ -42,10 +40,6 @@ class Seen:
 def seen(case: tuple[WorldUnderTest, Layout, str], runs: Runs) -> Seen:
     under_test, layout, model = case
     return Seen(under_test, runs(under_test, layout), model)
-
-
-def same_bits(ours: Tensors, theirs: Tensors) -> bool:
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 def test_log_probs_and_squares_are_those_of_samples_taken_alone_on_every_rank(seen: Seen, plain: Run) -> None:
@@ -86,15 +80,12 @@ def test_stages_leave_the_bits_of_an_untied_model_as_they_are(seen: Seen, runs: 
     assert np.array_equal(seen.ranks[0].scored, whole.ranks[0].scored)
 
 
-def test_tokens_go_to_the_experts_that_were_chosen_before_and_where_none_were_to_those_of_the_router(
-    seen: Seen, plain: Run
-) -> None:
+def test_tokens_go_to_experts_that_were_chosen_before_and_else_to_those_of_the_router(seen: Seen, plain: Run) -> None:
     expected = plain.ranks[0][seen.model].routed
     if expected is None:
         pytest.skip("it has no experts")
     assert np.abs(expected - plain.ranks[0][seen.model].scored).max() > 1e-2
     for told in seen.ranks:
-        assert told.routed is not None
         np.testing.assert_allclose(told.routed, expected, rtol=0, atol=3e-6)
     assert_close(seen.state("routed", "exp_avg"), plain.state(seen.model, "routed", "exp_avg"), rtol=GRADIENTS)
 

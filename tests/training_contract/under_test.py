@@ -1,16 +1,13 @@
 """The training engines that the suite runs, their layouts, and what it has one rank do."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, Store, TCPStore
+from torch.distributed import PrefixStore, Store
 
 from engines.torch.checkpoint import SavedState
 from harness.config import ModelConfig, TrainingConfig
@@ -19,8 +16,8 @@ from harness.protocols import TrainEngine, TrainingSetting
 from harness.transfer_queue import Ragged
 from harness.weight_sync.plan import pack, plan_transfer, unpack
 from harness.weight_sync.transports import LocalReceiver
-from tests.support.fsdp_samples import CPU, FREE, SMALL, Tensors, batch_of, computed
-from tests.support.processes import run_in_processes
+from tests.support.fsdp_samples import CPU, FREE, SMALL, Tensors, batch_of, computed, save
+from tests.support.processes import run_ranks
 
 FOUR_LAYERS = replace(SMALL, layers=4)
 MODELS: Mapping[str, ModelConfig] = {
@@ -92,22 +89,15 @@ class WorldUnderTest:
 
 MOE = ("experts",)
 TORCH = WorldUnderTest(
-    name="torch",
-    path="torch",
+    name="torch", path="torch",
     layouts=(
-        Layout(models=tuple(MODELS)),
-        Layout(data=2),
-        Layout(pipeline=2),
-        Layout(pipeline=4),
-        Layout(data=2, pipeline=2),
-        Layout(tensor=2, models=tuple(MODELS)),
-        Layout(pipeline=2, tensor=2),
-        Layout(data=2, expert=2, models=MOE),
-        Layout(data=2, pipeline=2, expert=2, models=MOE),
+        Layout(models=tuple(MODELS)), Layout(data=2), Layout(pipeline=2), Layout(pipeline=4),
+        Layout(data=2, pipeline=2), Layout(tensor=2, models=tuple(MODELS)), Layout(pipeline=2, tensor=2),
+        Layout(data=2, expert=2, models=MOE), Layout(data=2, pipeline=2, expert=2, models=MOE),
         Layout(data=2, tensor=2, expert=2, models=MOE),
     ),
     exact=True,
-)
+)  # fmt: skip
 PLAIN = WorldUnderTest(
     name="plain",
     path="tests.training_contract.plain_world:PlainWorld",
@@ -115,21 +105,14 @@ PLAIN = WorldUnderTest(
     values=False,
 )
 MEGATRON = WorldUnderTest(
-    name="megatron",
-    path="megatron",
+    name="megatron", path="megatron",
     layouts=(
-        Layout(),
-        Layout(tensor=2),
-        Layout(pipeline=2),
-        Layout(data=2),
-        Layout(data=2, expert=2, models=MOE),
-        Layout(data=2, pipeline=2, expert=2, models=MOE),
-        Layout(pipeline=2, tensor=2),
+        Layout(), Layout(tensor=2), Layout(pipeline=2), Layout(data=2), Layout(data=2, expert=2, models=MOE),
+        Layout(data=2, pipeline=2, expert=2, models=MOE), Layout(pipeline=2, tensor=2),
         Layout(data=2, tensor=2, expert=2, models=MOE),
     ),
-    marker="megatron",
-    values=False,
-)
+    marker="megatron", values=False,
+)  # fmt: skip
 REGISTERED = {world.name: world for world in (TORCH, PLAIN, MEGATRON)}
 
 
@@ -180,14 +163,6 @@ def train_once(policy: TrainEngine, samples: Sequence[int]) -> tuple[dict[str, f
     return sums, computed(policy.step())
 
 
-def save(policy: TrainEngine, folder: Path) -> None:
-    state = computed(policy.state())
-    folder.mkdir(parents=True, exist_ok=True)
-    state.write(folder)
-    if dist.is_initialized():
-        dist.barrier()
-
-
 def sent(policy: TrainEngine, rank: int, senders: int) -> Tensors:
     """What this rank sends, of a plan in which so many do."""
     plan = plan_transfer(policy.named_parameters().items(), 4096, holders=policy.holders())
@@ -200,11 +175,10 @@ def sent(policy: TrainEngine, rank: int, senders: int) -> Tensors:
     return found
 
 
-def one_rank(under_test: WorldUnderTest, layout: Layout, rank: int, port: int, folder: Path) -> dict[str, Told]:
+def one_rank(store: Store, rank: int, under_test: WorldUnderTest, layout: Layout, folder: Path) -> dict[str, Told]:
     """All that the suite asks of a rank. Saves its state after steps 1, 2 and `LATER` of each model."""
     torch.set_num_threads(1)  # as roles have: how many there are decides in which order kernels add up
     under_test.prepare()
-    store = TCPStore("127.0.0.1", port, layout.world, False, wait_for_workers=False)
     told = {}
     for name in layout.models:
         told[name] = _of_model(under_test, layout, rank, PrefixStore(name, store), name, folder / name)
@@ -265,20 +239,9 @@ def _of_model(under_test: WorldUnderTest, layout: Layout, rank: int, store: Stor
     save(policy, folder / "skipped")
     names = list(policy.named_parameters())
     return Told(
-        scored.values,
-        squares.values,
-        sums,
-        steps,
-        names,
-        arrived,
-        for_all,
-        beside,
-        unscored,
-        not_finite,
-        unfinished,
-        values,
-        routed,
-    )
+        scored.values, squares.values, sums, steps, names, arrived, for_all, beside, unscored, not_finite,
+        unfinished, values, routed,
+    )  # fmt: skip
 
 
 @dataclass
@@ -305,9 +268,7 @@ class Run:
 
 def run(under_test: WorldUnderTest, layout: Layout, folder: Path) -> Run:
     """One world of processes."""
-    store = TCPStore("127.0.0.1", 0, layout.world, True, wait_for_workers=False)
-    arguments: list[Any] = [(under_test, layout, rank, store.port, folder) for rank in range(layout.world)]
-    return Run(layout, run_in_processes(one_rank, arguments, timeout_s=300), folder)
+    return Run(layout, run_ranks(one_rank, layout.world, under_test, layout, folder, timeout_s=300), folder)
 
 
 Runs = Callable[[WorldUnderTest, Layout], Run]

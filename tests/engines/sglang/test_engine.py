@@ -1,7 +1,5 @@
 """The SGLang adapter against a server that speaks the protocol and computes nothing, in both dialects."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket
@@ -25,17 +23,14 @@ from engines.requests import RunningSample
 from engines.sglang import client
 from engines.sglang import server as local_server
 from engines.sglang.launcher import murmur_hash32
-from engines.sglang.options import PYTHON, URL, Options
 from engines.sglang.options import TOKEN as TOKEN_VARIABLE
+from engines.sglang.options import URL, Options
 from engines.sglang.requests import Reply, body_of, sampling_seed
 from engines.sglang.rollout import SGLangRollout
 from engines.sglang.weights import PartialWeightUpdate
 from engines.torch.model import build_model, outline_model
-from harness.checks.job import plan_job
-from harness.config import ConfigError, ModelConfig
-from harness.config.compose import compose_job, make_schedule
-from harness.config.machine import Machine
-from harness.protocols import Completion, Request, RolloutEngine, Sampling, StopMode
+from harness.config import ModelConfig
+from harness.protocols import Completion, Request, Sampling, StopMode
 from harness.runtime.runtime import RealClock
 from tests.support.sglang_server import TOKEN, WAIT_S, SGLangServer, serving, token_at
 
@@ -44,9 +39,7 @@ SEED, SLOTS = 3, 4
 PROMPT = np.array([5, 6, 7])
 
 
-def test_a_server_listens_on_a_port_that_was_bound_for_it_before_it_was_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_server_listens_on_a_port_bound_before_it_started(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     kernels = tmp_path / "ip_local_port_range"
     monkeypatch.setattr(local_server, "_KERNELS_PORTS", kernels)
     kernels.write_text("1024\t65535\n")  # it may give every one
@@ -97,7 +90,6 @@ def make_engine(*, name: str = "0", top_p: float = 1.0, **options: Any) -> SGLan
         name=name,
         options=Options(timeout_s=WAIT_S, **options),
     )
-    _: RolloutEngine = engine
     return engine
 
 
@@ -157,9 +149,7 @@ async def test_a_server_of_somebody_else_gets_the_weights_first(engine: SGLangRo
     assert all(torch.equal(server.weights[name], tensor) for name, tensor in weights(0))
 
 
-async def test_samples_that_start_at_once_share_a_request_and_each_has_a_seed_of_its_own(
-    engine: SGLangRollout, server: SGLangServer
-) -> None:
+async def test_samples_that_start_at_once_share_requests_not_seeds(engine: SGLangRollout, server: SGLangServer) -> None:
     engine.submit(requests(SLOTS))
     await drain(engine, SLOTS)
     ((_, body),) = [call for call in server.calls if call[0] == "/generate"]
@@ -168,9 +158,7 @@ async def test_samples_that_start_at_once_share_a_request_and_each_has_a_seed_of
     assert all(0 <= seed < 1 << 63 for seed in seeds)
 
 
-async def test_a_connection_that_rested_too_long_is_not_used_again(
-    server: SGLangServer, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_connection_that_rested_is_used_no_more(server: SGLangServer, monkeypatch: pytest.MonkeyPatch) -> None:
     """The server may be ending it just then, and a request on it would be lost."""
     monkeypatch.setattr(client, "_IDLE_S", 0.0)
     engine = make_engine()
@@ -201,9 +189,7 @@ async def test_a_sample_whose_last_message_is_refused_is_under_way_no_more(serve
 # --- weights -------------------------------------------------------------------------------------------------------
 
 
-async def test_only_a_server_that_brackets_updates_is_told_where_they_begin_and_end(
-    engine: SGLangRollout, server: SGLangServer
-) -> None:
+async def test_only_servers_that_bracket_updates_are_told_of_them(engine: SGLangRollout, server: SGLangServer) -> None:
     server.calls.clear()
     await engine.load_weights(1, weights(1))
     inner = ["/update_weights_from_distributed"] * 2
@@ -241,9 +227,7 @@ async def test_running_samples_live_through_an_update_and_each_token_knows_its_v
         assert [parameters["max_new_tokens"] for parameters in again["sampling_params"]] == [6] * SLOTS
 
 
-async def test_a_transfer_that_fails_tears_the_weights_and_a_whole_one_heals_them(
-    engine: SGLangRollout, server: SGLangServer
-) -> None:
+async def test_a_failed_transfer_tears_weights_and_whole_ones_heal(engine: SGLangRollout, server: SGLangServer) -> None:
     server.refuse = {"/init_weights_update_group"}
     with pytest.raises(PartialWeightUpdate, match="engine 0.*because the test says so"):
         await engine.load_weights(1, weights(1))
@@ -335,9 +319,7 @@ async def test_who_asks_for_samples_while_weights_are_on_their_way_waits_for_the
 
 
 @pytest.mark.parametrize("before", ["running", "kept"])
-async def test_aborted_samples_go_on_from_their_tokens(
-    engine: SGLangRollout, server: SGLangServer, before: str
-) -> None:
+async def test_aborted_samples_go_on_from_all_tokens(engine: SGLangRollout, server: SGLangServer, before: str) -> None:
     server.stop_at = 4
     engine.submit(requests(SLOTS + 2))
     await until_in_flight(server, 4)
@@ -409,13 +391,6 @@ async def test_a_wrong_token_is_refused_at_the_start(server: SGLangServer, monke
 async def test_every_engine_needs_a_server_of_its_own(server: SGLangServer) -> None:
     with pytest.raises(ValueError, match="1 servers, none for engine 1"):
         make_engine(name="1")
-
-
-def test_a_run_without_an_interpreter_for_the_server_is_refused_at_the_door(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setenv(PYTHON, "/no/such/python")
-    config = compose_job(["engine=sglang", "backend=real"])
-    with pytest.raises(ConfigError, match=r"engine.name=sglang: /no/such/python is not there: run `make setup-sglang`"):
-        plan_job(config, make_schedule(config), Machine(cores=8, gpus=0, gpu_bytes=0))
 
 
 PLAIN = Sampling(max_tokens=8)
@@ -528,6 +503,7 @@ def test_files_of_a_model_that_is_only_outlined_are_linked_not_copied(tmp_path: 
 
 
 def test_the_hash_behind_draws_is_murmur3() -> None:
+    assert murmur3(b"\0\0\0\0") == 0x2362F9DE and murmur3(b"test") == 0xBA6BD213, "as they are known"
     seeds, positions, columns = [0, 1, (1 << 63) - 1, 0xDEADBEEF12345678 - (1 << 64)], [0, 3, 70000, 12], [0, 1, 151935]
     hashed = murmur_hash32(torch.tensor(seeds), torch.tensor(positions), torch.tensor(columns))
     for row, (seed, position) in enumerate(zip(seeds, positions, strict=True)):
@@ -536,10 +512,6 @@ def test_the_hash_behind_draws_is_murmur3() -> None:
                 (seed % (1 << 64)).to_bytes(8, "little") + position.to_bytes(4, "little") + column.to_bytes(4, "little")
             )
             assert hashed[row, place] == murmur3(block)
-
-
-def test_murmur3_is_right_where_its_value_is_known() -> None:
-    assert murmur3(b"\0\0\0\0") == 0x2362F9DE and murmur3(b"test") == 0xBA6BD213
 
 
 def murmur3(data: bytes) -> int:

@@ -76,9 +76,7 @@ def test_a_micro_batch_that_is_cut_by_tokens_makes_a_call_for_each_part(ranks: i
         ({"padding": True, "layout": "padded", "tokens_per_micro_batch": 50}, 15 + 50, 15**2 + 50**2, 2),
     ],
 )
-def test_other_systems_deal_in_order_and_compute_padding(
-    setting: dict[str, Any], tokens: int, pairs: int, calls: int
-) -> None:
+def test_others_deal_in_order_and_compute_padding(setting: dict[str, Any], tokens: int, pairs: int, calls: int) -> None:
     """Two ranks. The slowest of both sums decides."""
     of_cost = {name: value for name, value in setting.items() if name in ("dealing", "padding")}
     training = TrainingConfig(**{name: value for name, value in setting.items() if name not in of_cost})

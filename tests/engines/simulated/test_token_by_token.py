@@ -25,19 +25,12 @@ def costs(draw: st.DrawFn) -> CostConfig:
         return draw(st.one_of(st.just(0.0), st.floats(most / 10, most)))
 
     return replace(
-        COST,
-        decode_step_s=draw(st.floats(0.05, 1.0)),
-        decode_step_s_per_sample=some(0.5),
-        decode_weights_s=some(2.0),
-        decode_experts_s=some(2.0),
-        expert_share=draw(st.floats(0.1, 1.0)),
-        decode_s_per_cached_token=some(0.1),
-        prefill_s_per_token=some(0.05),
-        prefill_s_per_pair=some(0.005),
+        COST, decode_step_s=draw(st.floats(0.05, 1.0)), decode_step_s_per_sample=some(0.5),
+        decode_weights_s=some(2.0), decode_experts_s=some(2.0), expert_share=draw(st.floats(0.1, 1.0)),
+        decode_s_per_cached_token=some(0.1), prefill_s_per_token=some(0.05), prefill_s_per_pair=some(0.005),
         kv_tokens=draw(st.one_of(st.none(), st.just(LONGEST), st.integers(LONGEST, 2 * LONGEST))),
-        step_tokens=draw(st.one_of(st.none(), st.integers(1, 40))),
-        prefix_caching=draw(st.booleans()),
-    )
+        step_tokens=draw(st.one_of(st.none(), st.integers(1, 40))), prefix_caching=draw(st.booleans()),
+    )  # fmt: skip
 
 
 class Decodings(RuleBasedStateMachine):
@@ -65,7 +58,6 @@ class Decodings(RuleBasedStateMachine):
     @rule()
     def the_next_event_comes(self) -> None:
         due = self.found.next_event()
-        assert due is not None
         self._advance(max(due, self.now))
 
     @rule()

@@ -1,7 +1,5 @@
 """Whatever decoder a folder holds: its log-probabilities are those of transformers, or it is refused by name."""
 
-from __future__ import annotations
-
 from pathlib import Path
 from typing import Any
 
@@ -33,28 +31,22 @@ LLAMA3 = {
 }
 EXPERTS = {"num_experts": 6, "num_experts_per_tok": 2, "moe_intermediate_size": 24}
 COMPUTED: dict[str, tuple[str, dict[str, Any]]] = {
-    "qwen2": ("qwen2", {}),
-    "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
-    "qwen3": ("qwen3", {"tie_word_embeddings": True}),
-    "llama": ("llama", {}),
+    "qwen2": ("qwen2", {}), "qwen2, tied": ("qwen2", {"tie_word_embeddings": True}),
+    "qwen3": ("qwen3", {"tie_word_embeddings": True}), "llama": ("llama", {}),
     "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}),
     "llama 3's positions": ("llama", {"rope_parameters": LLAMA3}),
-    "qwen3, positions stretched": ("qwen3", {"rope_parameters": YARN}),
-    "qwen2, sliding": ("qwen2", SLIDING),
-    "qwen3, sliding": ("qwen3", SLIDING),
-    "mistral, sliding": ("mistral", {"sliding_window": 6}),
+    "qwen3, positions stretched": ("qwen3", {"rope_parameters": YARN}), "qwen2, sliding": ("qwen2", SLIDING),
+    "qwen3, sliding": ("qwen3", SLIDING), "mistral, sliding": ("mistral", {"sliding_window": 6}),
     "olmo2": ("olmo2", {}),
     "granite": ("granite", {"attention_multiplier": 0.3, "embedding_multiplier": 3.0, "residual_multiplier": 0.5}),
-    "phi3": ("phi3", {"sliding_window": None}),
-    "glm4": ("glm4", {"partial_rotary_factor": 0.5}),
-    "smollm3": ("smollm3", {}),
-    "gemma": ("gemma", {}),
+    "phi3": ("phi3", {"sliding_window": None}), "glm4": ("glm4", {"partial_rotary_factor": 0.5}),
+    "smollm3": ("smollm3", {}), "gemma": ("gemma", {}),
     "gemma3_text": ("gemma3_text", {"sliding_window": 6, "layer_types": ["sliding_attention", "full_attention"]}),
     "qwen3_moe": ("qwen3_moe", EXPERTS),
     "olmoe": ("olmoe", {"num_experts": 6, "num_experts_per_tok": 2, "intermediate_size": 24}),
     "gpt_neox": ("gpt_neox", {"num_key_value_heads": 4}),
     "starcoder2": ("starcoder2", {"sliding_window": None, "residual_dropout": 0.3, "attention_dropout": 0.3}),
-}
+}  # fmt: skip
 REFUSED: dict[str, tuple[str, dict[str, Any], str]] = {
     "gemma2": ("gemma2", {}, r"logits are changed after the output layer \(final_logit_softcapping=30.0\)"),
     "granite, scaled": ("granite", {"logits_scaling": 4.0}, "logits_scaling=4.0"),

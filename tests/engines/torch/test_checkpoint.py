@@ -1,20 +1,18 @@
 """What training has saved is read by slices: by other numbers of ranks than wrote it."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
 from torch import nn
-from torch.distributed import TCPStore
+from torch.distributed import Store
 
 from engines.torch.checkpoint import SavedState, TrainingState, load_training, training_state
 from engines.torch.fsdp import FSDPEngine
 from harness.config import OptimizerOffload, TrainingConfig
 from tests.support.fsdp_samples import FREE, SAMPLES, SMALL, World, computed, gradients, save, train, weights
-from tests.support.processes import run_in_processes
+from tests.support.processes import run_ranks
 
 CUTS = (slice(0, 3), slice(3, 5))
 """Of five rows, what each of two ranks has."""
@@ -98,9 +96,8 @@ def steps(engine: FSDPEngine, rank: int) -> list[torch.Tensor]:
     return [*weights(engine).values(), *gradients(engine).values()]
 
 
-def of_a_rank(rank: int, ranks: int, tensor_parallel: int, port: int, folder: Path) -> bool:
-    store, told = TCPStore("127.0.0.1", port, ranks, False, wait_for_workers=False), []
-    config = SMALL if tensor_parallel > 1 else ODD  # which ranks share unevenly
+def of_a_rank(store: Store, rank: int, ranks: int, tensor_parallel: int, folder: Path) -> bool:
+    told, config = [], SMALL if tensor_parallel > 1 else ODD  # which ranks share unevenly
     with World(store, rank, ranks, tensor_parallel) as world:
 
         def engine(offload: OptimizerOffload) -> FSDPEngine:
@@ -123,9 +120,7 @@ def of_a_rank(rank: int, ranks: int, tensor_parallel: int, port: int, folder: Pa
 
 @pytest.mark.parametrize(("ranks", "tensor_parallel"), [(1, 1), (2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
 def test_moments_that_rest_on_the_host_change_no_bit(ranks: int, tensor_parallel: int, tmp_path: Path) -> None:
-    store = TCPStore("127.0.0.1", 0, ranks, True, wait_for_workers=False)
-    arguments = [(rank, ranks, tensor_parallel, store.port, tmp_path) for rank in range(ranks)]
-    assert all(run_in_processes(of_a_rank, arguments, timeout_s=200))
+    assert all(run_ranks(of_a_rank, ranks, ranks, tensor_parallel, tmp_path))
 
 
 @pytest.mark.parametrize("offload", ["none", *OFFLOADS])

@@ -1,14 +1,12 @@
 """A model of values in training: one rank, two with shards, and four of which two share layers, against plain torch."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import replace
 
 import numpy as np
 import pytest
 import torch
-from torch.distributed import Store, TCPStore
+from torch.distributed import Store
 
 from engines.torch.critic import FSDPCritic, value_model
 from engines.torch.first_weights import local_part
@@ -16,8 +14,8 @@ from engines.torch.model import outline_model
 from harness.config import ModelConfig, TrainingConfig
 from harness.protocols import ValueBatch
 from harness.transfer_queue import Ragged
-from tests.support.fsdp_samples import CPU, FREE, SMALL, Tensors, World, assert_close, batch_of, computed, full
-from tests.support.processes import run_in_processes
+from tests.support.fsdp_samples import CPU, FREE, SMALL, Tensors, World, assert_close, batch_of, computed, gradients
+from tests.support.processes import run_ranks
 
 HEAD = 0.05
 CLIPPED = replace(FREE, value_clip=0.1)
@@ -51,8 +49,7 @@ def stepped(engine: FSDPCritic, micro_batches: Sequence[Sequence[int]]) -> Tenso
     for samples in micro_batches:
         computed(engine.accumulate(values_of(samples)))
     computed(engine.step())
-    state = engine._optimizer.state
-    return {name: full(state[parameter]["exp_avg"]) for name, parameter in engine.masters.items()}
+    return gradients(engine)
 
 
 def by_hand(model: ModelConfig = SMALL) -> tuple[Tensors, Ragged]:
@@ -79,31 +76,19 @@ def by_hand(model: ModelConfig = SMALL) -> tuple[Tensors, Ragged]:
 
 @pytest.mark.parametrize("layout", ["padded", "packed"])
 @pytest.mark.parametrize("model", [SMALL, UNTIED], ids=["tied", "untied"])
-def test_values_and_gradients_are_those_of_samples_taken_alone(layout: str, model: ModelConfig) -> None:
+def test_values_and_gradients_are_those_of_samples_taken_alone(world: World, layout: str, model: ModelConfig) -> None:
     """However the batch is cut."""
-    gradients, values = by_hand(model)
-    with World() as world:
-        training = TrainingConfig(layout=layout)  # type: ignore[arg-type]
-        engine = critic(world, training, model=model)
-        batch = values_of(SAMPLES)
+    expected, values = by_hand(model)
+    batch, training = values_of(SAMPLES), TrainingConfig(layout=layout)  # type: ignore[arg-type]
+    by_tokens = replace(training, tokens_per_micro_batch=40)
+    for how, parts in ((training, [SAMPLES[:3], SAMPLES[3:4], SAMPLES[4:]]), (by_tokens, [SAMPLES])):
+        engine = critic(world, how, model=model)
         found = computed(engine.values(batch.prompts, batch.responses))
         np.testing.assert_allclose(found.values, values.values, rtol=1e-5, atol=1e-6)
-        assert_close(stepped(engine, [SAMPLES[:3], SAMPLES[3:4], SAMPLES[4:]]), gradients, rtol=1e-5)
-        by_tokens = critic(world, replace(training, tokens_per_micro_batch=40), model=model)
-        cut = computed(by_tokens.values(batch.prompts, batch.responses))
-        np.testing.assert_allclose(cut.values, values.values, rtol=1e-5, atol=1e-6)
-        assert_close(stepped(by_tokens, [SAMPLES]), gradients, rtol=1e-5)
+        assert_close(stepped(engine, parts), expected, rtol=1e-5)
 
 
-def test_a_new_critic_finds_nothing_worth_anything() -> None:
-    with World() as world:
-        engine = FSDPCritic(value_model(outline_model(SMALL)), FREE, mesh=world.mesh, device=CPU)
-        batch = values_of(SAMPLES)
-        assert not computed(engine.values(batch.prompts, batch.responses)).values.any()
-
-
-def rank_of(rank: int, ranks: int, tensor: int, port: int) -> tuple[Tensors, np.ndarray]:
-    store: Store = TCPStore("127.0.0.1", port, ranks, False, wait_for_workers=False)
+def rank_of(store: Store, rank: int, ranks: int, tensor: int) -> tuple[Tensors, np.ndarray]:
     with World(store, rank, ranks, tensor) as world:
         engine = critic(world, TrainingConfig(tensor_parallel=tensor))
         share = SAMPLES[rank // tensor :: ranks // tensor]
@@ -114,10 +99,9 @@ def rank_of(rank: int, ranks: int, tensor: int, port: int) -> tuple[Tensors, np.
 
 @pytest.mark.parametrize(("ranks", "tensor"), [(2, 1), (4, 2)])
 def test_ranks_that_share_a_batch_or_layers_make_the_same_step(ranks: int, tensor: int) -> None:
-    gradients, values = by_hand()
-    store = TCPStore("127.0.0.1", 0, ranks, True, wait_for_workers=False)
-    found = run_in_processes(rank_of, [(rank, ranks, tensor, store.port) for rank in range(ranks)], timeout_s=120)
+    expected, values = by_hand()
+    found = run_ranks(rank_of, ranks, ranks, tensor)
     for rank, (own, scored) in enumerate(found):
-        assert_close(own, gradients, rtol=1e-5)
+        assert_close(own, expected, rtol=1e-5)
         share = values.take(SAMPLES[rank // tensor :: ranks // tensor])
         np.testing.assert_allclose(scored, share.values, rtol=1e-5, atol=1e-6)

@@ -1,7 +1,6 @@
 """Experts that are spread over ranks, and divided among those that share layers, against samples taken alone by plain
 torch: four processes, in each layout in turn."""
 
-from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -12,7 +11,7 @@ import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import PrefixStore, Store
 from torch.distributed.device_mesh import init_device_mesh
 
 from engines.torch.critic import FSDPCritic, value_model
@@ -41,7 +40,7 @@ from tests.support.fsdp_samples import (
     train,
     weights,
 )
-from tests.support.processes import run_in_processes
+from tests.support.processes import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -122,9 +121,8 @@ def in_layout(world: World, rank: int, training: TrainingConfig, folder: Path) -
     return Told(next(found), norm, weights(engine), *found, values, held, numbers, given)
 
 
-def one_rank(rank: int, port: int, folder: Path) -> dict[str, tuple[Told, Tensors]]:
+def one_rank(store: Store, rank: int, folder: Path) -> dict[str, tuple[Told, Tensors]]:
     """Each layout, and the weights with which it goes on from the state that the layout before it has saved."""
-    store = TCPStore("127.0.0.1", port, WORLD, False, wait_for_workers=False)
     told, before = {}, ""
     with World(PrefixStore("world", store), rank, WORLD) as world:
         for name, training in LAYOUTS.items():
@@ -141,9 +139,7 @@ def one_rank(rank: int, port: int, folder: Path) -> dict[str, tuple[Told, Tensor
 
 @pytest.fixture(scope="module")
 def everyone(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, tuple[Told, Tensors]]]:
-    store = TCPStore("127.0.0.1", 0, WORLD, True, wait_for_workers=False)
-    folder = tmp_path_factory.mktemp("states")
-    return run_in_processes(one_rank, [(rank, store.port, folder) for rank in range(WORLD)], timeout_s=300)
+    return run_ranks(one_rank, WORLD, tmp_path_factory.mktemp("states"), timeout_s=300)
 
 
 @pytest.fixture(params=list(LAYOUTS))
@@ -151,17 +147,10 @@ def ranks(request: pytest.FixtureRequest, everyone: list[dict[str, tuple[Told, T
     return [told[request.param][0] for told in everyone]
 
 
-@pytest.fixture(scope="module")
-def alone() -> Iterator[World]:
-    with World() as world:
-        yield world
-
-
 @cache
 def truth() -> Tensors:
     """Gradients in float64."""
-    model, _ = plain_gradients(range(SAMPLES), FREE, torch.float64, MODEL)
-    return {name: parameter.grad for name, parameter in model.named_parameters()}
+    return plain_gradients(range(SAMPLES), FREE, torch.float64, MODEL)
 
 
 def furthest(ours: Tensors, truth: Tensors) -> float:
@@ -173,8 +162,7 @@ def furthest(ours: Tensors, truth: Tensors) -> float:
 @cache
 def rounding() -> float:
     """How far one rank's float32 is off."""
-    model, _ = plain_gradients(range(SAMPLES), FREE, config=MODEL)
-    return furthest({name: parameter.grad for name, parameter in model.named_parameters()}, truth())
+    return furthest(plain_gradients(range(SAMPLES), FREE, config=MODEL), truth())
 
 
 def test_gradients_of_every_tensor_are_those_of_samples_taken_alone(ranks: list[Told]) -> None:
@@ -185,8 +173,8 @@ def test_gradients_of_every_tensor_are_those_of_samples_taken_alone(ranks: list[
         assert told.norm == pytest.approx(norm, rel=WITHIN * rounding())
 
 
-def test_half_precision_is_off_by_its_own_rounding(ranks: list[Told], alone: World) -> None:
-    engine = alone.engine(FREE, model=replace(MODEL, dtype="bfloat16"))
+def test_half_precision_is_off_by_its_own_rounding(ranks: list[Told], world: World) -> None:
+    engine = world.engine(FREE, model=replace(MODEL, dtype="bfloat16"))
     step(engine, range(SAMPLES))
     bound = furthest(gradients(engine), truth())
     assert all(furthest(told.half, truth()) < 2 * bound for told in ranks)
@@ -202,8 +190,8 @@ def test_every_rank_holds_as_many_of_the_experts_numbers(ranks: list[Told]) -> N
     assert [told.held for told in ranks] == [whole // WORLD] * WORLD
 
 
-def test_a_critic_learns_as_on_one_rank(ranks: list[Told], alone: World) -> None:
-    expected = value_gradients(alone, None, range(SAMPLES))
+def test_a_critic_learns_as_on_one_rank(ranks: list[Told], world: World) -> None:
+    expected = value_gradients(world, None, range(SAMPLES))
     assert all(furthest(told.critic, expected) < 2 * WITHIN * rounding() for told in ranks)
 
 

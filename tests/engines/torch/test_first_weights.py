@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import torch
 from safetensors.torch import load_file
-from torch.distributed import TCPStore
+from torch.distributed import Store
 
 from engines.torch.first_weights import SavedWeights
 from engines.torch.fsdp import FSDPEngine
@@ -14,7 +14,7 @@ from engines.torch.model import build_model, outline_model, transformers_config
 from harness.config import ModelConfig, TrainingConfig
 from harness.config.model_folder import model_settings
 from tests.support.fsdp_samples import CPU, FREE, SMALL, Tensors, World, train, weights
-from tests.support.processes import run_in_processes
+from tests.support.processes import run_ranks
 from tests.support.random_models import random_folder
 
 UNTIED = replace(SMALL, tied_embeddings=False, attention_bias="all")
@@ -51,9 +51,7 @@ def test_weights_drawn_one_by_one_are_those_that_transformers_draws(config: Mode
 
 @pytest.mark.parametrize("shard_size", ["10GB", "10KB"], ids=["one file", "many files"])
 @pytest.mark.parametrize("config", [SMALL, UNTIED])
-def test_weights_read_from_files_are_those_that_were_saved(
-    config: ModelConfig, shard_size: str, tmp_path: Path
-) -> None:
+def test_weights_read_from_files_are_those_saved(config: ModelConfig, shard_size: str, tmp_path: Path) -> None:
     before = build_model(config, seed=3)
     before.save_pretrained(tmp_path, max_shard_size=shard_size)
     outline = outline_model(replace(config, checkpoint=str(tmp_path)))
@@ -95,10 +93,9 @@ def test_a_folder_whose_embeddings_have_a_row_for_padding_is_read(tmp_path: Path
 ODD = replace(SMALL, ff=66, vocabulary=50)  # no multiple of four ranks' shares
 
 
-def sharded(rank: int, ranks: int, tensor_parallel: int, port: int, configs: list[ModelConfig]) -> list[Tensors]:
+def sharded(store: Store, rank: int, ranks: int, tensor_parallel: int, configs: list[ModelConfig]) -> list[Tensors]:
     """All weights of training ranks that then train a step."""
-    store, found = TCPStore("127.0.0.1", port, ranks, False, wait_for_workers=False), []
-    training = TrainingConfig(tensor_parallel=tensor_parallel)
+    found, training = [], TrainingConfig(tensor_parallel=tensor_parallel)
     with World(store, rank, ranks, tensor_parallel) as world:
         for config in configs:
             engine = world.engine(FREE, training, config)
@@ -108,9 +105,7 @@ def sharded(rank: int, ranks: int, tensor_parallel: int, port: int, configs: lis
 
 
 @pytest.mark.parametrize(("ranks", "tensor_parallel"), [(1, 1), (2, 1), (4, 1), (4, 2)])
-def test_shards_that_each_rank_reads_for_itself_are_those_of_the_whole_model(
-    ranks: int, tensor_parallel: int, tmp_path: Path
-) -> None:
+def test_shards_that_ranks_read_are_those_of_the_whole_model(ranks: int, tensor_parallel: int, tmp_path: Path) -> None:
     build_model(ODD, seed=5).save_pretrained(tmp_path / "tied")
     build_model(UNTIED, seed=6).save_pretrained(tmp_path / "untied", max_shard_size="10KB")
     saved = [replace(ODD, checkpoint=str(tmp_path / "tied")), replace(UNTIED, checkpoint=str(tmp_path / "untied"))]
@@ -118,10 +113,7 @@ def test_shards_that_each_rank_reads_for_itself_are_those_of_the_whole_model(
     configs = [SMALL, ODD, UNTIED, *saved, *(replace(config, dtype="bfloat16") for config in saved)]
     if tensor_parallel > 1:
         configs = [config for config in configs if config.ff == SMALL.ff]  # ranks share layers evenly
-    store = TCPStore("127.0.0.1", 0, ranks, True, wait_for_workers=False)
-    of_ranks = run_in_processes(
-        sharded, [(rank, ranks, tensor_parallel, store.port, configs) for rank in range(ranks)], timeout_s=200
-    )
+    of_ranks = run_ranks(sharded, ranks, ranks, tensor_parallel, configs)
     for number, config in enumerate(configs):
         whole = {name: parameter.float() for name, parameter in build_model(config).named_parameters()}
         for found in of_ranks:
@@ -133,9 +125,8 @@ LARGE = ModelConfig("large", 1024, 2, 8, 8, 128, 4096, 8192, False, 64)
 """Of 67 million parameters, an eighth of them the largest."""
 
 
-def peak(rank: int, port: int, config: ModelConfig, outlined: bool) -> int:
+def peak(store: Store, rank: int, config: ModelConfig, outlined: bool) -> int:
     """Bytes by which this process grows at most while it makes its part of a training world of four."""
-    store = TCPStore("127.0.0.1", port, 4, False, wait_for_workers=False)
     with World(store, rank, 4) as world:
         world.engine(FREE)  # imports
         before = resident("VmRSS")
@@ -162,8 +153,7 @@ def test_no_rank_of_four_ever_holds_the_model(source: str, share: float, tmp_pat
     whole = 4 * sum(parameter.numel() for parameter in outline_model(config).model.parameters())
     grown = {}
     for outlined in (False, True):
-        store = TCPStore("127.0.0.1", 0, 4, True, wait_for_workers=False)
-        grown[outlined] = max(run_in_processes(peak, [(rank, store.port, config, outlined) for rank in range(4)], 200))
+        grown[outlined] = max(run_ranks(peak, 4, config, outlined))
     print(
         f"{source}: whole {whole >> 20} MiB; peak of a rank {grown[False] >> 20} MiB, outlined {grown[True] >> 20} MiB"
     )

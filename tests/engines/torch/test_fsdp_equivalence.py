@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from torch.distributed import TCPStore
+from torch.distributed import Store
 
 from harness.config import AlgorithmConfig
 from harness.weight_sync.endpoints import GatherOnlySender
@@ -17,16 +17,17 @@ from harness.weight_sync.process_group import open_rendezvous
 from tests.support.fsdp_samples import (
     FREE,
     SAMPLES,
+    Tensors,
     World,
     computed,
-    full,
     gradients,
     plain_gradients,
+    same_bits,
     token_count,
     train,
     weights,
 )
-from tests.support.processes import run_in_processes
+from tests.support.processes import run_ranks
 
 U = 2.0**-24
 """Unit roundoff of float32."""
@@ -36,8 +37,6 @@ CLIPPED = replace(FREE, grad_clip=0.05, weight_decay=0.1)
 MICRO_BATCHES = [range(first, first + 2) for first in range(0, SAMPLES, 2)]
 BY_RANK = [MICRO_BATCHES[0::2], MICRO_BATCHES[1::2]]
 """What the queue gives a world of two: micro-batches in turn."""
-
-Tensors = dict[str, torch.Tensor]
 
 
 # --- the bounds of docs/equivalence.md -------------------------------------------------------------------------------
@@ -96,9 +95,8 @@ def within(measured: Tensors, bound: Tensors) -> bool:
 # --- runs ------------------------------------------------------------------------------------------------------------
 
 
-def one_rank_of_two(rank: int, port: int, offer: SharedOffer) -> tuple[Tensors, Tensors, float, Tensors]:
+def one_rank_of_two(store: Store, rank: int, offer: SharedOffer) -> tuple[Tensors, Tensors, float, Tensors]:
     """Gradients, norm and weights of a step in a world of two, the clipped step's weights last; rank 0 sends those."""
-    store = TCPStore("127.0.0.1", port, 2, False, wait_for_workers=False)
     with World(store, rank, 2) as world:
         free = world.engine(FREE)
         norm = train(free, BY_RANK[rank])
@@ -112,21 +110,13 @@ def one_rank_of_two(rank: int, port: int, offer: SharedOffer) -> tuple[Tensors, 
 
 
 @pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with World() as world:
-        yield world
-
-
-@pytest.fixture(scope="module")
 def two_ranks(world: World) -> Iterator[tuple[list[Any], Tensors]]:
     """What both ranks returned, and the weights that arrived through shared memory."""
     rendezvous, _meets_here = open_rendezvous("127.0.0.1", receivers=1, timeout_s=200)
     offer = share_slots(plan_transfer(world.engine(FREE).named_parameters().items(), bucket_bytes=4096), rendezvous)
-    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
-    arguments = [(rank, store.port, offer) for rank in range(2)]
     try:
         with ThreadPoolExecutor(1) as pool:
-            running = pool.submit(run_in_processes, one_rank_of_two, arguments, timeout_s=200)
+            running = pool.submit(run_ranks, one_rank_of_two, 2, offer)
             receiver = offer.receiver(0, torch.device("cpu"))
             arrived = {name: tensor.clone() for name, tensor in receiver.receive(1)}
             ranks = running.result()
@@ -154,10 +144,6 @@ def trained(
     engine = world.engine(algorithm)
     norm = train(engine, micro_batches)
     return gradients(engine), weights(engine), norm
-
-
-def same_bits(ours: Tensors, theirs: Tensors) -> bool:
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
 
 
 # --- section 1: bitwise ----------------------------------------------------------------------------------------------
@@ -194,9 +180,7 @@ def test_gradients_of_two_ranks_differ_from_those_of_one_by_less_than_the_bound(
     assert worst(differences(ours, theirs), bound) < 1
 
 
-def test_the_gradient_bound_would_catch_a_normalisation_that_is_wrong_by_a_permille(
-    world: World, parts: list[Tensors]
-) -> None:
+def test_the_gradient_bound_would_catch_a_scale_that_is_off_by_a_permille(world: World, parts: list[Tensors]) -> None:
     ours, bound = trained(world, FREE, MICRO_BATCHES)[0], gradient_bound(parts)
     wrong = {name: gradient * 1.001 for name, gradient in ours.items()}
     caught = torch.cat([(differences(ours, wrong)[name] > bound[name]).flatten() for name in ours])
@@ -239,10 +223,7 @@ def rectangle_tolerance(world: World) -> Tensors:
     for sample in range(SAMPLES):
         share = token_count([sample]) / tokens
         ours = trained(world, FREE, [[sample]])[0]
-        model, _loss = plain_gradients([sample], FREE, torch.float64)
-        for name, parameter in model.named_parameters():
-            exact = parameter.grad
-            assert exact is not None
+        for name, exact in plain_gradients([sample], FREE, torch.float64).items():
             own_error = (ours[name].double() - exact).abs().max()
             adding = gamma(SAMPLES + 2) * exact.abs()
             tolerance[name] = tolerance.get(name, 0.0) + 2 * share * (own_error + adding)
@@ -260,7 +241,6 @@ def test_whole_batch_and_micro_batches_agree_within_the_tolerance_and_a_percent_
 
 def test_micro_batches_are_as_near_to_float64_as_the_whole_batch(world: World) -> None:
     tolerance = rectangle_tolerance(world)
-    model, _loss = plain_gradients(range(SAMPLES), FREE, torch.float64)
-    exact = {name: full(parameter.grad) for name, parameter in model.named_parameters() if parameter.grad is not None}
+    exact = plain_gradients(range(SAMPLES), FREE, torch.float64)
     for micro_batches in (MICRO_BATCHES, [range(SAMPLES)]):
         assert worst(differences(trained(world, FREE, micro_batches)[0], exact), tolerance) < 1

@@ -1,7 +1,5 @@
 """Scoring by the trainer's own parameters, and by a reference that is sharded beside it: the bits of a scorer alone."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -9,28 +7,34 @@ from functools import cache
 import numpy as np
 import pytest
 import torch
-from torch.distributed import TCPStore
-from torch.distributed.fsdp import FSDPModule
+from torch.distributed import Store
 
 from engines.torch.fsdp import FSDPEngine
 from engines.torch.model import build_model
 from engines.torch.scoring import TorchLogProb
 from harness.config import Layout, ModelConfig, TrainingConfig
 from harness.protocols import Scorer
-from tests.support.fsdp_samples import CPU, FREE, SMALL, Tensors, World, batch_of, computed, full, train, weights
-from tests.support.processes import run_in_processes
+from tests.support.fsdp_samples import (
+    CPU,
+    FREE,
+    SCORED,
+    SMALL,
+    Tensors,
+    World,
+    batch_of,
+    computed,
+    full,
+    same_bits,
+    scores,
+    train,
+    weights,
+)
+from tests.support.processes import run_ranks
 
 BFLOAT16 = replace(SMALL, dtype="bfloat16")
 MODELS = {"float32": SMALL, "bfloat16": BFLOAT16}
 ALGORITHM = replace(FREE, temperature=1.0, betas=(0.9, 0.95))
-SCORED, FIRST, SECOND = range(3, 9), range(0, 5), range(5, 12)
-
-
-def scores(scorer: Scorer, samples: Sequence[int] = SCORED) -> np.ndarray:
-    batch = batch_of(samples)
-    found = computed(scorer.log_probs(batch.prompts, batch.responses))
-    assert found.lengths.tolist() == batch.responses.lengths.tolist() and found.values.dtype == np.float32
-    return found.values
+FIRST, SECOND = range(0, 5), range(5, 12)
 
 
 def squares_of(scorer: Scorer) -> np.ndarray:
@@ -59,12 +63,6 @@ def sent(engine: FSDPEngine) -> Tensors:
     return {name: full(parameter) for name, parameter in engine.named_parameters().items()}
 
 
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with World() as world:
-        yield world
-
-
 @pytest.fixture(params=MODELS.values(), ids=MODELS.keys())
 def model(request: pytest.FixtureRequest) -> ModelConfig:
     return request.param
@@ -87,9 +85,7 @@ def test_the_trainer_scores_as_an_engine_that_was_sent_its_weights(
 
 
 @pytest.mark.parametrize("training", [TrainingConfig(), TrainingConfig(layout="packed", tokens_per_micro_batch=24)])
-def test_squares_of_gradients_come_with_the_same_log_probs(
-    world: World, model: ModelConfig, training: TrainingConfig
-) -> None:
+def test_squares_of_gradients_come_with_log_probs(world: World, model: ModelConfig, training: TrainingConfig) -> None:
     found = squares_of(world.engine(ALGORITHM, training, model).scorer())
     alone = TorchLogProb(build_model(model), temperature=1.0, device=CPU, training=training)
     np.testing.assert_array_equal(found, squares_of(alone))
@@ -101,7 +97,6 @@ def test_scoring_leaves_nothing_gathered_and_nothing_to_prefetch(world: World) -
     engine = world.engine(ALGORITHM, model=BFLOAT16)
     scores(engine.scorer())
     inner = engine._scorer
-    assert isinstance(inner, FSDPModule)
     states = inner._get_fsdp_state()._state_ctx.all_states
     groups = [group for state in states for group in state._fsdp_param_groups]
     assert groups and all(group.is_sharded and not group._post_forward_indices for group in groups)
@@ -166,10 +161,6 @@ def trained_and_scored(engine: FSDPEngine, first: Sequence[int], second: Sequenc
     return norms
 
 
-def same_bits(ours: Tensors, theirs: Tensors) -> bool:
-    return ours.keys() == theirs.keys() and all(torch.equal(ours[name], theirs[name]) for name in ours)
-
-
 @dataclass
 class Seen:
     """What one rank saw: scores before and after two steps, both steps' norms, weights as sent; the norms of the same
@@ -185,8 +176,7 @@ class Seen:
     squares: np.ndarray
 
 
-def one_rank(rank: int, port: int, world: int, tensor_parallel: int) -> dict[str, Seen]:
-    store = TCPStore("127.0.0.1", port, world, False, wait_for_workers=False)
+def one_rank(store: Store, rank: int, world: int, tensor_parallel: int) -> dict[str, Seen]:
     training = TrainingConfig(tensor_parallel=tensor_parallel)
     part = rank // tensor_parallel
     mine = FIRST[part::2], SECOND[part::2]
@@ -206,23 +196,14 @@ def one_rank(rank: int, port: int, world: int, tensor_parallel: int) -> dict[str
     return seen
 
 
-Ranks = Callable[[], list[dict[str, Seen]]]
-
-
-def run_ranks(world: int, tensor_parallel: int) -> list[dict[str, Seen]]:
-    store = TCPStore("127.0.0.1", 0, world, True, wait_for_workers=False)
-    arguments = [(rank, store.port, world, tensor_parallel) for rank in range(world)]
-    return run_in_processes(one_rank, arguments, timeout_s=200)
-
-
 @cache
 def two_ranks() -> list[dict[str, Seen]]:
-    return run_ranks(2, 1)
+    return run_ranks(one_rank, 2, 2, 1)
 
 
 @cache
 def four_ranks() -> list[dict[str, Seen]]:
-    return run_ranks(4, 2)
+    return run_ranks(one_rank, 4, 4, 2)
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -238,9 +219,7 @@ def test_two_ranks_score_each_its_own_samples_bit_for_bit_as_one_alone(name: str
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("ranks", [two_ranks, pytest.param(four_ranks, marks=pytest.mark.slow)])
-def test_scoring_on_several_ranks_changes_no_bit_of_a_step(
-    ranks: Callable[[], list[dict[str, Seen]]], name: str
-) -> None:
+def test_scoring_on_several_ranks_changes_no_bit_of_it(ranks: Callable[[], list[dict[str, Seen]]], name: str) -> None:
     for seen in (rank[name] for rank in ranks()):
         assert seen.norms == seen.undisturbed
 

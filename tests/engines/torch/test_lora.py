@@ -1,9 +1,6 @@
 """Adapters: that they are trained right, and that nothing else moves, travels or is saved."""
 
-from __future__ import annotations
-
 import json
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,7 +9,7 @@ import pytest
 import torch
 from safetensors import safe_open
 from safetensors.torch import load_file
-from torch.distributed import TCPStore
+from torch.distributed import Store
 
 from engines.loading import write_model
 from engines.torch.first_weights import local_part, part_of_tensor
@@ -42,23 +39,19 @@ from tests.support.fsdp_samples import (
     full,
     gradients,
     plain_gradients,
+    same_bits,
     save,
+    scores,
     train,
     weights,
 )
-from tests.support.processes import run_in_processes
+from tests.support.processes import run_ranks
 from tests.support.weight_ends import carried, meet, offer_of, open_rendezvous
 
 ALL = range(SAMPLES)
 BFLOAT16 = replace(SMALL, dtype="bfloat16")
 LORA = TrainingConfig(lora_rank=3, lora_alpha=6.0)  # which two ranks share unevenly
 SCALE = 2.0
-
-
-@pytest.fixture(scope="module")
-def world() -> Iterator[World]:
-    with World() as world:
-        yield world
 
 
 def moved(world: World, training: TrainingConfig = LORA, model: ModelConfig = SMALL) -> FSDPEngine:
@@ -84,11 +77,11 @@ def merged(adapters: Tensors) -> torch.nn.Module:
 
 def expected_gradients(adapters: Tensors) -> Tensors:
     """By the chain rule, of those of the merged weights W + s B A: s B^T G of A, s G A^T of B."""
-    model, _ = plain_gradients(ALL, FREE, model=merged(adapters))
+    of_merged = plain_gradients(ALL, FREE, model=merged(adapters))
     found = {}
     for name in adapters:
         layer, _, which = name.removesuffix(".weight").rpartition(".")
-        gradient = model.get_submodule(layer).weight.grad
+        gradient = of_merged[f"{layer}.weight"]
         other = adapters[f"{layer}.{'lora_B' if which == 'lora_A' else 'lora_A'}.weight"]
         found[name] = SCALE * (other.T @ gradient if which == "lora_A" else gradient @ other.T)
     return found
@@ -102,8 +95,7 @@ def test_gradients_of_adapters_follow_from_those_of_the_weights_that_they_add_up
     assert_close(gradients(engine), expected_gradients(before), rtol=1e-5)
 
 
-def of_a_rank(rank: int, port: int, folder: Path) -> tuple[Tensors, Tensors, bool]:
-    store = TCPStore("127.0.0.1", port, 2, False, wait_for_workers=False)
+def of_a_rank(store: Store, rank: int, folder: Path) -> tuple[Tensors, Tensors, bool]:
     with World(store, rank, 2) as world:
         engine = moved(world, replace(LORA, optimizer_offload="between_phases"))
         base = {name: full(one) for name, one in engine._scorer.model.named_parameters() if not one.requires_grad}
@@ -111,11 +103,7 @@ def of_a_rank(rank: int, port: int, folder: Path) -> tuple[Tensors, Tensors, boo
         train(engine, [ALL[rank::2][:4], ALL[rank::2][4:]])
         learnt = gradients(engine)
         save(engine, folder)
-        batch = batch_of(ALL)
-        scored = [
-            computed(one.log_probs(batch.prompts, batch.responses)).values
-            for one in (engine.base_scorer(), world.reference())
-        ]
+        scored = [scores(one, ALL) for one in (engine.base_scorer(), world.reference())]
         still = all(torch.equal(base[name], full(engine._scorer.model.get_parameter(name))) for name in base)
         half = moved(world, LORA, BFLOAT16)
         norm = train(half, [ALL[rank::2]])
@@ -123,8 +111,7 @@ def of_a_rank(rank: int, port: int, folder: Path) -> tuple[Tensors, Tensors, boo
 
 
 def test_two_ranks_share_base_and_adapters_and_one_goes_on_with_what_they_saved(world: World, tmp_path: Path) -> None:
-    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
-    for before, learnt, fine in run_in_processes(of_a_rank, [(r, store.port, tmp_path) for r in range(2)], 200):
+    for before, learnt, fine in run_ranks(of_a_rank, 2, tmp_path):
         assert fine
         assert_close(learnt, expected_gradients(before), rtol=1e-5)
     alone, expected = world.engine(FREE, LORA), moved(world)
@@ -136,34 +123,27 @@ def test_two_ranks_share_base_and_adapters_and_one_goes_on_with_what_they_saved(
 
 
 @pytest.mark.parametrize("model", [SMALL, BFLOAT16])
-def test_the_first_policy_is_the_base_to_the_bit_and_the_base_stays_a_reference(
-    world: World, model: ModelConfig
-) -> None:
-    engine, batch = world.engine(FREE, LORA, model), batch_of(ALL)
-
-    def scored(scorer: object) -> np.ndarray:
-        return computed(scorer.log_probs(batch.prompts, batch.responses)).values  # type: ignore[attr-defined]
-
-    base = scored(world.reference(model))
-    assert (scored(engine.scorer()) == base).all()
+def test_the_first_policy_is_the_base_to_the_bit_which_stays_a_reference(world: World, model: ModelConfig) -> None:
+    engine = world.engine(FREE, LORA, model)
+    base = scores(world.reference(model), ALL)
+    assert (scores(engine.scorer(), ALL) == base).all()
     train(engine, [ALL])
-    assert (scored(engine.scorer()) != base).any()
-    assert (scored(engine.base_scorer()) == base).all()
+    assert (scores(engine.scorer(), ALL) != base).any()
+    assert (scores(engine.base_scorer(), ALL) == base).all()
 
 
 @pytest.mark.parametrize("model", [SMALL, BFLOAT16])
 def test_an_engine_and_a_scorer_that_got_adapters_say_what_the_trainer_says(world: World, model: ModelConfig) -> None:
     """To the bit where it scores; where it samples, as near as without adapters."""
-    trainer, batch = moved(world, model=model), batch_of(ALL)
+    trainer = moved(world, model=model)
     sent = {name: full(tensor) for name, tensor in trainer.named_parameters().items()}
     adapted = [with_adapters(outline_model(model), LORA, seed=7).fill("cpu") for _ in range(2)]
     scorer = TorchLogProb(adapted[0], temperature=1.0, device=CPU)
     engine = TorchRollout(adapted[1], sampling=Sampling(8), slots=4, seed=0, clock=RealClock.starting_now())
     for one in (scorer, engine):
         computed(one.load_weights(1, sent.items()))
-    ours, theirs = (computed(one.log_probs(batch.prompts, batch.responses)) for one in (trainer.scorer(), scorer))
-    assert (ours.values == theirs.values).all()
-    prompt = batch.prompts.row(0)
+    assert (scores(trainer.scorer(), ALL) == scores(scorer, ALL)).all()
+    prompt = batch_of(ALL).prompts.row(0)
     engine.submit([Request(0, prompt)])
     while not engine._done:
         engine.step()
@@ -187,8 +167,7 @@ async def test_adapters_travel_and_nothing_else(world: World, transport: str) ->
         rendezvous, store = open_rendezvous("127.0.0.1", 1, 60)
         sender, receiver = meet(offer_of(transport, plan, rendezvous), store)
         arrived = await carried(sender, receiver, 1, dict(engine.named_parameters()))
-    expected = weights(engine)
-    assert arrived.keys() == expected.keys() and all(torch.equal(arrived[name], expected[name]) for name in expected)
+    assert same_bits(arrived, weights(engine))
 
 
 async def test_adapters_are_saved_as_peft_reads_them(world: World, tmp_path: Path) -> None:
@@ -201,9 +180,7 @@ async def test_adapters_are_saved_as_peft_reads_them(world: World, tmp_path: Pat
     assert (config["peft_type"], config["r"], config["lora_alpha"]) == ("LORA", 3, 6.0)
     saved, expected = load_file(tmp_path / "adapter_model.safetensors"), weights(role.engine)
     assert saved["base_model.model.model.layers.1.mlp.up_proj.lora_A.weight"].shape == (3, SMALL.hidden)
-    assert {name.removeprefix("base_model.model."): tensor.tolist() for name, tensor in saved.items()} == {
-        name: tensor.tolist() for name, tensor in expected.items()
-    }
+    assert same_bits({name.removeprefix("base_model.model."): tensor for name, tensor in saved.items()}, expected)
 
 
 def test_a_base_of_files_is_given_whole_with_adapters_added(tmp_path: Path) -> None:

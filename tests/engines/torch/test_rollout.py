@@ -3,18 +3,17 @@
 import random
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3ForCausalLM
 
 from engines.torch.kv_slots import SlotModel
 from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
 from harness.config import ModelConfig
-from harness.protocols import Completion, Request, RolloutEngine, Sampling
+from harness.protocols import Completion, Request, Sampling
+from tests.contract.reference import weights_of
 from tests.support.role_setting import TickingClock
 from tests.support.sample_records import trained_record
 
@@ -27,7 +26,6 @@ def make_engine(
     sampling: Sampling = SAMPLING, slots: int = 4, seed: int = 0, config: ModelConfig = TINY
 ) -> TorchRollout:
     engine = TorchRollout(build_model(config), sampling=sampling, slots=slots, seed=seed, clock=TickingClock())
-    _: RolloutEngine = engine
     return engine
 
 
@@ -43,22 +41,10 @@ async def drain(engine: TorchRollout) -> dict[int, Completion]:
     return {completion.sample_id: completion for completion in done}
 
 
-def weights_of(model: Qwen3ForCausalLM) -> Iterator[tuple[str, torch.Tensor]]:
-    return ((name, parameter.detach()) for name, parameter in model.named_parameters())
-
-
 def assert_bitwise_equal(ours: Completion, theirs: Completion) -> None:
     assert ours.tokens.tolist() == theirs.tokens.tolist()
     assert ours.log_probs.tobytes() == theirs.log_probs.tobytes()
     assert ours.finish_reason == theirs.finish_reason
-
-
-@torch.no_grad()
-def log_probs_by_forward(model: Qwen3ForCausalLM, prompt: np.ndarray, tokens: np.ndarray) -> np.ndarray:
-    """Log-probabilities of the response by one plain forward pass: float32 [L]."""
-    sequence = torch.from_numpy(np.concatenate([prompt, tokens]))
-    logits = model(sequence[None]).logits[0, len(prompt) - 1 : -1]
-    return torch.log_softmax(logits, -1).gather(-1, sequence[len(prompt) :, None])[:, 0].numpy()
 
 
 # --- what a sample is does not depend on its company ---------------------------------------------------------------
@@ -280,27 +266,6 @@ async def test_weights_that_are_not_finite_stop_generation() -> None:
     engine.submit(requests(1))
     with pytest.raises(FloatingPointError, match="version 1"):
         await engine.finished()
-
-
-# --- the model -----------------------------------------------------------------------------------------------------
-
-
-def test_a_model_follows_from_its_seed_and_leaves_the_global_random_state_alone() -> None:
-    before = torch.get_rng_state()
-    models = [build_model(TINY, seed=seed) for seed in (4, 4, 5)]
-    assert torch.equal(before, torch.get_rng_state())
-    first, again, other = (torch.cat([p.flatten() for p in model.parameters()]) for model in models)
-    assert torch.equal(first, again) and not torch.equal(first, other)
-
-
-def test_a_checkpoint_is_loaded_and_its_shape_is_checked(tmp_path: Path) -> None:
-    saved = build_model(TINY, seed=9)
-    saved.save_pretrained(tmp_path)
-    config = replace(TINY, checkpoint=str(tmp_path))
-    loaded = build_model(config)
-    assert all(torch.equal(a, b) for a, b in zip(saved.parameters(), loaded.parameters(), strict=True))
-    with pytest.raises(ValueError, match="ff 256, not 512.*max_length 128, less than 256"):
-        build_model(replace(config, ff=512, max_length=256))
 
 
 async def test_caches_that_are_kept_are_as_old_as_the_versions_of_their_samples_say() -> None:

@@ -1,7 +1,5 @@
 """The embedded engine under whatever a role may ask of it, in any order: hypothesis looks for one that breaks it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Coroutine
 from dataclasses import replace

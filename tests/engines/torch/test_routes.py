@@ -66,9 +66,7 @@ async def test_an_engine_tells_the_experts_of_all_tokens_that_it_read() -> None:
 
 
 @pytest.mark.parametrize("carried", [True, False])
-async def test_experts_of_tokens_are_those_by_which_what_follows_was_sampled_though_weights_changed(
-    carried: bool,
-) -> None:
+async def test_experts_of_tokens_are_those_by_which_the_next_was_sampled_though_weights_changed(carried: bool) -> None:
     engine = make_engine(build_model(MODEL), tokens=8)
     request = Request(0, PROMPTS[0])
     engine.submit([request])
@@ -137,7 +135,6 @@ def test_what_vllm_and_sglang_tell_is_added_to_what_is_known_and_more_than_can_b
     known, new = np.ones((4, 6), np.uint8), np.arange(12, dtype=np.int32).reshape(2, 3, 2)
     partial = Completion(0, np.array([1, 2]), np.zeros(2, np.float32), np.zeros(2, np.int32), "abort", 0.0, 0.0)
     request = Request(0, PROMPTS[0], replace(partial, routes=known))
-
     sample = RunningSample.of(request, Sampling(max_tokens=8))
     assert body_of(sample, seed=0, vocabulary=24, routes=True)["routed_experts_start_len"] == 4
     tokens = {5: SimpleNamespace(logprob=-1.0)}, {6: SimpleNamespace(logprob=-1.0)}
@@ -151,7 +148,6 @@ def test_what_vllm_and_sglang_tell_is_added_to_what_is_known_and_more_than_can_b
     np.testing.assert_array_equal(routes, np.concatenate([known, new.reshape(2, 6)]))
     with pytest.raises(RuntimeError, match="experts of 6 and 1 tokens, and it has 7"):
         sample.add_routes(new[:1], shape)
-
     reply = Reply(Sampling(max_tokens=8), "engine 0")
     meta = {"completion_tokens": 1, "output_token_logprobs": [(-1.0, 5, None)], "finish_reason": {"type": "stop"}}
     reply.add({"output_ids": [5], "meta_info": meta | {"routed_experts": b64encode(new.tobytes()).decode()}})

@@ -1,7 +1,5 @@
 """Several optimizer steps a batch, of a real trainer: docs/algorithms.md, "Several steps a batch"."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from dataclasses import replace
@@ -50,20 +48,14 @@ def rows_of(samples: Sequence[int]) -> Batch:
         "train_0",
         np.array(samples),
         {
-            "prompt": batch.prompts,
-            "response": batch.responses,
-            "log_probs": batch.behaviour_log_probs,
-            "versions": batch.versions,
-            "advantage": batch.advantages,
-            "ref_log_probs": batch.ref_log_probs,
+            "prompt": batch.prompts, "response": batch.responses, "log_probs": batch.behaviour_log_probs,
+            "versions": batch.versions, "advantage": batch.advantages, "ref_log_probs": batch.ref_log_probs,
             "loss_mask": Ragged(np.ones(tokens, np.bool_), batch.responses.lengths),
             **{name: np.zeros(count, np.int32) for name in ("engine", "finish_reason", "turns")},
-            "exact_match": np.zeros(count, np.bool_),
-            "reward_failure": text_column([""] * count),
-            **zeros,
+            "exact_match": np.zeros(count, np.bool_), "reward_failure": text_column([""] * count), **zeros,
         },
         lease=0,
-    )
+    )  # fmt: skip
 
 
 def trained(world: World, algorithm: AlgorithmConfig, cut: Cut, parts: int = PARTS) -> Tensors:
@@ -99,9 +91,7 @@ def test_the_loss_stays_near_the_policy_before_the_first_step_of_the_batch() -> 
 
 
 @pytest.mark.parametrize("algorithm", [CLIP, DECOUPLED], ids=["clip", "decoupled"])
-def test_weights_do_not_depend_on_how_mini_batches_are_cut_and_do_on_how_many_there_are(
-    algorithm: AlgorithmConfig,
-) -> None:
+def test_weights_depend_on_how_many_mini_batches_there_are_not_on_how_they_are_cut(algorithm: AlgorithmConfig) -> None:
     with World() as world:
         whole = trained(world, algorithm, WHOLE)
         for cut in (ONE_BY_ONE, UNEVEN):

@@ -4,18 +4,16 @@ On one rank tests/engines/torch/test_fsdp_engine holds each loss and each aggreg
 tests/harness/rl/test_losses every pair of them without an engine.
 """
 
-from __future__ import annotations
-
 from itertools import cycle
 
 import pytest
-from torch.distributed import TCPStore
+from torch.distributed import Store
 
 from harness.config import AlgorithmConfig
 from harness.config.registries import AGGREGATIONS
 from tests.support.fsdp_samples import SAMPLES, Tensors, World, assert_close, free, gradients, plain_gradients, train
 from tests.support.losses import CUTTABLE
-from tests.support.processes import run_in_processes
+from tests.support.processes import run_ranks
 
 pytestmark = pytest.mark.slow
 
@@ -30,10 +28,10 @@ def settings(loss: str) -> AlgorithmConfig:
     return free(loss, aggregation=AGGREGATION_OF[loss], options=wide)
 
 
-def one_rank_of_two(rank: int, port: int) -> dict[str, Tensors]:
+def one_rank_of_two(store: Store, rank: int) -> dict[str, Tensors]:
     """The gradients of each loss."""
     found = {}
-    with World(TCPStore("127.0.0.1", port, 2, False, wait_for_workers=False), rank, 2) as world:
+    with World(store, rank, 2) as world:
         for loss in CUTTABLE:
             engine = world.engine(settings(loss))
             train(engine, BY_RANK[rank])
@@ -43,12 +41,9 @@ def one_rank_of_two(rank: int, port: int) -> dict[str, Tensors]:
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Tensors]:
-    store = TCPStore("127.0.0.1", 0, 2, True, wait_for_workers=False)
-    return run_in_processes(one_rank_of_two, [(rank, store.port) for rank in range(2)], timeout_s=400)[0]
+    return run_ranks(one_rank_of_two, 2, timeout_s=400)[0]
 
 
 @pytest.mark.parametrize("loss", CUTTABLE)
 def test_the_gradient_of_a_batch_does_not_depend_on_how_ranks_share_it(found: dict[str, Tensors], loss: str) -> None:
-    model, _ = plain_gradients(range(SAMPLES), settings(loss))
-    expected = {name: parameter.grad for name, parameter in model.named_parameters()}
-    assert_close(found[loss], expected, rtol=1e-5)
+    assert_close(found[loss], plain_gradients(range(SAMPLES), settings(loss)), rtol=1e-5)

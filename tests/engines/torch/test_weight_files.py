@@ -1,10 +1,10 @@
 """Weight files that are not those of their config.json: what is said before anything starts."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -154,9 +154,34 @@ def test_what_transformers_takes_is_taken(architecture: str, tied: bool, tmp_pat
     check_weights(config_of(folder))
 
 
-def test_numbers_of_large_models_are_looked_at_where_they_are_loaded(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_the_shape_does_not_say_comes_from_the_files(tmp_path: Path) -> None:
+    rope = {"rope_theta": 1_000_000.0, "rope_type": "default"}
+    model = build_model(config_of(random_folder(tmp_path, "qwen2", rope_parameters=rope, rms_norm_eps=1e-5)))
+    assert model.config.rope_parameters["rope_theta"] == 1_000_000.0
+    assert model.model.norm.variance_epsilon == 1e-5
+
+
+@pytest.mark.parametrize(
+    ("changes", "said"),
+    [
+        ({"architecture": "qwen3"}, "has architecture qwen2, not qwen3"),
+        ({"ff": 512, "max_length": 512}, "ff 64, not 512.*max_length 256, less than 512"),
+    ],
+)
+def test_a_model_of_another_shape_is_not_made_of_them(changes: dict[str, Any], said: str, tmp_path: Path) -> None:
+    config = config_of(random_folder(tmp_path, "qwen2"))
+    with pytest.raises(ValueError, match=said):
+        build_model(replace(config, **changes))
+
+
+def test_missing_and_unknown_weights_are_named_where_they_are_loaded(tmp_path: Path) -> None:
+    folder = random_folder(tmp_path, "qwen2")
+    altered(**{"strange": lambda held: held[UP], UP: lambda held: None})(folder)
+    with pytest.raises(ValueError, match=f"missing {UP}, unexpected strange"):
+        build_model(config_of(folder))
+
+
+def test_numbers_of_large_models_are_looked_at_when_loaded(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(loading, "READ_AT_DOOR", 0)
     folder = random_folder(tmp_path, "qwen2")
     altered(**{NORM: lambda held: held[NORM] * 3e38})(folder)

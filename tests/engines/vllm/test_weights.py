@@ -1,7 +1,5 @@
 """The link between the vLLM adapter and vLLM's worker, without vLLM: buckets, and what travels between two ends."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -143,9 +141,7 @@ async def test_an_engine_that_keeps_its_weights_sleeps_on_level_one_and_wakes_as
     assert told(engine) == ["wake_up {'tags': ['weights']}", "wake_up {'tags': ['kv_cache']}", "resume"]
 
 
-async def test_one_that_may_forget_them_sleeps_on_level_two_and_generates_only_with_new_ones(
-    engine: VLLMRollout,
-) -> None:
+async def test_one_that_may_forget_them_sleeps_on_level_two_and_needs_new_ones(engine: VLLMRollout) -> None:
     await engine.sleep(keep_weights=False)
     assert told(engine) == ["forget cache", "sleep {'level': 2}"]
     with pytest.raises(RuntimeError, match="engine 0 forgot its weights when it slept"):
