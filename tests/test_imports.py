@@ -3,8 +3,6 @@
 import ctypes
 import os
 import re
-import subprocess
-import sys
 import time
 from pathlib import Path
 
@@ -12,7 +10,7 @@ import pytest
 
 from tests.support.bare_machine import bare_environment
 from tests.support.processes import run_in_processes
-from tests.support.project import ROOT
+from tests.support.project import ROOT, python
 from tests.support.real_runs import SMALL, bench
 
 GPU_MACHINE = ("ray", "hydra", "mlflow", "omegaconf")
@@ -30,9 +28,7 @@ def modules(folder: str) -> list[str]:
 
 def brought_along(module: str, unwanted: tuple[str, ...]) -> list[str]:
     program = f"import sys, {module}\nprint(*(name for name in {unwanted!r} if name in sys.modules))"
-    done = subprocess.run(
-        [sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120, check=False
-    )
+    done = python("-c", program)
     assert done.returncode == 0, done.stderr
     return done.stdout.split()
 
@@ -47,7 +43,7 @@ def test_engines_weight_sync_and_losses_load_where_only_torch_and_transformers_a
     together = [module for folder in folders for module in modules(folder) if module not in more]
     program = f"import {', '.join(together)}\nprint('loaded')\nimport msgspec"
     environment = bare_environment(tmp_path)
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, env=environment, capture_output=True, text=True)
+    done = python("-c", program, env=environment)
     assert done.stdout == "loaded\n" and program.count(",") > 50, done.stderr
     assert done.stderr.strip().endswith("No module named 'msgspec'"), "the machine is not bare"
 

@@ -3,13 +3,12 @@
 import os
 import shutil
 import subprocess
-import sys
 import zipfile
 from pathlib import Path
 
 import pytest
 
-from tests.support.project import ROOT
+from tests.support.project import ROOT, python
 
 
 @pytest.fixture(scope="module")
@@ -22,8 +21,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
             if (ROOT / name).is_file():
                 (folder / "source" / name).parent.mkdir(parents=True, exist_ok=True)
                 shutil.copy(ROOT / name, folder / "source" / name)
-    build = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", "."]
-    done = subprocess.run([*build, "-w", str(folder)], cwd=folder / "source", capture_output=True, text=True)
+    build = ("-m", "pip", "wheel", "--no-deps", "--no-build-isolation", "--no-index", "-q", ".")
+    done = python(*build, "-w", folder, cwd=folder / "source")
     assert done.returncode == 0, done.stdout + done.stderr
     (wheel,) = folder.glob("*.whl")
     zipfile.ZipFile(wheel).extractall(folder / "site")
@@ -31,13 +30,8 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def run(installed: Path, folder: Path, *arguments: str) -> str:
-    done = subprocess.run(
-        [sys.executable, "-m", "harness", *arguments],
-        cwd=folder,
-        env=os.environ | {"PYTHONPATH": str(installed), "CADENCE_RESULTS": str(folder / "results")},
-        capture_output=True,
-        text=True,
-    )
+    environment = os.environ | {"PYTHONPATH": str(installed), "CADENCE_RESULTS": str(folder / "results")}
+    done = python(*arguments, cwd=folder, env=environment)
     assert done.returncode == 0, done.stdout + done.stderr
     return done.stdout
 
@@ -53,11 +47,14 @@ def test_a_wheel_holds_every_file_of_settings_and_no_tests(installed: Path) -> N
 
 @pytest.mark.slow
 def test_commands_run_from_an_installed_copy(installed: Path, tmp_path: Path) -> None:
-    whose = [sys.executable, "-c", "import harness, schedules; print(harness.__path__[0], schedules.__path__[0])"]
-    found = subprocess.run(whose, cwd=tmp_path, env=os.environ | {"PYTHONPATH": str(installed)}, capture_output=True)
-    assert found.stdout.decode().split() == [str(installed / "harness"), str(installed / "schedules")]
-    listed = run(installed, tmp_path, "list")
+    whose = run(
+        installed, tmp_path, "-c", "import harness, schedules; print(harness.__path__[0], schedules.__path__[0])"
+    )
+    assert whose.split() == [str(installed / "harness"), str(installed / "schedules")]
+    listed = run(installed, tmp_path, "-m", "harness", "list")
     assert "fully_async" in listed.split() and "--paper" in listed
     small = ("cost=tiny_cpu", "iterations=3", "cluster.devices=4", "algorithm.batch_groups=4")
-    ran = run(installed, tmp_path, "bench", "backend=virtual", "algorithm.micro_batch_groups=1", *small)
+    ran = run(
+        installed, tmp_path, "-m", "harness", "bench", "backend=virtual", "algorithm.micro_batch_groups=1", *small
+    )
     assert "96 trained" in ran and list(tmp_path.glob("results/bench/*/seed=0/DONE"))

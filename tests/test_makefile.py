@@ -19,16 +19,16 @@ from harness.checks.plugins import LOGGERS_NEED
 from harness.cli.commands import COMMANDS, as_options
 from harness.cli.front import settings_of
 from harness.config.registries import LOGGERS
-from tests.support.project import PAGES, ROOT
+from tests.support.project import PAGES, ROOT, python
 
 TEXT = (ROOT / "Makefile").read_text(encoding="utf-8").replace("\\\n", " ")
 OWN = set(re.findall(r"^OWN := (.*)$", TEXT, re.MULTILINE)[0].split())
 """Goals that are no commands."""
 
 
-def make(*words: str, folder: Path = ROOT) -> subprocess.CompletedProcess[str]:
-    own = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "ARGS")  # the tests may be run by make
-    environment = {name: value for name, value in os.environ.items() if name not in own}
+def make(*words: str, folder: Path = ROOT, path: str = os.environ["PATH"]) -> subprocess.CompletedProcess[str]:
+    own = ("MAKEFLAGS", "MAKEOVERRIDES", "MAKELEVEL", "ARGS", "WHEELS")  # the tests may be run by make
+    environment = {name: value for name, value in os.environ.items() if name not in own} | {"PATH": path}
     return subprocess.run(["make", *words], cwd=folder, env=environment, capture_output=True, text=True, check=False)
 
 
@@ -165,10 +165,7 @@ def required(*extras: str) -> set[str]:
 
 
 def installs(*settings: str, path: str = os.environ["PATH"]) -> str:
-    command = ["make", "-n", "-B", "setup", "setup-vllm", "setup-sglang", *settings]
-    own = ("WHEELS", "MAKEFLAGS", "MAKEOVERRIDES")  # the tests may be run by make
-    environment = {name: value for name, value in os.environ.items() if name not in own} | {"PATH": path}
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+    done = make("-n", "-B", "setup", "setup-vllm", "setup-sglang", *settings, path=path)
     return done.stdout + done.stderr
 
 
@@ -187,7 +184,7 @@ def test_every_version_is_exact_and_says_nothing_of_where_it_comes_from(name: st
 
 @pytest.mark.parametrize("name", FILES)
 def test_every_file_of_a_pin_is_known_by_its_digest_but_for_torchs(name: str, tmp_path: Path) -> None:
-    subprocess.run([sys.executable, ".ci/pins.py", FILES[name], tmp_path], cwd=ROOT, check=True)
+    python(".ci/pins.py", FILES[name], tmp_path).check_returncode()
     assert set((tmp_path / "torch.txt").read_text().split()) <= {
         f"{package}=={version}"
         for package, version in pinned(name).items()
@@ -253,8 +250,7 @@ def after_torch(folder: Path, name: str, *, built_for: str | None) -> tuple[str,
     version.parent.mkdir(parents=True)
     version.write_text(f"__version__ = '2.13.0'\ncuda = {built_for!r}\n")
     (folder / "pins.txt").touch()
-    command = [sys.executable, ".ci/pins.py", "--built", FILES[name], folder]
-    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    done = python(".ci/pins.py", "--built", FILES[name], folder)
     return done.stdout + done.stderr, (folder / "pins.txt").read_text()
 
 

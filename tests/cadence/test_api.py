@@ -3,7 +3,6 @@
 import asyncio
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,7 @@ import cadence
 from cadence.api import Results, _written
 from harness.config import ConfigError
 from harness.metrics.samples import FATES
-from tests.support.project import ROOT
+from tests.support.project import ROOT, python
 
 SETTINGS: dict[str, Any] = {
     "schedule": "fully_async",
@@ -30,18 +29,14 @@ SETTINGS: dict[str, Any] = {
 }
 
 
-def run_in_a_cell(*settings: str, **named: Any) -> Results:
-    """As a notebook does: while an event loop is running in this thread."""
-
-    async def cell() -> Results:
-        return cadence.run(*settings, **named)
-
-    return asyncio.run(cell())
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory: pytest.TempPathFactory) -> Results:
-    return run_in_a_cell("engine.slots=32", results=tmp_path_factory.mktemp("results"), **SETTINGS)
+    """As in a notebook: while an event loop is running in this thread."""
+
+    async def cell() -> Results:
+        return cadence.run("engine.slots=32", results=tmp_path_factory.mktemp("results"), **SETTINGS)
+
+    return asyncio.run(cell())
 
 
 def test_a_cell_gets_a_row_for_each_iteration_sample_and_run(made: Results) -> None:
@@ -78,10 +73,7 @@ def test_a_script_without_a_main_guard_runs_and_leaves_what_is_done(made: Result
     script = tmp_path / "script.py"
     call = f"cadence.run('engine.slots=32', results={str(results)!r}, **{SETTINGS!r})"
     script.write_text(f"import cadence\nfound = {call}\nprint(*found.paths, sep='\\n')\n")
-    environment = os.environ | {"PYTHONPATH": str(ROOT)}
-    done = subprocess.run(
-        [sys.executable, str(script)], env=environment, cwd=tmp_path, capture_output=True, text=True, check=False
-    )
+    done = python(script, env=os.environ | {"PYTHONPATH": str(ROOT)}, cwd=tmp_path)
     assert done.returncode == 0, done.stderr
     assert "seed 1 is done already" in done.stdout
     assert done.stdout.splitlines()[-2:] == [str(path) for path in made.paths]
@@ -122,16 +114,6 @@ def test_what_fails_is_raised(
 )
 def test_values_are_written_as_on_the_command_line(name: str, value: object, written: str) -> None:
     assert _written(name, value) == written
-
-
-@pytest.mark.slow
-def test_a_real_run_from_a_cell_leaves_its_files(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    bare = {"model.warm_start": False, "cluster.oversubscribe": True}
-    made = run_in_a_cell(results=tmp_path, backend="real", iterations=2, smoke=True, **bare)
-    assert len(made.metrics) == 2 and made.metrics["reward/mean"].between(0, 1).all()
-    assert made.samples.reward.notna().all() and made.ledger.trained.to_list() == [len(made.samples)]
-    assert (made.path / "model/model.safetensors").exists()
-    assert "fully_async | tiny | reverse | seed 0 | measured" in capsys.readouterr().out
 
 
 def test_the_notebook_runs_and_draws_what_it_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -2,7 +2,7 @@
 
 import asyncio
 import os
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -21,6 +21,7 @@ from harness.config import ModelConfig
 from harness.metrics.run_files import load_metrics
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.runtime import RealClock
+from tests.contract.reference import weights_of
 from tests.support.real_runs import bench
 
 pytestmark = [
@@ -45,10 +46,6 @@ async def engine(request: pytest.FixtureRequest) -> AsyncIterator[VLLMRollout]:
         assert started._process.llm.vllm_config.use_v2_model_runner == (request.param == "1")
     yield started
     await started.close()
-
-
-def weights_of(model: Qwen3ForCausalLM) -> Iterator[tuple[str, torch.Tensor]]:
-    return ((name, parameter.detach()) for name, parameter in model.named_parameters())
 
 
 async def generate(engine: VLLMRollout) -> dict[int, tuple[Request, Completion]]:

@@ -237,7 +237,6 @@ SHAPED: dict[str, tuple[dict[str, float], Callable[[np.ndarray, np.ndarray], np.
 def test_shaped_rewards_are_those_of_their_formula(name: str) -> None:
     options, formula = SHAPED[name]
     shaping = shaping_of(algorithm(shaping=[name], options=options), LONGEST)
-    assert shaping is not None
     for number in NUMBERS:
         rewards, lengths = drawn(number)
         found = shaping(torch.from_numpy(rewards), torch.from_numpy(lengths))
@@ -251,7 +250,6 @@ DIFFERENCES: dict[str, Callable[[np.ndarray], float]] = {"token": np.mean, "sequ
 def test_bounds_on_differences_of_probabilities_are_those_of_roll(level: str) -> None:
     """ROLL, roll/utils/train_infer_corrections.py, compute_train_infer_correction with diff_enabled and its bounds."""
     left = rejection_of(algorithm(rejection={f"{level}_difference": (-0.2, 0.2)}))
-    assert left is not None
     kept = sampled = 0
     for number in NUMBERS:
         batch, case = Batch(number), Case(number)
@@ -267,7 +265,6 @@ def test_bounds_on_differences_of_probabilities_are_those_of_roll(level: str) ->
 def test_groups_that_are_kept_are_those_of_dynamic_sampling() -> None:
     """DAPO (arXiv 2503.14476), equation 11, for rewards of any kind: as verl, which keeps a deviation above 0."""
     keep = filter_of(algorithm(filter="zero_variance"))
-    assert keep is not None
     for number in NUMBERS:
         rewards, _ = drawn(number)
         expected = [len(set(row.tolist())) > 1 for row in rewards]

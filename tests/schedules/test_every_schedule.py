@@ -22,17 +22,10 @@ from harness.config.registries import ORDERS, TRANSPORTS
 from harness.config.transports import transport_of
 from harness.driver.recorder import Recorder
 from schedules import Schedule
+from tests.support import invariants
 from tests.support.engine_events import Event, simulate_with
 from tests.support.examples import examples
 from tests.support.fake_job import FakeJob
-from tests.support.invariants import (
-    check_devices,
-    check_dispatch,
-    check_every_sample_once,
-    check_lags,
-    check_run,
-    check_times,
-)
 from tests.support.random_jobs import jobs, options_of, play
 
 checked = settings(suppress_health_check=list(HealthCheck))
@@ -102,8 +95,8 @@ def check(job: JobConfig, seed: int) -> float:
     token is accounted for. When the last sample was trained."""
     run = play(job, seed)
     assert run.most_rows <= capacity_rows(job, make_schedule(job))
-    check_run(run.finished)
-    check_devices(run.finished)
+    invariants.check_run(run.finished)
+    invariants.check_devices(run.finished)
     assert check_conservation([run.files]).problems == ()
     check_critic(job, run.metrics)
     return max(sample.trained_at or 0 for sample in run.finished.samples)
@@ -129,15 +122,13 @@ def check_with_lost_engines(job: JobConfig, recorder: Recorder) -> None:
     """As of any run. What an engine leaves behind may be sampled by newer weights than its schedule has for it."""
     recorder.ledger.check()
     run = FinishedRun(job, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
-    check_every_sample_once(run)
-    check_dispatch(run)
-    check_times(run)
-    check_lags(run, newer=transport_of(make_schedule(job).transport).staged)
+    invariants.check_every_sample_once(run)
+    invariants.check_dispatch(run)
+    invariants.check_times(run)
+    invariants.check_lags(run, newer=transport_of(make_schedule(job).transport).staged)
 
 
-def test_what_is_promised_of_the_schedule_holds_over_random_jobs_and_where_engines_die_at_any_moment(
-    schedule: str,
-) -> None:
+def test_what_is_promised_holds_over_random_jobs_and_where_engines_die_at_any_moment(schedule: str) -> None:
     died = 0
 
     @few

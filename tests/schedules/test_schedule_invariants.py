@@ -14,18 +14,11 @@ from harness.config import JobConfig, LatencyConfig, LengthsConfig, ScheduleConf
 from harness.config.compose import make_schedule
 from schedules import Schedule
 from schedules.fully_async import FullyAsync
-from schedules.half_step import HalfStep
 from schedules.partial_rollout_sync import PartialRolloutSync
 from schedules.protocol import PauseMode
+from tests.support import invariants
 from tests.support.engine_events import Event, simulate_with
 from tests.support.examples import examples
-from tests.support.invariants import (
-    check_devices,
-    check_every_sample_once,
-    check_run,
-    most_loading_at_once,
-    spans_by_device,
-)
 from tests.support.random_jobs import jobs, play, without_limit
 
 checked = settings(max_examples=examples(25), suppress_health_check=list(HealthCheck))
@@ -49,7 +42,7 @@ def test_without_staleness_the_schedules_train_the_same_samples_in_the_same_batc
             split = base(schedule).schedule.split | {"actor": split["actor"]}
         its = replace(job, schedule=ScheduleConfig(name=schedule, split=split, options=options))
         run = play(without_limit(its), seed).finished
-        check_run(run)
+        invariants.check_run(run)
         trained.append([(s.sample_id, s.trained_iteration, s.response_tokens) for s in run.trained])
     assert trained[0] == trained[1] == trained[2]
 
@@ -64,7 +57,7 @@ def test_samples_of_several_turns_live_through_an_update_only_where_a_pause_keep
     spans = {}
     for mode in get_args(PauseMode):
         run = play(with_options(replace(config, cost=cost), {"pause": mode})).finished
-        check_run(run)
+        invariants.check_run(run)
         spans[mode] = {sample.span for sample in run.trained}
     assert max(spans["keep"]) > 1 and max(spans["carry"]) > 1  # type: ignore[type-var]
     assert spans["wait"] == spans["abort"] == {1}
@@ -82,7 +75,7 @@ def test_what_others_call_otherwise_is_a_schedule_with_settings(preset: str, sch
     config = base(preset)
     assert make_schedule(config) == schedule
     run = play(replace(config, iterations=4)).finished
-    check_run(run)
+    invariants.check_run(run)
     assert any(sample.lag_worst for sample in run.trained)
 
 
@@ -93,7 +86,7 @@ def test_groups_are_overtaken_by_fewer_than_a_window() -> None:
     overtaken = []
     for window in (0, 0.25, 6):
         run = play(with_options(config, {"max_staleness": 2.0, "window": window})).finished
-        check_run(run)
+        invariants.check_run(run)
         begins = [(sample.group_id, run.batch * sample.trained_iteration) for sample in run.trained]
         overtaken.append(max(begin - group for group, begin in begins))  # at least so far, before its batch
         assert overtaken[-1] <= window * run.batch
@@ -113,8 +106,8 @@ def test_what_lends_nothing_is_fully_async_to_the_moment_and_what_lends_is_faste
     made = with_options(lending, {"share": 0.0} | order), with_options(streamed, order), with_options(lending, order)
     runs = [play(job).finished for job in made]
     for run in runs:
-        check_run(run)
-        check_devices(run)
+        invariants.check_run(run)
+        invariants.check_devices(run)
     of_samples = [[(one.sample_id, one.started_at, one.trained_at) for one in run.samples] for run in runs[:2]]
     assert of_samples[0] == of_samples[1]
     assert {span.kind for span in runs[2].timeline.spans if span.role == "lent"} == {"generate", "load_weights"}
@@ -125,13 +118,12 @@ def test_what_lends_nothing_is_fully_async_to_the_moment_and_what_lends_is_faste
 @given(job=jobs("half_step"), seed=st.integers(0, 3))
 def test_half_step_lags_by_half_an_iteration_one_cohort_at_a_time(job: JobConfig, seed: int) -> None:
     run, schedule = play(job, seed).finished, make_schedule(job)
-    assert isinstance(schedule, HalfStep)
     old = math.ceil(run.batch / 2) / run.batch  # a half, where the batch divides by two
     for iteration in range(1, run.config.iterations):
         means = [s.lag_mean for s in run.trained if s.trained_iteration == iteration]
         assert sum(means) / len(means) <= old + 1e-9  # type: ignore[arg-type]
     engines = len([role for role, _ in run.timeline.placement if role == "rollout"])
-    assert most_loading_at_once(run.timeline) <= math.ceil(engines / schedule.cohorts) < engines
+    assert invariants.most_loading_at_once(run.timeline) <= math.ceil(engines / schedule.cohorts) < engines
 
 
 STREAM = "tests.support.colocated_stream:ColocatedStream"
@@ -146,10 +138,10 @@ def test_roles_that_stream_on_one_pool_take_turns_and_an_engine_that_dies_leaves
     """They take no less than their work."""
     job = replace(job, cluster=replace(job.cluster, on_lost_engine="go_on"))
     run = play(job, seed).finished
-    check_run(run)
-    check_devices(run)
+    invariants.check_run(run)
+    invariants.check_devices(run)
     end = run.timeline.elapsed_window()[1]  # spares may be generated beyond it
-    for device, spans in spans_by_device(run).items():
+    for device, spans in invariants.spans_by_device(run).items():
         work = sum(min(span.end, end) - span.start for span in spans if span.start < end)
         if device.startswith("device"):
             assert {span.role for span in spans} >= {"rollout", "actor", "actor_fwd", "reference"}
@@ -158,5 +150,5 @@ def test_roles_that_stream_on_one_pool_take_turns_and_an_engine_that_dies_leaves
         event = Event(moment * max(sample.trained_at or 0 for sample in run.samples), 0, "dies")
         recorder = simulate_with(job, seed, [event], lambda session: None)
         run = FinishedRun(job, recorder.samples(), recorder.ledger.counts(), recorder.timeline)
-        check_every_sample_once(run)
-        check_devices(run)
+        invariants.check_every_sample_once(run)
+        invariants.check_devices(run)

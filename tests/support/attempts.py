@@ -59,17 +59,10 @@ def attempt(
         runner = stack.enter_context(event_loop(plan))
         clock = clock_of(plan, runner.get_loop())
         spec = RunSpec(
-            config,
-            schedule,
-            plan,
-            config.model,
-            seed=0,
-            checkpoints=folder.path / CHECKPOINTS,
-            resumed=earlier.checkpoint,
-            evaluated=last_evaluated(folder.path),
-            replay=replay,
+            config, schedule, plan, config.model, seed=0, checkpoints=folder.path / CHECKPOINTS,
+            resumed=earlier.checkpoint, evaluated=last_evaluated(folder.path), replay=replay,
             leave=lambda: clock.now() >= leave_at,
-        )
+        )  # fmt: skip
         session = Session(spec, clock)
         session.start(stack)
         if config.eval.period:

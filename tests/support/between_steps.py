@@ -17,13 +17,10 @@ FOLDER = "BETWEEN_STEPS_FOLDER"
 GROUPS, GROUP, BATCH = 4, 2, 4
 """Groups of a batch, each with a step of its own; samples of a group; the batch that it dies in."""
 SETTINGS = (
-    "engine=tests.support.between_steps:DyingEngine",
-    "algorithm.correction=tests.support.between_steps:counted",
-    f"algorithm.batch_groups={GROUPS}",
-    f"algorithm.mini_batches={GROUPS}",
-    f"algorithm.group_size={GROUP}",
-    "algorithm.micro_batch_groups=1",
-)
+    "engine=tests.support.between_steps:DyingEngine algorithm.correction=tests.support.between_steps:counted "
+    f"algorithm.batch_groups={GROUPS} algorithm.mini_batches={GROUPS} algorithm.group_size={GROUP} "
+    "algorithm.micro_batch_groups=1"
+).split()
 
 
 class DyingEngine(TorchRollout):

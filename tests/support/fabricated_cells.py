@@ -101,16 +101,12 @@ def make_run(
         timeline.end_iteration(iteration, now)
         batch = [
             trained_record(
-                [max(0, iteration - made.lag)] * 5,
-                iteration,
-                sample_id=row,
-                group_size=4,
-                times=(max(0.0, start - step), start, start + 0.1 * step, start + 0.2 * step),
-                reward=None,
+                [max(0, iteration - made.lag)] * 5, iteration, sample_id=row, group_size=4,
+                times=(max(0.0, start - step), start, start + 0.1 * step, start + 0.2 * step), reward=None,
                 exact_match=None,
             )
             for row in range(BATCH * iteration, BATCH * (iteration + 1))
-        ]
+        ]  # fmt: skip
         ids = [record.sample_id for record in batch]
         ledger.admit(ids)
         ledger.trained(ids, iteration)

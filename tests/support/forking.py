@@ -8,15 +8,10 @@ from unittest.mock import patch
 
 from harness.runtime.local_runtime import FORKABLE
 
-_IMPORTED = [
-    "engines.torch.fsdp",
-    "engines.torch.rollout",
-    "harness.workers.actor",
-    "harness.weight_sync.host_staged",
-    "harness.weight_sync.ipc",
-    "torch.distributed.checkpoint",
-    "transformers.models.qwen3.modeling_qwen3",
-]
+_IMPORTED = (
+    "engines.torch.fsdp engines.torch.rollout harness.workers.actor harness.weight_sync.host_staged "
+    "harness.weight_sync.ipc torch.distributed.checkpoint transformers.models.qwen3.modeling_qwen3"
+).split()
 
 
 def forking() -> ForkServerContext:

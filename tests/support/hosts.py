@@ -17,6 +17,7 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from typing import Self
 
+from tests.support.certificates import certificate_in
 from tests.support.project import ROOT
 
 DEVICE = "eth0"
@@ -91,7 +92,6 @@ class Host:
         """All of its processes, and with them its namespaces."""
         self._first.kill()
         self._first.wait()
-        assert self._first.stdout is not None
         self._first.stdout.close()
 
     @property
@@ -103,7 +103,6 @@ class Host:
         until, children = time.monotonic() + _MADE_WITHIN_S, Path(f"/proc/{self._first.pid}/task/{self._first.pid}")
         while time.monotonic() < until:
             if self._first.poll() is not None:
-                assert self._first.stdout is not None
                 raise OSError(f"unshare: {self._first.stdout.read().strip()}")
             child = (children / "children").read_text().strip()
             if child and Path(f"/proc/{child}/comm").read_text() == "sleep\n":
@@ -204,8 +203,7 @@ class RayHosts:
         self._token = folder / "token"
         self._token.touch(mode=0o600)
         self._token.write_text(secrets.token_hex(32))
-        self._key, self._certificate = folder / "key.pem", folder / "certificate.pem"
-        self._make_certificate()
+        self._certificate, self._key = certificate_in(folder, *(host.address for host in hosts))
         self.start(1)
         for number in range(2, len(list(hosts)) + 1):
             self.start(number)
@@ -217,24 +215,13 @@ class RayHosts:
         limits = (f"--num-cpus={self.cpus}", "--num-gpus=0", f"--object-store-memory={_OBJECT_STORE}")
         temporary = self.folder / host.name
         temporary.mkdir(exist_ok=True)
+        where = head if number == 1 else (f"--address={self.address}",)
+        own = (f"--node-ip-address={host.address}", f"--temp-dir={temporary}", *limits, "--disable-usage-stats")
         started = subprocess.run(
-            host.command(
-                str(Path(sys.executable).with_name("ray")),
-                "start",
-                *(head if number == 1 else (f"--address={self.address}",)),
-                f"--node-ip-address={host.address}",
-                f"--temp-dir={temporary}",
-                *limits,
-                "--disable-usage-stats",
-            ),
-            env=self.environment | {"TMPDIR": str(temporary)},
-            cwd=ROOT,
-            stdin=subprocess.DEVNULL,
-            capture_output=True,
-            text=True,
-            timeout=_RAY_WITHIN_S,
-            check=False,
-        )
+            host.command(str(Path(sys.executable).with_name("ray")), "start", *where, *own),
+            env=self.environment | {"TMPDIR": str(temporary)}, cwd=ROOT, stdin=subprocess.DEVNULL, capture_output=True,
+            text=True, timeout=_RAY_WITHIN_S, check=False,
+        )  # fmt: skip
         assert started.returncode == 0, started.stdout + started.stderr
 
     def start_again(self, number: int) -> None:
@@ -259,18 +246,6 @@ class RayHosts:
             "RAY_enable_metrics_collection": "0",
             "RAY_prestart_worker_first_driver": "0",
         }
-
-    def _make_certificate(self) -> None:
-        """One for all hosts, by which they know each other."""
-        names = ",".join(f"IP:{address}" for address in ("127.0.0.1", *(host.address for host in self.hosts)))
-        subprocess.run(
-            ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes"]
-            + ["-keyout", str(self._key), "-out", str(self._certificate), "-days", "30", "-subj", "/CN=cadence"]
-            + ["-addext", f"subjectAltName={names}"],
-            check=True,
-            capture_output=True,
-            timeout=_MADE_WITHIN_S,
-        )
 
 
 @contextmanager

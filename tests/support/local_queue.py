@@ -43,7 +43,6 @@ def rewards(rows: Iterable[int]) -> dict[str, Column]:
 
 
 def ids(batch: Batch | None) -> list[int]:
-    assert batch is not None
     return batch.rows.tolist()
 
 

@@ -75,7 +75,6 @@ def mirrored(results: Path, experiment: str) -> dict[str, Any]:
 
     client = MlflowStore(results).client
     found = client.get_experiment_by_name(experiment)
-    assert found is not None
     runs = client.search_runs([found.experiment_id])
     seen = {
         run.info.run_name: {

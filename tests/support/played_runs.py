@@ -10,20 +10,11 @@ from pathlib import Path
 from typing import Any
 
 MANIFEST: dict[str, Any] = {
-    "experiment": "played",
-    "cell": "played",
-    "schedule": "fully_async",
-    "model": "tiny",
-    "engine": "torch",
-    "backend": "real",
-    "smoke": True,
-    "started_at": "2026-01-01T00:00:00+00:00",
-    "command": ["played"],
-    "git": None,
-    "python": "3",
-    "packages": {},
+    "experiment": "played", "cell": "played", "schedule": "fully_async", "model": "tiny", "engine": "torch",
+    "backend": "real", "smoke": True, "started_at": "2026-01-01T00:00:00+00:00", "command": ["played"], "git": None,
+    "python": "3", "packages": {},
     "hardware": {"cpu": "", "cores": 1, "memory_bytes": 0, "gpus": [], "platform": ""},
-}
+}  # fmt: skip
 
 
 def play(run: str, what: str, log: str, campaign: int, server: int = -1) -> None:

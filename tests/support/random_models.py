@@ -6,19 +6,10 @@ from typing import Any
 import torch
 
 SIZES: dict[str, Any] = {
-    "hidden_size": 32,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "head_dim": 8,
-    "intermediate_size": 64,
-    "vocab_size": 48,
-    "max_position_embeddings": 256,
-    "bos_token_id": None,
-    "eos_token_id": 0,
-    "pad_token_id": None,
-    "initializer_range": 0.2,
-}
+    "hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8,
+    "intermediate_size": 64, "vocab_size": 48, "max_position_embeddings": 256, "bos_token_id": None,
+    "eos_token_id": 0, "pad_token_id": None, "initializer_range": 0.2,
+}  # fmt: skip
 
 
 def random_model(architecture: str, **changes: Any) -> Any:

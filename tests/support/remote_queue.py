@@ -52,7 +52,6 @@ def rewards(rows: Iterable[int]) -> dict[str, Column]:
 
 def ids(batch: Batch | None) -> list[int]:
     """The rows of a batch, whose tokens are those that `tokens` made for them."""
-    assert batch is not None
     for row, described in zip(batch.rows, batch.ragged("tokens").rows(), strict=True):
         assert described.size and (described == row).all()
     return batch.rows.tolist()

@@ -119,22 +119,11 @@ def unusual() -> None:
 
 
 HOSTILE = {
-    "endless": endless,
-    "sleep": lambda: time.sleep(3600),
-    "catastrophic": catastrophic,
-    "memory": fill_memory,
-    "at once": lambda: bytearray(1 << 40),
-    "recursion": recurse,
-    "raise": lambda: 1 / 0,
-    "unusual": unusual,
-    "exit": lambda: sys.exit(3),
-    "os exit": lambda: os._exit(0),
-    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL),
-    "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
-    "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM),
-    "abort": os.abort,
-    "interrupt": lambda: (_ for _ in ()).throw(KeyboardInterrupt),
-    "child": leave_a_child,
-    "threads": start_threads,
+    "endless": endless, "sleep": lambda: time.sleep(3600), "catastrophic": catastrophic, "memory": fill_memory,
+    "at once": lambda: bytearray(1 << 40), "recursion": recurse, "raise": lambda: 1 / 0, "unusual": unusual,
+    "exit": lambda: sys.exit(3), "os exit": lambda: os._exit(0),
+    "kill": lambda: os.kill(os.getpid(), signal.SIGKILL), "segfault": lambda: os.kill(os.getpid(), signal.SIGSEGV),
+    "terminate": lambda: os.kill(os.getpid(), signal.SIGTERM), "abort": os.abort,
+    "interrupt": lambda: (_ for _ in ()).throw(KeyboardInterrupt), "child": leave_a_child, "threads": start_threads,
     "close": lambda: os.closerange(3, 1 << 20),
-}
+}  # fmt: skip

@@ -38,23 +38,13 @@ def trained_record(
     admitted_at, started_at, finished_at, trained_at = (np.array([time]) for time in times)
     given: dict[str, Any] = {"run_tokens": None if run_tokens is None else np.array(run_tokens)}
     samples = TrainedSamples(
-        sample_id=np.array([sample_id]),
-        engine=np.array([engine]),
-        versions=np.array(versions, np.int32),
-        runs=np.array([len(versions)]),
-        mask=np.array([True] * len(versions) if mask is None else mask),
-        prompt_tokens=np.array([prompt_tokens]),
-        admitted_at=admitted_at,
-        started_at=started_at,
-        first_token_at=np.array([first_token_at]),
-        finished_at=finished_at,
-        trained_at=trained_at,
-        finish_reason=np.array([FINISH_REASONS.index(finish_reason)]),
-        turns=np.array([turns]),
-        keeps_cache=keeps_cache,
-        max_token_staleness=max_token_staleness,
-        **given,
-    )
+        sample_id=np.array([sample_id]), engine=np.array([engine]), versions=np.array(versions, np.int32),
+        runs=np.array([len(versions)]), mask=np.array([True] * len(versions) if mask is None else mask),
+        prompt_tokens=np.array([prompt_tokens]), admitted_at=admitted_at, started_at=started_at,
+        first_token_at=np.array([first_token_at]), finished_at=finished_at, trained_at=trained_at,
+        finish_reason=np.array([FINISH_REASONS.index(finish_reason)]), turns=np.array([turns]),
+        keeps_cache=keeps_cache, max_token_staleness=max_token_staleness, **given,
+    )  # fmt: skip
     extra = {name: np.array([value]) for name, value in (custom or {}).items()}
     (record,) = trained_records(samples, iteration, group_size, [reward], [exact_match], extra)  # type: ignore[list-item]
     return record

@@ -191,7 +191,6 @@ class SGLangServer:
         return None
 
     def update_weights_from_distributed(self, body: dict[str, Any]) -> str | None:
-        assert self._group is not None
         if self.brackets and not self.updating:
             return "no update is open"
         for name, dtype, shape in zip(body["names"], body["dtypes"], body["shapes"], strict=True):
@@ -204,16 +203,9 @@ class SGLangServer:
 
 
 _COMMON = (
-    "abort_request",
-    "continue_generation",
-    "flush_cache",
-    "generate",
-    "init_weights_update_group",
-    "pause_generation",
-    "release_memory_occupation",
-    "resume_memory_occupation",
-    "update_weights_from_distributed",
-)
+    "abort_request continue_generation flush_cache generate init_weights_update_group pause_generation "
+    "release_memory_occupation resume_memory_occupation update_weights_from_distributed"
+).split()
 
 
 @contextmanager

@@ -8,27 +8,15 @@ import numpy as np
 from engines.simulated.rollout import SimulatedRollout
 from harness.config import CostConfig, LengthsConfig
 from harness.cost_model.lengths import ResponseLengths
-from harness.protocols import Completion, Request, RolloutEngine
+from harness.protocols import Completion, Request
 from harness.runtime.virtual_runtime import VirtualClock
 
 COST = CostConfig(
-    name="test",
-    decode_step_s=1.0,
-    decode_step_s_per_sample=0.0,
-    prefill_s_per_token=0.0,
-    log_prob_s_per_token=0.5,
-    train_s_per_token=2.0,
-    train_step_s=7.0,
-    weight_bytes=100.0,
-    call_s=3.0,
-    network_bytes_per_s=10.0,
-    host_bytes_per_s=50.0,
-    sync_s=0.0,
-    offload_s=4.0,
-    reload_s=5.0,
-    prompt_tokens=10,
+    name="test", decode_step_s=1.0, decode_step_s_per_sample=0.0, prefill_s_per_token=0.0, log_prob_s_per_token=0.5,
+    train_s_per_token=2.0, train_step_s=7.0, weight_bytes=100.0, call_s=3.0, network_bytes_per_s=10.0,
+    host_bytes_per_s=50.0, sync_s=0.0, offload_s=4.0, reload_s=5.0, prompt_tokens=10,
     lengths=LengthsConfig(kind="constant", mean=8.0, cap=100),
-)
+)  # fmt: skip
 
 
 class Given(ResponseLengths):
@@ -52,7 +40,6 @@ def make_engine(
         clock=VirtualClock(asyncio.get_running_loop()),
         load_s=load_s,
     )
-    _: RolloutEngine = engine
     return engine
 
 

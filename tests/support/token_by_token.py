@@ -41,15 +41,9 @@ class Sample:
         """The same for the simulator."""
         left = self.length - len(self.versions)
         return SimulatedSample(
-            self.sample_id,
-            self.context,
-            left,
-            self.runs,
-            self.started_at,
-            self.first_token_at,
-            group=self.sample_id // GROUP,
-            shared=self.shared,
-        )
+            self.sample_id, self.context, left, self.runs, self.started_at, self.first_token_at,
+            group=self.sample_id // GROUP, shared=self.shared,
+        )  # fmt: skip
 
 
 class TokenByToken:

@@ -194,11 +194,8 @@ def test_a_sweep_whose_cells_may_not_be_compared_is_refused_before_it_runs(tmp_p
 
 def test_what_is_free_in_a_cell_stands_in_its_layout() -> None:
     settings = (
-        "backend=virtual",
-        "cluster.devices=4",
-        "training.tensor_parallel=2",
-        "training.recompute_activations=true",
-    )
+        "backend=virtual cluster.devices=4 training.tensor_parallel=2 training.recompute_activations=true"
+    ).split()
     split = ("schedule=separated_sync", "schedule.split.rollout=2")
     cell = resolve_cell(CellRequest("a", (*settings, *split)), LAPTOP)
     assert cell.pools == "rollout 2, training 2 (TP2 recompute)"

@@ -91,9 +91,7 @@ ALL = [("one_step_off", 0), ("fully_async", 0), ("one_step_off", 1), ("fully_asy
 ORDER = [f"{label} {seed}" for label, seed in ALL]
 
 
-def test_first_seeds_come_before_second_ones(
-    tmp_path: Path, cells: tuple[ResolvedCell, ...], server: ForkServer
-) -> None:
+def test_first_seeds_come_before_second(tmp_path: Path, cells: tuple[ResolvedCell, ...], server: ForkServer) -> None:
     played = Played(tmp_path, cells, server)
     assert played.run() == RunOutcomes(tuple(ALL), ())
     assert played.begun == ORDER
@@ -111,9 +109,7 @@ def test_what_is_done_runs_again_if_forced(tmp_path: Path, cells: tuple[Resolved
     assert Runs(cells, (0,), played.results, force=True).to_do() == [(cell, 0) for cell in cells]
 
 
-def test_a_run_that_fails_is_named_and_stops_no_other(
-    tmp_path: Path, cells: tuple[ResolvedCell, ...], server: ForkServer
-) -> None:
+def test_what_fails_is_named_and_ends_none(tmp_path: Path, cells: tuple[ResolvedCell, ...], server: ForkServer) -> None:
     played = Played(tmp_path, cells, server, one_step_off_0="fail", fully_async_1="nothing")
     outcome = played.run()
     assert played.begun == ORDER, "each once: nothing is tried again"

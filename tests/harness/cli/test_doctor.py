@@ -74,9 +74,7 @@ def test_results_a_port_or_ray_that_cannot_be_had_are_bad(good: Path, monkeypatc
     assert finding(good, "ports").grade == "bad"
 
 
-def test_it_fails_where_something_is_bad(
-    good: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_bad_fails(good: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr(cli, "RESULTS", good)
     assert cli.main(["doctor"]) == 0
     assert "2 with 80 GiB" in capsys.readouterr().out

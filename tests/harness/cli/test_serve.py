@@ -83,7 +83,6 @@ def test_a_signal_ends_it_in_a_line_whoever_waits(number: signal.Signals, told: 
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     with subprocess.Popen([sys.executable, "-c", script], env=environment, text=True, **pipes) as serving_one:
         try:
-            assert serving_one.stdout is not None
             port = int(serving_one.stdout.readline().split()[4].rpartition(":")[2])
             with ExitStack() as connections:
                 engines = [connections.enter_context(connected(port)) for _ in range(ENGINES)]

@@ -76,27 +76,18 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
 @pytest.mark.parametrize(
     "typed",
     [
-        ("bench", "schedule=fully_async", "seeds=3", *JOB),
-        ("bench", "--dry-run"),
-        ("compare", "--seeds", "3", "--dry-run", *JOB),
-        ("sweep", "schedule.max_staleness=0,1", "--dry-run", *JOB),
-        ("report", "--experiment", "bench"),
-        ("diff", "bench", "bench"),
-        ("show", "--run", "bench/{run}"),
-        ("show", "--run", "bench/{run}", "--worst", "2"),
-        ("metrics",),
-        ("list",),
-        ("list", "--of", "algorithm.correction"),
-        ("list", "--of", "schedule"),
-        ("doctor",),
+        ("bench", "schedule=fully_async", "seeds=3", *JOB), ("bench", "--dry-run"),
+        ("compare", "--seeds", "3", "--dry-run", *JOB), ("sweep", "schedule.max_staleness=0,1", "--dry-run", *JOB),
+        ("report", "--experiment", "bench"), ("diff", "bench", "bench"), ("show", "--run", "bench/{run}"),
+        ("show", "--run", "bench/{run}", "--worst", "2"), ("metrics",), ("list",),
+        ("list", "--of", "algorithm.correction"), ("list", "--of", "schedule"), ("doctor",),
         ("doctor", "--model", "qwen7b", "--device", "h100", "--devices", "8"),
         ("doctor", "--model", "qwen7b", "--device", "h100", "--devices", "8", "--schedule", "fully_async"),
         ("doctor", "--model", "qwen32b", "--device", "a100", "--devices", "2", "--schedule", "fully_async"),
-        ("bench", "--schedule", "nope"),
-        ("nope",),
+        ("bench", "--schedule", "nope"), ("nope",),
     ],
     ids=" ".join,
-)
+)  # fmt: skip
 def test_a_terminal_of_60_columns_has_all_that_a_pipe_has(
     typed: tuple[str, ...], results: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -119,9 +110,7 @@ def test_settings_that_a_terminal_shows_can_be_pasted() -> None:
 
 
 @pytest.mark.parametrize("command", [None, *COMMANDS])
-def test_the_help_of_a_command_fits(
-    command: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_help_fits(command: str | None, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     asked = [command, "--help"] if command else ["--help"]
     texts = []
     for columns in (WIDTH, 10_000):

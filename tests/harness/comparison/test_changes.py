@@ -123,9 +123,7 @@ def test_a_threshold_is_a_measure_a_sign_and_a_number() -> None:
         ("custom/none > 1", ["cell: fail_if=custom/none > 1 cannot be judged: no value"]),
     ],
 )
-def test_a_cell_beyond_a_threshold_or_that_cannot_be_judged_is_named(
-    text: str, lines: list[str], tmp_path: Path
-) -> None:
+def test_a_cell_beyond_a_threshold_or_not_to_be_judged_is_named(text: str, lines: list[str], tmp_path: Path) -> None:
     cells = [make_cell(tmp_path / name, "cell", made) for name, made in (("a", BEFORE), ("b", SLOWER_THRESHOLDS))]
     found = crossed(read_thresholds(text), [("cell", measures_of(cells, 0), 1)])
     assert len(found) == len(lines) and all(map(str.startswith, found, lines))

@@ -65,14 +65,12 @@ def value_of(comparison: Comparison, key: str, cell: int = 0) -> float:
 
 def test_a_fast_schedule_is_called_faster_and_what_learns_worse_worse(compared: Comparison) -> None:
     measure = compared.measure("throughput/samples_per_s")
-    assert measure is not None
     ratio = measure.against_baseline(1)
     assert ratio is not None and ratio.distinguishable and ratio.paired
     assert ratio.interval.low < 4 / 3 < ratio.interval.high
     assert measure.cells[1].better is not None and measure.cells[1].better.value == 1.0
     assert measure.cells[0].difference is None and measure.against_baseline(0) is None
     measure = compared.measure("reward/exact_match")
-    assert measure is not None
     same, worse = measure.against_baseline(1), measure.against_baseline(2)
     assert same is not None and not same.distinguishable
     assert worse is not None and worse.distinguishable and worse.interval.high < 0
@@ -257,7 +255,6 @@ def test_an_unfair_pair_is_refused_by_setting_and_values(tmp_path: Path, cells: 
 
 def test_a_seed_that_never_got_there_is_counted_and_not_averaged(compared: Comparison) -> None:
     measure = compared.measure("reach/samples/0.8")
-    assert measure is not None
     sync, worse = measure.cells[0], measure.cells[2]
     assert sync.reached == 5 and sync.interval is not None and sync.value < 20 * BATCH
     assert worse.reached == 0 and worse.interval is None and worse.value == math.inf
@@ -465,9 +462,12 @@ def test_nothing_is_called_of_two_seeds_or_of_times_on_a_busy_machine(
         assert all("others' load 40 %" in unescape(text) for text in texts)
 
 
-def test_what_many_cells_would_repeat_is_one_warning(tmp_path: Path) -> None:
+def test_a_run_without_a_steady_part_says_so_and_what_many_cells_would_repeat_is_one_warning(tmp_path: Path) -> None:
     short = replace(SYNC, iterations=2)
     made = [make_cell(tmp_path, label, replace(short, draw=draw), range(3)) for draw, label in enumerate("abcd")]
+    warnings = "\n".join(compare(made[:2]).warnings)
+    assert "a, every seed: no steady part: the run ends within its 2 warm-up iterations" in warnings
+    assert "3 seeds only: the clearest difference has to be 4.3 standard errors large" in warnings
     said = [warning for warning in compare(made).warnings if "no steady part" in warning]
     assert said == [
         "4 of 4 cells: no steady part: the run ends within its 2 warm-up iterations, which its rates now include"
@@ -506,14 +506,6 @@ def test_shares_of_collapsed_seeds_are_told_apart_by_fishers_exact_test(seeds: i
     assert collapses_of(outcome, 0)[1].p == pytest.approx(p, abs=5e-4)
 
 
-def test_a_run_without_a_steady_part_says_so(tmp_path: Path) -> None:
-    short = [replace(wanted, iterations=2) for wanted in (SYNC, FAST)]
-    made = [make_cell(tmp_path, label, wanted, range(3)) for label, wanted in zip(("sync", "fast"), short, strict=True)]
-    warnings = "\n".join(compare(made).warnings)
-    assert "sync, every seed: no steady part: the run ends within its 2 warm-up iterations" in warnings
-    assert "3 seeds only: the clearest difference has to be 4.3 standard errors large" in warnings
-
-
 @pytest.mark.parametrize("width", [100, 80])
 def test_what_is_printed_fits_and_shows_every_seed(compared: Comparison, width: int) -> None:
     text = printed(compared, width)
@@ -523,7 +515,6 @@ def test_what_is_printed_fits_and_shows_every_seed(compared: Comparison, width: 
     for whole in ("largest lag", "exposed, s", "of ideal", "rollout", "actor"):
         assert re.search(rf"{whole}\b", text), "no column is cut"
     measure = compared.measure("eval/sampled")
-    assert measure is not None
     for cell in measure.cells:
         assert all(f" {100 * value:.1f}" in text for value in cell.per_seed.values())
 

@@ -47,11 +47,15 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(scope="module")
 def earlier(results: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same as earlier versions left them: what the files were is told nowhere, and they are read as they are."""
-    root = tmp_path_factory.mktemp("earlier") / "results"
-    shutil.copytree(results, root)
+    root = shutil.copytree(results, tmp_path_factory.mktemp("earlier") / "results")
     for done in root.rglob("DONE"):
         done.write_text("2026-01-01T00:00:40+00:00\n")
     return root
+
+
+@pytest.fixture
+def copy(earlier: Path, tmp_path: Path) -> Path:
+    return shutil.copytree(earlier, tmp_path / "results")
 
 
 @pytest.fixture(autouse=True)
@@ -71,9 +75,7 @@ def reported(results: Path) -> tuple[int, str]:
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("name", FILES)
-def test_a_damaged_file_of_a_run_is_named_in_one_line(earlier: Path, tmp_path: Path, name: str, damage: str) -> None:
-    copy = tmp_path / "results"
-    shutil.copytree(earlier, copy)
+def test_a_damaged_file_of_a_run_is_named_in_one_line(copy: Path, name: str, damage: str) -> None:
     file = copy / "made_up" / "fast" / "seed=0" / name
     DAMAGES[damage](file)
     code, said = reported(copy)
@@ -115,9 +117,7 @@ def changed(file: Path, **values: Any) -> None:
 
 
 @pytest.mark.parametrize("case", HOSTILE)
-def test_a_file_that_means_harm_is_named_in_one_line(earlier: Path, tmp_path: Path, case: str) -> None:
-    copy = tmp_path / "results"
-    shutil.copytree(earlier, copy)
+def test_a_file_that_means_harm_is_named_in_one_line(copy: Path, case: str) -> None:
     name, harm = HOSTILE[case]
     file = copy.joinpath(*SYNC, name)
     harm(file)
@@ -130,10 +130,8 @@ def test_a_file_that_means_harm_is_named_in_one_line(earlier: Path, tmp_path: Pa
     assert code == 2 and "\n" not in said and said.startswith(str(file)) and "is damaged: " in said, said
 
 
-def test_what_a_run_wrote_is_never_looked_up(earlier: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_a_run_wrote_is_never_looked_up(copy: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("CADENCE_TEST_SECRET", "hunter2")
-    copy = tmp_path / "results"
-    shutil.copytree(earlier, copy)
     for file in copy.rglob("config.yaml"):
         file.write_text(re.sub(r"(?m)^  ff: .*$", "  ff: ${oc.env:CADENCE_TEST_SECRET}", file.read_text()))
     assert reported(copy) == (0, "")
@@ -158,10 +156,8 @@ class Elements(HTMLParser):
             self.scripts.append(data)
 
 
-def test_every_text_of_a_folder_is_text_on_the_page_with_one_script(earlier: Path, tmp_path: Path) -> None:
+def test_every_text_of_a_folder_is_text_on_the_page_with_one_script(copy: Path) -> None:
     harm = """"'></script><i class=evil onclick="x">&lt;${title}"""
-    copy = tmp_path / "results"
-    shutil.copytree(earlier, copy)
     cells = []
     for folder in sorted((copy / "made_up").iterdir()):
         changed(
@@ -191,12 +187,8 @@ def test_every_text_of_a_folder_is_text_on_the_page_with_one_script(earlier: Pat
     assert policy is not None and f"script-src 'sha256-{digest}';" in policy and "default-src 'none'" in policy
 
 
-def test_no_text_of_a_folder_moves_the_terminal(
-    earlier: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
-) -> None:
+def test_no_text_of_a_folder_moves_the_terminal(earlier: Path, copy: Path, capfd: pytest.CaptureFixture[str]) -> None:
     harm = "\x1b]0;pwned\x07\x1b[2J\x9b31m\x08\r\u202e"
-    copy = tmp_path / "results"
-    shutil.copytree(earlier, copy)
     for folder in sorted((copy / "made_up").iterdir()):
         changed(folder / "seed=0" / "manifest.json", python=harm, packages={harm: folder.name}, command=[harm])
     cells = tuple(ListedCell(folder.name, folder.name, (), (), "") for folder in (copy / "made_up").iterdir())
@@ -220,9 +212,7 @@ def test_no_text_of_a_folder_moves_the_terminal(
 
 @pytest.mark.parametrize("name", ["campaign.json", "gate.json"])
 @pytest.mark.parametrize("text", ["", "[]", '{"cells": [1]}', "[" * 100_000, "\x80"])
-def test_a_damaged_file_of_a_comparison_is_one_line(earlier: Path, tmp_path: Path, name: str, text: str) -> None:
-    copy = tmp_path / "results"
-    shutil.copytree(earlier, copy)
+def test_a_damaged_file_of_a_comparison_is_one_line(copy: Path, name: str, text: str) -> None:
     folder = copy / "made_up"
     cells = tuple(ListedCell(label, label, (), (), "") for label in ("sync", "fast"))
     write_campaign(folder, Campaign(("schedule",), {}, (0,), cells, {}, ()))
@@ -264,8 +254,7 @@ AFTERWARDS: dict[str, tuple[Callable[[Path], object], str]] = {
 @pytest.mark.parametrize("how", AFTERWARDS)
 @pytest.mark.parametrize("name", FILES[-2:])
 def test_a_run_is_believed_only_as_it_was_when_it_was_done(results: Path, tmp_path: Path, name: str, how: str) -> None:
-    copy = tmp_path / "results"
-    shutil.copytree(results, copy)
+    copy = shutil.copytree(results, tmp_path / "results")
     file, (change, told) = copy.joinpath(*SYNC, name), AFTERWARDS[how]
     change(file)
     code, said = reported(copy)
@@ -277,8 +266,7 @@ def test_a_run_is_believed_only_as_it_was_when_it_was_done(results: Path, tmp_pa
 
 @pytest.mark.parametrize("done", ["", "2026-01-01T00:00:40+00:00\n"])
 def test_what_an_earlier_version_made_is_read_with_a_warning(results: Path, tmp_path: Path, done: str) -> None:
-    copy = tmp_path / "results"
-    shutil.copytree(results, copy)
+    copy = shutil.copytree(results, tmp_path / "results")
     copy.joinpath(*SYNC, "DONE").write_text(done)
     assert reported(copy) == (0, "")
     page = (copy / "made_up" / "report.md").read_text()
@@ -289,8 +277,7 @@ def test_what_an_earlier_version_made_is_read_with_a_warning(results: Path, tmp_
     "done", ["soon", "{}", '{"at": "2026-01-01T00:00:40Z", "files": {"../../x": {"bytes": 1, "sha256": ""}}}', "\x80"]
 )
 def test_a_done_that_no_version_wrote_is_named(results: Path, tmp_path: Path, done: str) -> None:
-    copy = tmp_path / "results"
-    shutil.copytree(results, copy)
+    copy = shutil.copytree(results, tmp_path / "results")
     file = copy.joinpath(*SYNC, "DONE")
     file.write_bytes(done.encode("latin-1"))
     code, said = reported(copy)

@@ -12,18 +12,11 @@ import pytest
 from scipy import stats
 
 from harness.acceptance.chaos.jobs import base
+from harness.comparison import selection
 from harness.comparison.conservation import check_conservation
 from harness.comparison.fairness import fairness_key, refuse_unfair
 from harness.comparison.promises import FinishedRun, broken_promises
 from harness.comparison.runs import Cell, Run, read_run
-from harness.comparison.selection import (
-    discarded_tokens,
-    length_distance,
-    length_ratio,
-    sampled_tokens,
-    selection_sentence,
-    selects,
-)
 from harness.config import ConfigError
 from harness.config.compose import compose_job, plain
 from harness.driver.listeners import IterationListener
@@ -221,18 +214,18 @@ def cell(label: str, *runs: Any) -> Cell:
 
 def test_trained_samples_are_held_against_all_completed_ones_but_baselines() -> None:
     found = selection_run(*["trained"] * 4, "dropped_stale", "dropped_spare")
-    assert sampled_tokens(found.samples) == {"trained": 100, "dropped_stale": 200, "dropped_spare": 300}
-    assert discarded_tokens(found) == pytest.approx(5 / 6) and length_ratio(found) == 0.25
-    assert length_distance(found) == pytest.approx(stats.ks_2samp(LENGTHS[:4], LENGTHS).statistic)
-    assert not selects(selection_run(*["trained"] * 4)) and not selects(
+    assert selection.sampled_tokens(found.samples) == {"trained": 100, "dropped_stale": 200, "dropped_spare": 300}
+    assert selection.discarded_tokens(found) == pytest.approx(5 / 6) and selection.length_ratio(found) == 0.25
+    assert selection.length_distance(found) == pytest.approx(stats.ks_2samp(LENGTHS[:4], LENGTHS).statistic)
+    assert not selection.selects(selection_run(*["trained"] * 4)) and not selection.selects(
         selection_run("dropped_baseline", *["trained"] * 5)
     )
-    assert selects(selection_run("dropped_filtered", *["trained"] * 5))
+    assert selection.selects(selection_run("dropped_filtered", *["trained"] * 5))
     even = cell("even", selection_run(*["trained"] * 6))
     drops = ("trained",) * 4 + ("dropped_stale",) * 2
-    assert selection_sentence([even, cell("short", selection_run("dropped_stale", *["trained"] * 5))]) == ""
+    assert selection.selection_sentence([even, cell("short", selection_run("dropped_stale", *["trained"] * 5))]) == ""
     (judged, unknown) = (
-        selection_sentence([even, cell("fast", selection_run(*drops, judged=one))]) for one in (True, False)
+        selection.selection_sentence([even, cell("fast", selection_run(*drops, judged=one))]) for one in (True, False)
     )
     assert judged.startswith("fast drops long answers: trained responses are 75% shorter") and "+0.167" in judged
     assert "difficulty: unknown" in unknown

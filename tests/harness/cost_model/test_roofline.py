@@ -20,27 +20,14 @@ from harness.config import (
 )
 from harness.config.compose import EXPERIMENTS, choices, compose_job
 from harness.config.placement import resolve_split
+from harness.cost_model import shape
 from harness.cost_model.cost import DecodeCost, offload_s, reload_s
 from harness.cost_model.job_cost import simulated_cost
 from harness.cost_model.memory import JobLayout, kv_tokens
 from harness.cost_model.roofline import all_reduce_s, all_to_all_s, gather_s, ring_bytes_per_s, roofline
-from harness.cost_model.shape import (
-    active_parameters,
-    adapter_parameters,
-    decode_flops_per_cached_token,
-    expert_parameters,
-    forward_flops_per_pair,
-    forward_flops_per_token,
-    head_parameters,
-    kv_bytes_per_token,
-    parameters,
-    prefill_flops_per_token,
-    sample_flops,
-    weight_bytes,
-)
 from tests.support.rooflines import DEVICE, FACTORS, MODEL
 
-ACTIVE, ALL = active_parameters(MODEL), parameters(MODEL)
+ACTIVE, ALL = shape.active_parameters(MODEL), shape.parameters(MODEL)
 HEAD = 8 * 10
 QWEN = compose_job(["model=qwen7b"])
 FACTORS_OF_FILES = QWEN.cost
@@ -69,7 +56,7 @@ def test_one_device_costs_what_arithmetic_by_hand_says() -> None:
 
 
 def test_of_adapters_gradients_and_moments_are_theirs_and_weights_have_no_backward_pass() -> None:
-    adapters = adapter_parameters(MODEL, TrainingConfig(lora_rank=2, lora_targets=["q_proj", "down_proj"]))
+    adapters = shape.adapter_parameters(MODEL, TrainingConfig(lora_rank=2, lora_targets=["q_proj", "down_proj"]))
     assert adapters == 2 * 2 * (8 + 8 + 16 + 8)  # layers, rank, sides
     cost = roofline(MODEL, DEVICE, FACTORS, JobLayout(train_ranks=4, adapters=adapters))
     assert cost.train_s_per_token == pytest.approx((4 * ACTIVE + 6 * adapters) / 250.0)
@@ -80,19 +67,19 @@ def test_of_adapters_gradients_and_moments_are_theirs_and_weights_have_no_backwa
     assert again.train_s_per_token == pytest.approx((6 * ACTIVE + 8 * adapters) / 250.0)
     shared = roofline(MODEL, DEVICE, FACTORS, JobLayout(colocated=True, adapters=adapters))
     assert shared.offload_s == pytest.approx(FACTORS.offload_s + (16 * adapters + 2 * ALL) / 10.0)
-    less = sample_flops(MODEL, 10, 1, scorings=1) - sample_flops(MODEL, 10, 1, scorings=1, adapters=adapters)
+    less = shape.sample_flops(MODEL, 10, 1, scorings=1) - shape.sample_flops(
+        MODEL, 10, 1, scorings=1, adapters=adapters
+    )
     assert less == pytest.approx(11 * (2 * ACTIVE - 6 * adapters))
 
 
 @pytest.mark.parametrize("engine", ["torch", "vllm"])
-def test_of_adapters_no_more_than_they_are_is_sent_and_an_engine_of_whole_weights_reads_these_besides(
-    engine: str,
-) -> None:
+def test_of_adapters_they_alone_are_sent_and_an_engine_of_whole_weights_reads_these_besides(engine: str) -> None:
     settings = ["model=qwen7b", "model.checkpoint=null", "backend=virtual", "cluster.devices=8", f"engine={engine}"]
     whole, lora = (compose_job([*settings, f"training.lora_rank={rank}"]) for rank in (0, 16))
     placement = resolve_split(whole.schedule.split, 8, ("rollout", "actor"))
     of_whole, of_lora = (simulated_cost(job, placement) for job in (whole, lora))
-    adapters = 2 * adapter_parameters(lora.model, lora.training)
+    adapters = 2 * shape.adapter_parameters(lora.model, lora.training)
     assert of_lora.weight_bytes == pytest.approx(adapters) and adapters < 0.01 * of_whole.weight_bytes
     for moves in (offload_s, reload_s):
         assert moves(of_lora) == pytest.approx(moves(of_whole))
@@ -155,15 +142,15 @@ def test_experts_that_no_sample_goes_through_are_not_read_and_multiplied_with_is
         assert decode.weights(samples) == pytest.approx(mixed.decode_weights_s + read * 2 * 4 * network / 50.0)
     assert DecodeCost.of(dense).weights(3) == dense.decode_weights_s
     assert mixed.train_s_per_token - dense.train_s_per_token == pytest.approx(6 * (router + network) / 250.0)
-    assert mixed.weight_bytes == weight_bytes(mixture) == 2 * (ALL + router + 3 * network)
+    assert mixed.weight_bytes == shape.weight_bytes(mixture) == 2 * (ALL + router + 3 * network)
 
 
 def test_experts_that_are_spread_are_gathered_by_fewer_and_reached_by_all_to_alls() -> None:
     mixture = replace(MODEL, experts=4, active_experts=2)
     whole, spread = (roofline(mixture, DEVICE, FACTORS, JobLayout(train_ranks=4, expert_ranks=n)) for n in (1, 2))
-    experts = expert_parameters(mixture)
+    experts = shape.expert_parameters(mixture)
     assert experts == 2 * 4 * 3 * 8 * 16
-    dense_s = 0.75 * 2 * (parameters(mixture) - experts) / 25.0
+    dense_s = 0.75 * 2 * (shape.parameters(mixture) - experts) / 25.0
     assert whole.log_prob_call_s == pytest.approx(dense_s + 0.75 * 2 * experts / 25.0)
     half_s = 0.5 * 2 * (experts / 2) / 25.0  # two ranks have the same half
     assert spread.log_prob_call_s == pytest.approx(dense_s + half_s)
@@ -268,46 +255,48 @@ def test_a_7b_model_on_an_h100_is_about_as_fast_as_people_measure() -> None:
     assert 20_000 < 1 / cost.log_prob_s_per_token < 50_000
     assert 6_000 < 1 / cost.train_s_per_token < 12_000
     assert 500_000 < cost.kv_tokens < 1_500_000
-    assert forward_flops_per_pair(QWEN.model) * 8192 < 2 * active_parameters(QWEN.model), "attention is less"
+    assert shape.forward_flops_per_pair(QWEN.model) * 8192 < 2 * shape.active_parameters(QWEN.model), (
+        "attention is less"
+    )
 
 
 def test_models_are_as_large_as_their_names_say() -> None:
     model = compose_job(["model=qwen7b"]).model
     norms = 28 * (2 * 3584 + 3584 + 2 * 4 * 128) + 3584  # and biases of queries, keys and values
-    assert active_parameters(model) == parameters(model) - 152064 * 3584 - norms
-    assert forward_flops_per_token(model) - prefill_flops_per_token(model) == 2 * 152064 * 3584
+    assert shape.active_parameters(model) == shape.parameters(model) - 152064 * 3584 - norms
+    assert shape.forward_flops_per_token(model) - shape.prefill_flops_per_token(model) == 2 * 152064 * 3584
     # Qwen3-30B-A3B: 30.5 billion parameters, 3.3 billion of them for a token with the table of embeddings.
     model = compose_job(["model=qwen3-30b-a3b"]).model
-    assert parameters(model) / 1e9 == pytest.approx(30.5, abs=0.05)
-    assert (active_parameters(model) + model.vocabulary * model.hidden) / 1e9 == pytest.approx(3.3, abs=0.1)
+    assert shape.parameters(model) / 1e9 == pytest.approx(30.5, abs=0.05)
+    assert (shape.active_parameters(model) + model.vocabulary * model.hidden) / 1e9 == pytest.approx(3.3, abs=0.1)
     for name in choices("model"):
         billions = name.removeprefix("qwen3-").removeprefix("qwen").partition("b")[0]
         if not name.startswith("tiny"):
             model = ModelConfig(**OmegaConf.load(EXPERIMENTS / "model" / f"{name}.yaml"))
-            assert parameters(model) / 1e9 == pytest.approx(float(billions), rel=0.25, abs=0.2), name
+            assert shape.parameters(model) / 1e9 == pytest.approx(float(billions), rel=0.25, abs=0.2), name
 
 
 def test_operations_bytes_and_room_equal_arithmetic_by_hand() -> None:
     layer = 8 * 8 + 8 * 4 + 8 * 4 + 8 * 8 + 3 * 8 * 16  # queries, keys, values, output, feed-forward
-    assert active_parameters(MODEL) == 2 * layer + 10 * 8
-    assert parameters(MODEL) == 2 * (layer + 2 * 4 + 2 * 8) + 2 * 10 * 8 + 8
-    assert forward_flops_per_token(MODEL) == 2 * (2 * layer + 80)
-    assert kv_bytes_per_token(MODEL) == 2 * 2 * 1 * 4 * 2  # keys and values, layers, KV heads, head_dim, bytes
-    assert weight_bytes(MODEL) == 2 * parameters(MODEL)
+    assert shape.active_parameters(MODEL) == 2 * layer + 10 * 8
+    assert shape.parameters(MODEL) == 2 * (layer + 2 * 4 + 2 * 8) + 2 * 10 * 8 + 8
+    assert shape.forward_flops_per_token(MODEL) == 2 * (2 * layer + 80)
+    assert shape.kv_bytes_per_token(MODEL) == 2 * 2 * 1 * 4 * 2  # keys and values, layers, KV heads, head_dim, bytes
+    assert shape.weight_bytes(MODEL) == 2 * shape.parameters(MODEL)
     tokens = 1000
-    in_turn = sum(decode_flops_per_cached_token(MODEL) * cached for cached in range(tokens))
-    assert forward_flops_per_pair(MODEL) * tokens**2 == pytest.approx(in_turn, rel=0.01)
+    in_turn = sum(shape.decode_flops_per_cached_token(MODEL) * cached for cached in range(tokens))
+    assert shape.forward_flops_per_pair(MODEL) * tokens**2 == pytest.approx(in_turn, rel=0.01)
     assert kv_tokens(MODEL, DEVICE, FACTORS, JobLayout()) == (90_000 - 2 * ALL) // 32
     assert kv_tokens(MODEL, DEVICE, FACTORS, JobLayout(colocated=True)) == (50_000 - 2 * ALL) // 32
     wide = replace(MODEL, kv_heads=2)
-    assert kv_tokens(wide, DEVICE, FACTORS, JobLayout(engine_devices=2)) == (90_000 - parameters(wide)) // 32
+    assert kv_tokens(wide, DEVICE, FACTORS, JobLayout(engine_devices=2)) == (90_000 - shape.parameters(wide)) // 32
     config = compose_job(["model=qwen32b"])
     need = r"its weights are 61\.0 GiB on each device of a rollout engine, which may use 47\.8 GiB of device=h100"
     with pytest.raises(ConfigError, match=rf"{need}; set engine.tensor_parallel=2 or .*device=h200"):
         kv_tokens(config.model, config.device, config.cost, JobLayout(colocated=True))  # type: ignore[arg-type]
     model = compose_job(["model=qwen7b"]).model
-    short = sample_flops(model, 10, 1, scorings=1)  # attention is nothing yet
-    weights = active_parameters(model)
-    expected = 11 * (6 + 2) * weights + 10 * 2 * (weights - head_parameters(model)) + 2 * weights
+    short = shape.sample_flops(model, 10, 1, scorings=1)  # attention is nothing yet
+    weights = shape.active_parameters(model)
+    expected = 11 * (6 + 2) * weights + 10 * 2 * (weights - shape.head_parameters(model)) + 2 * weights
     assert short == pytest.approx(expected, rel=1e-3)
-    assert sample_flops(model, 10, 1, scorings=2) - short == pytest.approx(11 * 2 * weights, rel=1e-3)
+    assert shape.sample_flops(model, 10, 1, scorings=2) - short == pytest.approx(11 * 2 * weights, rel=1e-3)

@@ -2,8 +2,6 @@
 
 import math
 import os
-import subprocess
-import sys
 from dataclasses import asdict, fields, replace
 from pathlib import Path
 from typing import get_args
@@ -38,7 +36,7 @@ from harness.metrics.samples import (
     truncation_metrics,
     untrained_record,
 )
-from tests.support.project import ROOT
+from tests.support.project import python
 from tests.support.sample_records import trained_record, write_samples
 
 COLUMNS = (
@@ -308,7 +306,7 @@ for at in range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(who
             refused += 1
 print(refused)
 """
-    done = subprocess.run([sys.executable, "-c", program], cwd=ROOT, capture_output=True, text=True, timeout=120)
+    done = python("-c", program)
     assert done.returncode == 0 and int(done.stdout) > 100, done.stderr[-2000:]
 
 

@@ -7,49 +7,39 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from harness.metrics import timeline as timelines
 from harness.metrics.definitions import check_names
 from harness.metrics.schemas import Restart, TraceFile
-from harness.metrics.timeline import (
-    KINDS,
-    WORK_KINDS,
-    Interval,
-    Place,
-    Timeline,
-    chrome_trace,
-    clip,
-    lanes,
-    length,
-    subtract,
-    timeline_of,
-    union,
-)
+from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
 
 TICKS = st.integers(0, 30).map(float)
 INTERVALS = st.lists(st.tuples(TICKS, TICKS).map(lambda pair: (min(pair), max(pair))), max_size=8)
 
 
-def covered(intervals: list[Interval]) -> set[float]:
+def covered(intervals: list[timelines.Interval]) -> set[float]:
     """The unit ticks inside the intervals: a slow, obvious model of them."""
     return {tick for tick in range(30) for start, end in intervals if start <= tick and tick + 1 <= end}
 
 
 @given(INTERVALS)
-def test_a_union_is_sorted_disjoint_and_covers_the_same_time(intervals: list[Interval]) -> None:
-    merged = union(intervals)
+def test_a_union_is_sorted_disjoint_and_covers_the_same_time(intervals: list[timelines.Interval]) -> None:
+    merged = timelines.union(intervals)
     assert all(end < start for (_, end), (start, _) in zip(merged, merged[1:], strict=False))
     assert covered(merged) == covered(intervals)
-    assert length(intervals) == len(covered(intervals))
+    assert timelines.length(intervals) == len(covered(intervals))
 
 
 @given(INTERVALS, INTERVALS)
-def test_a_difference_is_in_the_first_and_not_in_the_second(first: list[Interval], second: list[Interval]) -> None:
-    assert covered(subtract(first, second)) == covered(first) - covered(second)
+def test_a_difference_is_in_the_first_and_not_in_the_second(
+    first: list[timelines.Interval], second: list[timelines.Interval]
+) -> None:
+    assert covered(timelines.subtract(first, second)) == covered(first) - covered(second)
 
 
 @given(INTERVALS, st.tuples(TICKS, TICKS).map(lambda pair: (min(pair), max(pair))))
-def test_clipping_keeps_what_is_in_the_window(intervals: list[Interval], window: Interval) -> None:
-    assert covered(clip(intervals, window)) == covered(intervals) & covered([window])
+def test_clipping_keeps_what_is_in_the_window(intervals: list[timelines.Interval], window: timelines.Interval) -> None:
+    assert covered(timelines.clip(intervals, window)) == covered(intervals) & covered([window])
 
 
 def span(
@@ -94,7 +84,7 @@ def test_busy_time_is_a_union_idle_is_the_rest_and_waiting_is_no_work() -> None:
     assert timeline.idle("actor") == pytest.approx(1 - 5 / 20)
     timeline = Timeline({("actor", "0"): Place("actor", ("a0",))})
     timeline.add([span("actor", "wait_for_samples", 0, 10)])
-    assert KINDS - WORK_KINDS == {"wait_for_samples", "stage_weights"}
+    assert timelines.KINDS - timelines.WORK_KINDS == {"wait_for_samples", "stage_weights"}
     assert timeline.idle("actor", (0, 10)) == 1.0
     timeline = Timeline({("actor", "0"): Place("a", ("a0",)), ("reference", "0"): Place("r", ("r0",))})
     timeline.add([span("reference", "wait_for_samples", 0, 9), span("actor", "wait_for_samples", 0, 2)])
@@ -209,7 +199,7 @@ def test_a_span_that_cannot_be_is_refused(wrong: tuple[str, str, float, float], 
 
 
 def test_a_timeline_and_its_trace_are_made_of_each_other() -> None:
-    trace = json.loads(json.dumps(chrome_trace(separated())))
+    trace = json.loads(json.dumps(timelines.chrome_trace(separated())))
     names = {e["pid"]: e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "process_name"}
     threads = {(e["pid"], e["tid"]): e["args"]["name"] for e in trace["traceEvents"] if e["name"] == "thread_name"}
     assert sorted(names.values()) == ["actor", "rollout"]
@@ -220,10 +210,10 @@ def test_a_timeline_and_its_trace_are_made_of_each_other() -> None:
     assert len(slices) == 7
     timeline = separated(warmup=1)
     restart = Restart(["reward[0]"], "killed by signal 9", "started again", at_s=2.5, took_s=0.3)
-    trace = json.loads(json.dumps(chrome_trace(timeline, [restart])))
+    trace = json.loads(json.dumps(timelines.chrome_trace(timeline, [restart])))
     (mark,) = (event for event in trace["traceEvents"] if event["ph"] == "i")
     assert (mark["name"], mark["ts"], mark["args"]["took_s"]) == ("lost reward[0]", 2.5e6, 0.3)
-    again = timeline_of(msgspec.convert(trace, TraceFile))
+    again = timelines.timeline_of(msgspec.convert(trace, TraceFile))
     assert again.spans == timeline.spans
     assert again.placement == timeline.placement
     assert again.steady_window() == timeline.steady_window()
@@ -231,15 +221,15 @@ def test_a_timeline_and_its_trace_are_made_of_each_other() -> None:
 
 def test_spans_that_overlap_have_lanes_of_their_own() -> None:
     by_thread: dict[tuple[int, int], list[dict]] = {}
-    for event in chrome_trace(separated())["traceEvents"]:
+    for event in timelines.chrome_trace(separated())["traceEvents"]:
         if event["ph"] == "X":
             by_thread.setdefault((event["pid"], event["tid"]), []).append(event)
     assert len(by_thread) == 4  # the actor's overlapping update has a thread of its own
     for events in by_thread.values():
         assert all(a["ts"] + a["dur"] <= b["ts"] for a, b in zip(events, events[1:], strict=False))
     a, b, c = (span("actor", "update_actor", *times) for times in ((0, 2), (2, 4), (3, 5)))
-    assert lanes([c, b, a]) == [[a, b], [c]]
-    assert lanes([]) == []
+    assert timelines.lanes([c, b, a]) == [[a, b], [c]]
+    assert timelines.lanes([]) == []
 
 
 def test_lanes_of_spans_that_all_overlap_cost_a_few_comparisons_each() -> None:
@@ -263,4 +253,4 @@ def test_lanes_of_spans_that_all_overlap_cost_a_few_comparisons_each() -> None:
         __hash__ = float.__hash__
 
     spans = [span("actor", "update_actor", Counted(row), Counted(3_000 + row % 7)) for row in range(1_000)]
-    assert len(lanes(spans)) == 1_000 and compared < 30 * len(spans)
+    assert len(timelines.lanes(spans)) == 1_000 and compared < 30 * len(spans)

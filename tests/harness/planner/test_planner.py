@@ -34,15 +34,9 @@ from harness.studies.staleness import BUSY, FIXED, flows, fully_async, page, sim
 from schedules.k_step_off import KStepOff
 
 SMALL = (
-    "backend=virtual",
-    "model=qwen7b",
-    "cluster.devices=16",
-    "algorithm.batch_groups=8",
-    "algorithm.group_size=4",
-    "cost.prompt_tokens=64",
-    "cost.lengths.mean=256",
-    "cost.lengths.cap=1024",
-)
+    "backend=virtual model=qwen7b cluster.devices=16 algorithm.batch_groups=8 algorithm.group_size=4 "
+    "cost.prompt_tokens=64 cost.lengths.mean=256 cost.lengths.cap=1024"
+).split()
 BOTH_WAYS = {"separated_sync": ("schedule.streaming=true", "schedule.streaming=false")}
 JOBS = [(name, option) for name in SCHEDULES for option in BOTH_WAYS.get(name, ("seeds=1",))]
 
@@ -57,7 +51,6 @@ def candidates(config: JobConfig) -> list[Candidate]:
 def bound(config: JobConfig, candidate: Candidate, lengths: LengthSamples) -> float:
     schedule, roles = make_schedule(config), device_roles(config)
     cost = cost_of(config, make_schedule(config), candidate, roles)
-    assert cost is not None
     pools = pool_layout(config, schedule, candidate, len(scoring_roles(roles)))
     return period(schedule, least_work(cost, pools, lengths))
 
@@ -114,7 +107,6 @@ def test_a_search_knows_what_waiting_for_the_last_of_many_engines_costs(
     given = [f"model={model}", f"cluster.devices={devices}"]
     (job,), _ = plan_jobs([f"schedule={schedule}", *given])
     found = explore(job, fixed_by(given), SEED, EFFORT).found
-    assert found is not None
     best = found.tried[0][0]
     assert (best.engine_parallel, best.tensor_parallel) == tensor, (
         "as where all are tried; others are 4 and 15 % slower"
@@ -125,7 +117,6 @@ def test_batches_that_are_generated_as_one_wait_for_their_longest_responses_toge
     config = compose_job(["schedule=k_step_off", "schedule.k=2", *SMALL])
     candidate = candidates(config)[0]
     cost = cost_of(config, make_schedule(config), candidate, device_roles(config))
-    assert cost is not None
     pools = pool_layout(config, make_schedule(config), candidate, stages=2)
     as_one, apart = (
         likely_work(cost, replace(pools, together=batches), LengthSamples.of(config, 0, 4), streaming=False).generate_s
@@ -219,7 +210,6 @@ def test_real_candidates_are_what_users_would_try_on_several_devices(every_trial
     for name, actor in (("fully_async", 8), ("colocate_sync", 16)):
         settings = [*REAL, f"schedule={name}", "engine=vllm", "algorithm.batch_groups=16"]
         found = explore(compose_job(settings), fixed_by(settings), 0, Effort(10**9, 3)).found
-        assert found is not None
         tried = {(one.tensor_parallel, one.pipeline_parallel, one.actor, one.scoring) for one, _ in found.tried}
         assert tried == {(tensor, 1, actor, 0) for tensor in (1, 2, 4)}, name
     # vLLM's and SGLang's, on devices of their own and beside the trainer.

@@ -35,18 +35,9 @@ from harness.planner.search import SearchResult
 from harness.studies.scaling import Point, ScalingStudy, as_table, draw_scaling, efficiency, page
 
 OUTCOME = TrialResult(
-    seconds=100.0,
-    bound=90.0,
-    samples_per_s=80.0,
-    tokens_per_s_per_device=1000.0,
-    lag_mean=0.0,
-    lag_worst=0.0,
-    rollout_idle=0.1,
-    training_idle=0.1,
-    exposed_s=1.0,
-    longest_s=20.0,
-    fraction_of_bound=0.9,
-)
+    seconds=100.0, bound=90.0, samples_per_s=80.0, tokens_per_s_per_device=1000.0, lag_mean=0.0, lag_worst=0.0,
+    rollout_idle=0.1, training_idle=0.1, exposed_s=1.0, longest_s=20.0, fraction_of_bound=0.9,
+)  # fmt: skip
 APART = Candidate(8, 8, 0, False, 2, 2, 1, False, 1)
 SETTINGS = ["model=qwen7b", "cluster.devices=16"]
 

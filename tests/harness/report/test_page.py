@@ -205,13 +205,11 @@ def test_profiles_show_where_seeds_end(comparison: Comparison, simulated: Compar
     for cell, profile in zip(comparison.cells, comparison.profiles, strict=True):
         assert f"{cell.label}: {profile_text(profile)}" in whole
     measure = comparison.outcome
-    assert measure is not None
     first, *_, last = ends = sorted(measure.cells[1].per_seed.values())
     scores = re.findall(r"above ([.\d]+)", profile_text(comparison.profiles[1]))
     for above, end in zip(map(float, scores), (first, ends[len(ends) // 2], last), strict=True):
         assert 0 <= end - above <= 0.0021
     drawn = profiles(comparison)
-    assert drawn is not None
     low, high = score_range(drawn)
     every = [value for cell in measure.cells for value in cell.per_seed.values()]
     assert 0 <= low < min(every) and max(every) < high <= 1

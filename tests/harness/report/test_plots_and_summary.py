@@ -1,9 +1,9 @@
 """Plots and summary of a made-up fully asynchronous run, written with the product's own writers."""
 
 import json
-import math
 import os
 import re
+from collections.abc import Callable
 from dataclasses import asdict, replace
 from pathlib import Path
 from typing import Any
@@ -20,14 +20,9 @@ from harness.campaigns.cells import correction_axes
 from harness.comparison.comparison import compare
 from harness.comparison.correction_matrix import matrix_of
 from harness.comparison.curves import RoleTime
-from harness.config import Backend
-from harness.metrics.definitions import iteration_metrics, throughput_metrics
 from harness.metrics.done import write_done
 from harness.metrics.formatting import number
-from harness.metrics.ledger import Ledger
-from harness.metrics.manifest import RunIdentity, build_manifest
-from harness.metrics.run_files import RunDirectory, load_samples, load_timeline
-from harness.metrics.samples import SampleRecord, reward_metrics, staleness_metrics
+from harness.metrics.run_files import RunDirectory, load_metrics, load_samples
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
 from harness.report.drawing import COLUMN, PAGE, draw_again, read_table, save_in_every_format
@@ -36,8 +31,8 @@ from harness.report.page.markdown import TEXT_PT
 from harness.report.page.pictures import DRAWINGS, PICTURES, draw_comparison, draw_front, draw_matrix
 from harness.report.plots import draw_idle, draw_run, idle_times
 from harness.report.summary import RunSummary, print_summary
-from tests.support.fabricated_cells import Made, make_cell
-from tests.support.sample_records import trained_record, write_samples
+from tests.support.fabricated_cells import Made, make_cell, make_run
+from tests.support.sample_records import trained_record
 
 PLACEMENT = {
     ("rollout", "0"): Place("rollout", ("rollout:0",)),
@@ -75,66 +70,20 @@ def spans_of(iteration: int, lag: int) -> list[Span]:
     return spans
 
 
-def samples_of(iteration: int, lag: int) -> list[SampleRecord]:
-    rng = np.random.default_rng(1000 + iteration)
-    records = []
-    for row in range(32):
-        trainer = iteration - 1
-        first = max(0, trainer - int(rng.integers(0, lag + 1)))
-        last = int(rng.integers(first, trainer + 1))
-        switch = int(rng.integers(1, 8))
-        exact = bool(rng.random() < 0.4 + 0.4 * (1 - math.exp(-iteration / 25)))
-        begun = max(0.0, (iteration - 3) * STEP_S), max(0.0, (iteration - 2) * STEP_S)
-        record = trained_record(
-            [first] * switch + [last] * 3,
-            trainer,
-            sample_id=32 * (iteration - 1) + row,
-            engine=row % 2,
-            prompt_tokens=7,
-            times=(*begun, (iteration - 0.5) * STEP_S, iteration * STEP_S),
-            reward=0.5 * exact + 0.5 * (exact or rng.random() < 0.7),
-            exact_match=exact,
-        )
-        records.append(replace(record, trained_iteration=iteration))
-    return records
+def written(root: Path, *, iterations: int = 4, lag: int = 2, **made: Any) -> RunDirectory:
+    return make_run(root, "cell", Made(iterations=iterations, lag=lag, **{"evaluated": None, **made}), 0)
 
 
-def write_run(
-    root: Path, *, iterations: int = 40, lag: int = 2, backend: Backend = "real", schedule: str = "fully_async"
-) -> RunDirectory:
-    """A finished run of 32 samples an iteration, written as the runner writes it."""
-    run = RunDirectory(root, "bench", schedule, seed=0)
-    run.start()
-    run.write_config({"schedule": {"name": schedule, "max_staleness": lag}})
-    identity = RunIdentity("bench", schedule, 0, schedule, "tiny", "torch", backend)
-    run.write_manifest(build_manifest(identity, {"run": 0}))
-    timeline, ledger, records = Timeline(PLACEMENT), Ledger(), []
+def drawn_by_version(iterations: int) -> tuple[Timeline, Callable[[Span], int | None]]:
+    """Seconds of a run in which nothing lags, and the version of what is worked on."""
+    timeline, rows = Timeline(PLACEMENT), []
     for iteration in range(1, iterations + 1):
-        batch = samples_of(iteration, lag)
-        timeline.add(spans_of(iteration, lag))
+        timeline.add(spans_of(iteration, lag=0))
         timeline.end_iteration(iteration, iteration * STEP_S)
-        ids = [record.sample_id for record in batch]
-        ledger.admit(ids)
-        ledger.trained(ids, iteration)
-        records += batch
-        tokens = sum(record.prompt_tokens + record.response_tokens for record in batch)
-        run.append_metrics(
-            iteration_metrics(
-                iteration,
-                32 * iteration,
-                iteration * STEP_S,
-                timeline.iteration_metrics(iteration),
-                throughput_metrics(32, tokens, STEP_S, devices=6),
-                staleness_metrics(batch),
-                reward_metrics(batch),
-                ledger.metrics(),
-            )
-        )
-    write_samples(run.path / "samples.parquet", records)
-    run.write_trace(timeline)
-    run.write_ledger(ledger)
-    run.finish()
-    return run
+        times = (0.0, 0.0, (iteration - 0.5) * STEP_S, iteration * STEP_S)
+        record = trained_record([iteration - 1] * 9, iteration - 1, sample_id=iteration, times=times)
+        rows.append(asdict(replace(record, trained_iteration=iteration)))
+    return timeline, data_versions(timeline, pa.Table.from_pylist(rows))
 
 
 def texts(figure: Figure) -> list[str]:
@@ -149,7 +98,7 @@ def printed(run_dirs: list[Path], width: int = 120) -> str:
 
 
 def test_every_picture_of_a_run_is_drawn_from_its_files(tmp_path: Path) -> None:
-    run = write_run(tmp_path, lag=2)
+    run = written(tmp_path)
     drawn = draw_run(run.path)
     assert [path.name for path in drawn] == ["reward.png", "staleness.png", "gantt.png", "idle.png"]
     assert all(path.read_bytes().startswith(b"\x89PNG") and path.with_suffix(".csv").is_file() for path in drawn)
@@ -185,7 +134,7 @@ def test_idle_time_stands_below_the_label_of_its_cell_and_the_legend_has_what_is
 
 
 def test_rewards_are_drawn_against_time_with_held_out_accuracy(tmp_path: Path, figures: dict[str, Figure]) -> None:
-    run = write_run(tmp_path, lag=0)
+    run = written(tmp_path, lag=0)
     for version, greedy in ((0, 0.25), (2, 0.5)):
         told = {"at_s": 0.0, "problems": 64, "k": 4, "sampled": None, "pass_at_k": None}
         run.append_evaluation(told | {"version": version, "greedy": greedy})
@@ -193,7 +142,6 @@ def test_rewards_are_drawn_against_time_with_held_out_accuracy(tmp_path: Path, f
     time, samples = figures["seed=0/reward.png"].axes
     assert time.get_xlabel().startswith("time") and samples.get_xlabel() == "samples trained"
     legend = samples.get_legend()
-    assert legend is not None
     trained = ["exact match, trained", "mean reward, trained"]
     assert [text.get_text() for text in legend.texts] == [*trained, "held out, greedy"]
     (dots,) = time.collections
@@ -232,7 +180,7 @@ def test_every_picture_of_a_comparison_is_drawn_again_from_its_table_word_for_wo
 
 def test_no_picture_prints_markup_whatever_its_names(tmp_path: Path, figures: dict[str, Figure]) -> None:
     name = r"$\bf{a}$_%"
-    draw_run(write_run(tmp_path, iterations=6).path)
+    draw_run(written(tmp_path).path)
     cells = [make_cell(tmp_path / "compared", f"cell {n}", Made(iterations=6, draw=n), range(3)) for n in range(3)]
     draw_comparison(compare([replace(cell, label=f"{n}{name}") for n, cell in enumerate(cells)]), tmp_path)
     losses = {loss: Made(settings=(f"algorithm.correction={loss}",)) for loss in ("none", "tis")}
@@ -260,7 +208,7 @@ def test_papers_get_embedded_fonts_and_text_that_is_text_at_the_width_of_page_an
 
 
 def test_a_run_without_an_iteration_is_not_drawn(tmp_path: Path) -> None:
-    run = write_run(tmp_path, iterations=1)
+    run = written(tmp_path, iterations=1)
     (run.path / "metrics.jsonl").write_text("")
     with pytest.raises(ValueError, match="no iteration has finished"):
         draw_run(run.path)
@@ -269,7 +217,7 @@ def test_a_run_without_an_iteration_is_not_drawn(tmp_path: Path) -> None:
 
 
 def test_custom_metrics_have_a_table_of_their_own(tmp_path: Path) -> None:
-    run = write_run(tmp_path, iterations=2)
+    run = written(tmp_path, iterations=2)
     path = run.path / "metrics.jsonl"
     assert "Custom metrics" not in printed([run.path])
     lines = [json.loads(line) | {"custom/style/caps": i / 4} for i, line in enumerate(path.read_text().splitlines(), 1)]
@@ -290,15 +238,13 @@ def test_titles_of_a_virtual_run_say_simulated(tmp_path: Path, monkeypatch: pyte
         return suptitle(figure, title, **options)
 
     monkeypatch.setattr(Figure, "suptitle", note)
-    draw_run(write_run(tmp_path, iterations=3, backend="virtual").path)
+    draw_run(written(tmp_path, backend="virtual").path)
     assert titles == ["fully_async · tiny · seed 0 · simulated"] * 4
 
 
-def test_the_gantt_chart_names_every_engine_and_the_versions_that_sample(tmp_path: Path) -> None:
+def test_the_gantt_chart_names_every_engine_and_the_versions_that_sample() -> None:
     figure = Figure()
-    path = write_run(tmp_path, iterations=8, lag=0).path
-    timeline = load_timeline(path)
-    draw_same_seconds(figure, same_seconds({"": (timeline, data_versions(timeline, load_samples(path)))}, iterations=3))
+    draw_same_seconds(figure, same_seconds({"": drawn_by_version(8)}, iterations=3))
     words = texts(figure)
     assert {"rollout 0", "rollout 1", "reference", "actor", "iteration 5", "v2", "sampled by version"} <= set(words)
     assert "3 iterations in 0.45 s" in words and not {"iteration 2", "iteration 6"} & set(words)
@@ -310,14 +256,12 @@ def test_the_gantt_chart_names_every_engine_and_the_versions_that_sample(tmp_pat
     assert [text.get_text() for text in alone.legends[0].texts] == ["sampled by version", "0"]
 
 
-def test_two_runs_are_drawn_over_the_same_seconds(tmp_path: Path) -> None:
-    path = write_run(tmp_path, iterations=12, lag=2).path
-    fast = load_timeline(path)
+def test_two_runs_are_drawn_over_the_same_seconds() -> None:
+    fast, versions = drawn_by_version(12)
     slow = Timeline(PLACEMENT, warmup=2)  # an iteration takes twice as long
     slow.add(replace(span, start=2 * span.start, end=2 * span.end) for span in fast.spans)
     for iteration in range(1, 13):
         slow.end_iteration(iteration, 2 * iteration * STEP_S)
-    versions = data_versions(fast, load_samples(path))
     draw_same_seconds(
         figure := Figure(), same_seconds({"slow": (slow, versions), "fast": (fast, versions)}, iterations=4)
     )
@@ -361,27 +305,27 @@ def test_work_on_samples_has_the_version_that_sampled_them() -> None:
 
 
 def test_the_printed_summary_says_what_the_files_say(tmp_path: Path) -> None:
-    run = write_run(tmp_path, iterations=40)
+    run = written(tmp_path, iterations=40)
     run.write_summary({"throughput/samples_per_s": 12.5, "throughput/tokens_per_s": 250.0})
     summary = RunSummary(run.path)
-    table = load_samples(run.path).to_pandas()
-    first = table[table["trained_iteration"] <= 4]["exact_match"].astype(float).mean()
+    table, metrics = load_samples(run.path).to_pandas(), load_metrics(run.path)
+    first = np.mean([line["reward/exact_match"] for line in metrics[:4]])
     assert summary.done and summary.first_and_last("reward/exact_match")[0] == number(first)
     assert summary.lag_worst == table["lag_worst"].max() == 2
     assert summary.mean("staleness/mean") == pytest.approx(table["lag_mean"].mean())
     text = printed([run.path])
-    for word in ("1,280", number(40 * STEP_S), "12.5", "250", "1,280 trained", *(role for role, _ in PLACEMENT)):
+    for word in ("320", number(metrics[-1]["seconds"]), "12.5", "250", "320 trained", "rollout", "reward", "actor"):
         assert word in text, word
-    run = write_run(tmp_path, iterations=4)
+    run = written(tmp_path)
     (run.path / "gantt.png").touch()
     text = printed([run.path])
-    for word in ("fully_async", "measured", "rollout", "128 trained", str(run.path), "trace.json", "gantt.png"):
+    for word in ("fully_async", "measured", "rollout", "32 trained", str(run.path), "trace.json", "gantt.png"):
         assert word in text, word
     assert "simulated" not in text and "unfinished" not in text
 
 
 def test_the_summary_shows_held_out_accuracy_of_the_first_and_the_last_version(tmp_path: Path) -> None:
-    run = write_run(tmp_path, iterations=2)
+    run = written(tmp_path, iterations=2)
     assert "Held-out" not in printed([run.path])
     found = {"at_s": 0.0, "problems": 64, "k": 4, "greedy": 0.75, "sampled": None, "pass_at_k": None}
     for version, sampled in ((0, 0.25), (1, 0.5), (2, 0.875)):
@@ -394,14 +338,14 @@ def test_the_summary_shows_held_out_accuracy_of_the_first_and_the_last_version(t
 
 
 def test_rows_of_virtual_runs_say_simulated(tmp_path: Path) -> None:
-    real = write_run(tmp_path, iterations=2)
-    virtual = write_run(tmp_path, iterations=2, backend="virtual", schedule="half_step")
+    real = written(tmp_path / "real")
+    virtual = written(tmp_path / "virtual", backend="virtual", schedule="half_step")
     text = printed([real.path, virtual.path])
     assert text.count("simulated") == text.count("measured") == 2  # one row each in both tables
 
 
 def test_a_run_that_was_cut_short_is_summed_up_and_called_unfinished(tmp_path: Path) -> None:
-    run = write_run(tmp_path, iterations=4)
+    run = written(tmp_path)
     for name in ("DONE", "trace.json", "ledger.json"):
         (run.path / name).unlink()
     summary = RunSummary(run.path)

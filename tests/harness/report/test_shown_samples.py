@@ -82,9 +82,7 @@ def test_samples_are_found_by_reward_row_fate_and_version(made: Path, capsys: py
         (["run=nowhere"], "run=nowhere is no folder"),
     ],
 )
-def test_what_lacks_is_one_line(
-    arguments: list[str], message: str, made: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_lacks_is_told(arguments: list[str], message: str, made: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert cli.main(["show", f"run={made}", *arguments]) == 2
     error = capsys.readouterr().err
     assert message in error and error.count("\n") == 1

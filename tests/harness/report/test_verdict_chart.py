@@ -32,7 +32,6 @@ def comparison(tmp_path_factory: pytest.TempPathFactory) -> Comparison:
 def drawn(comparison: Comparison, width: float = WIDE[0]) -> list[Axes]:
     """Panels, as on a page of this width."""
     data = verdict_table(comparison)
-    assert data is not None
     figure = Figure((width / 72, width / 72))
     draw_panels(figure, data)
     return figure.axes
@@ -48,7 +47,6 @@ def test_every_cell_is_drawn_by_its_paired_differences_from_the_baseline(compari
     panels = drawn(comparison, width)
     for panel, (key, factor) in zip(panels, ((SPEED, 1), ("eval/sampled", 100), (LAG, 1)), strict=True):
         measure = comparison.measure(key)
-        assert measure is not None
         means, intervals, values = lines(panel, "mean"), lines(panel, "interval"), []
         assert list(means) == list(intervals) == [1, 2, 3], "but the baseline"
         for row in means:

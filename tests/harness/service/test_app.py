@@ -294,7 +294,6 @@ async def respond(job: ServedJob, engine: str, count: int) -> int:
         batch = await job.receive(ask("rollout", engine, count))
     except TimeoutError:
         return 0
-    assert batch is not None
     lengths = np.ones(len(batch), np.int64)
     await job.send(batch.lease, batch.rows, {"response": Ragged(batch.rows, lengths)})
     return len(batch)

@@ -127,9 +127,7 @@ def asked(draw: st.DrawFn, operation: schemathesis.APIOperation) -> Case:
 
 
 @pytest.mark.parametrize("label", OPERATIONS)
-def test_whatever_is_asked_is_answered_as_described(
-    label: str, tmp_path: Path, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_what_is_asked_is_answered_as_described(label: str, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     statuses = Counter[int]()
     with served(tmp_path) as url:
         honest = Client(url)

@@ -16,26 +16,8 @@ from harness.config.compose import compose_job
 from harness.planner.candidates import Candidate
 from harness.planner.explore import TrialResult
 from harness.planner.judgement import InTurn, systems
+from harness.studies.papers import fits, measured
 from harness.studies.papers.experiment import Context, PaperExperiment, names, parse, read_experiment
-from harness.studies.papers.fits import (
-    Calibrated,
-    RatioSetup,
-    RatioSimulation,
-    fit_ratio,
-    fit_unknown,
-    fit_workload,
-    ratio_job,
-    run_calibrated,
-    run_fitted_ratio,
-)
-from harness.studies.papers.measured import (
-    MeasuredCell,
-    MeasuredCells,
-    MeasuredFigure,
-    lines_of,
-    simulated_lines,
-    value_of,
-)
 from harness.studies.papers.modes import Mode, composed, job_of, pooled, steps
 from harness.studies.papers.report import show, write, write_overview
 from harness.studies.papers.result import Result, ResultLine
@@ -44,15 +26,10 @@ from harness.studies.papers.scaling import ScalingStep, ScalingVariation, jobs_o
 from harness.studies.papers.simulated import Gantt, run_gantt
 from harness.studies.schedule_table import AGENTS, CONDITIONS, SIZES, ScheduleFigures, as_csv, page
 
-SMALL = [
-    "model=qwen1.5b",
-    "algorithm.batch_groups=8",
-    "algorithm.group_size=4",
-    "algorithm.micro_batch_groups=1",
-    "cost.prompt_tokens=50",
-    "cost.lengths.mean=50.0",
-    "cost.lengths.cap=200",
-]
+SMALL = (
+    "model=qwen1.5b algorithm.batch_groups=8 algorithm.group_size=4 algorithm.micro_batch_groups=1 "
+    "cost.prompt_tokens=50 cost.lengths.mean=50.0 cost.lengths.cap=200"
+).split()
 """A batch that is simulated in a moment."""
 
 
@@ -98,13 +75,13 @@ def test_unknown_papers_settings_and_ways_are_refused(tmp_path: Path, monkeypatc
         ablation({"in sequence": 1.0, "streamed": 1.8}, tmp_path, monkeypatch)
     monkeypatch.setattr(PaperExperiment, "published", lambda experiment: [{"mode": "another", "step_s": "1"}])
     with pytest.raises(ConfigError, match="relax.paper.yaml: 'colocate_sync' is in no row of relax.csv"):
-        run_calibrated(relax, context(tmp_path))
+        fits.run_calibrated(relax, context(tmp_path))
 
 
 BASE = Mode("in sequence", ["schedule=separated_sync", "schedule.streaming=false"], "base")
 STREAMED = Mode("streamed", ["schedule=fully_async", "schedule.max_staleness=0", "schedule.order=completion"], "fitted")
 DELAYED = Mode("delayed", ["schedule=delayed_update"], "predicted")
-SETUP = RatioSetup(tuple(SMALL), 2, 1.0, 1.0, 6.0, (BASE, STREAMED, DELAYED))
+SETUP = fits.RatioSetup(tuple(SMALL), 2, 1.0, 1.0, 6.0, (BASE, STREAMED, DELAYED))
 
 
 def ablation(published: Mapping[str, float], folder: Path, monkeypatch: pytest.MonkeyPatch) -> Result:
@@ -127,7 +104,7 @@ def ablation(published: Mapping[str, float], folder: Path, monkeypatch: pytest.M
         "job": {name: {"value": value, "source": "made"} for name, value in job.items()},
         "settings": {name: {"value": value, "source": "made"} for name, value in settings.items()},
     }
-    return run_fitted_ratio(parse(tree), context(folder))
+    return fits.run_fitted_ratio(parse(tree), context(folder))
 
 
 def test_the_fit_does_not_see_what_is_predicted(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,37 +129,37 @@ def test_a_prediction_is_drawn_in_systems_that_fit(tmp_path: Path, monkeypatch: 
 
 @pytest.mark.parametrize("halve", [False, True])
 def test_an_unknown_is_found_between_its_ends_or_not_at_all(halve: bool) -> None:
-    found = fit_unknown(lambda value: 3 / value, 1.0, 0.5, 100.0, halve=halve)
+    found = fits.fit_unknown(lambda value: 3 / value, 1.0, 0.5, 100.0, halve=halve)
     assert found == pytest.approx(3.0, rel=0.03)
-    assert fit_unknown(lambda value: 3 / value, 1.0, 4.0, 100.0, halve=halve) is None
+    assert fits.fit_unknown(lambda value: 3 / value, 1.0, 4.0, 100.0, halve=halve) is None
 
 
 def test_ratios_and_unknowns_are_found_again(monkeypatch: pytest.MonkeyPatch) -> None:
-    speedup = RatioSimulation(SETUP).speedup(STREAMED, 2.0)
-    found = fit_ratio(speedup, SETUP)
+    speedup = fits.RatioSimulation(SETUP).speedup(STREAMED, 2.0)
+    found = fits.fit_ratio(speedup, SETUP)
     assert found.ratio == pytest.approx(2.0, rel=0.1)
-    assert fit_ratio(5.0, SETUP).ratio is None
+    assert fits.fit_ratio(5.0, SETUP).ratio is None
     monkeypatch.setattr("harness.studies.papers.fits._NEAR", 0.003)
     mode = Mode("in turn", ["schedule=colocate_sync"], "base")
     job = [*SMALL, "cluster.devices=4", "training.recompute_activations=true"]
-    form = Calibrated("cost.lengths.mean", 20.0, 160.0, [mode], 0.1)
+    form = fits.Calibrated("cost.lengths.mean", 20.0, 160.0, [mode], 0.1)
     wanted = steps(job_of(mode, [*job, "cost.lengths.mean=70.0"])).seconds
-    assert fit_workload(job, wanted, form).value == pytest.approx(70.0, rel=0.1)
+    assert fits.fit_workload(job, wanted, form).value == pytest.approx(70.0, rel=0.1)
     with pytest.raises(ConfigError, match="no cost.lengths.mean from 20 to 160"):
-        fit_workload(job, 100 * wanted, form)
+        fits.fit_workload(job, 100 * wanted, form)
 
 
 def test_the_base_takes_what_its_tasks_take() -> None:
     """So that it need not be simulated at every ratio."""
-    rollout_s = steps(ratio_job(SETUP, BASE, 0.0)).seconds
-    whole_s = steps(ratio_job(SETUP, BASE, 3.0)).seconds
+    rollout_s = steps(fits.ratio_job(SETUP, BASE, 0.0)).seconds
+    whole_s = steps(fits.ratio_job(SETUP, BASE, 3.0)).seconds
     assert whole_s == pytest.approx(rollout_s + 6.0, rel=0.01)
     q = systems(composed(BASE, SMALL))[0]
     setup = replace(SETUP, system=q)
-    rollout_s = steps(ratio_job(setup, BASE, 0.0)).seconds
+    rollout_s = steps(fits.ratio_job(setup, BASE, 0.0)).seconds
     beside = InTurn.of(q, rollout_s + 6.0, rollout_s, devices=1)
     around_s = beside.before_s + beside.serial_s + beside.hidden_s
-    whole_s = steps(ratio_job(setup, BASE, 3.0, beside)).seconds
+    whole_s = steps(fits.ratio_job(setup, BASE, 3.0, beside)).seconds
     assert whole_s == pytest.approx(rollout_s + 6.0 + around_s, rel=0.01)
 
 
@@ -276,7 +253,7 @@ def test_charts_of_several_ways_of_working_stand_on_one_page(tmp_path: Path) -> 
     )
 
 
-FIGURE = MeasuredFigure("accuracy", "reward/exact_match", 0.5, relative_to="fresh")
+FIGURE = measured.MeasuredFigure("accuracy", "reward/exact_match", 0.5, relative_to="fresh")
 
 
 def metrics(*values: float) -> list[dict[str, float]]:
@@ -284,11 +261,11 @@ def metrics(*values: float) -> list[dict[str, float]]:
 
 
 def test_figures_are_means_of_the_last_iterations_relative_to_one_cell() -> None:
-    assert value_of(FIGURE, metrics(0.0, 0.0, 0.4, 0.6)) == pytest.approx(0.5)
-    cells = [MeasuredCell("fresh", []), MeasuredCell("stale", [])]
+    assert measured.value_of(FIGURE, metrics(0.0, 0.0, 0.4, 0.6)) == pytest.approx(0.5)
+    cells = [measured.MeasuredCell("fresh", []), measured.MeasuredCell("stale", [])]
     read = {"fresh": [metrics(0.8, 0.8), metrics(0.6, 0.6)], "stale": [metrics(0.3, 0.3), metrics(0.4, 0.4)]}
     published = {("fresh", "accuracy"): 90.0, ("stale", "accuracy"): 81.0}
-    fresh, stale = lines_of(FIGURE, cells, read, published)
+    fresh, stale = measured.lines_of(FIGURE, cells, read, published)
     assert (fresh.measured, fresh.published) == (1.0, 1.0)
     assert stale.measured == pytest.approx(0.5) and stale.published == pytest.approx(0.9)
     assert fresh.seeds == (1.0, 1.0) and stale.seeds == pytest.approx((0.375, 2 / 3))
@@ -298,9 +275,11 @@ def test_figures_are_means_of_the_last_iterations_relative_to_one_cell() -> None
 def test_cells_with_batches_of_their_own_are_compared_by_samples(tmp_path: Path) -> None:
     halves = [one.replace("batch_groups=8", "batch_groups=4") for one in SMALL]
     job = ["schedule=colocate_sync", "cluster.devices=2", "cost.lengths.sigma=0", "cost.lengths.common=0"]
-    cells = [MeasuredCell(name, [], simulated=[*job, *its]) for name, its in (("whole", SMALL), ("halves", halves))]
-    figure = MeasuredFigure("score", "reward", 1.0, relative_to="halves")
-    lines = simulated_lines(MeasuredCells(1, [figure], cells), context(tmp_path))
+    cells = [
+        measured.MeasuredCell(name, [], simulated=[*job, *its]) for name, its in (("whole", SMALL), ("halves", halves))
+    ]
+    figure = measured.MeasuredFigure("score", "reward", 1.0, relative_to="halves")
+    lines = measured.simulated_lines(measured.MeasuredCells(1, [figure], cells), context(tmp_path))
     *_, speedup = lines
     assert speedup.label == "whole" and speedup.quantity.startswith("times as fast as halves")
     assert speedup.simulated == pytest.approx(2 * lines[1].simulated / lines[0].simulated, rel=0.15)  # type: ignore[operator]

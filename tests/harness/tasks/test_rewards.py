@@ -82,7 +82,7 @@ def test_numeric_holds_the_last_numbers_against_each_other(response: str, answer
 @pytest.mark.parametrize(
     ("response", "answer", "right"),
     [
-        # By kind of expression; the library's own cases: tests/integration/test_math_verify_cases.py.
+        # By kind of expression.
         (r"$\frac{1}{2}$", r"$0.5$", True), (r"$\frac12$", r"$\frac{1}{2}$", True), (r"$1,000$", "$1000$", True),
         (r"\boxed{x^2 + 2x + 1}", r"$(x+1)^2$", True), (r"$\sqrt{12}$", r"$2\sqrt{3}$", True),
         (r"$\{1, 2, 3\}$", r"$\{3, 2, 1\}$", True), (r"$(1, 2)$", r"$(2, 1)$", False),

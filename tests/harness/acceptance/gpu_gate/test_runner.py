@@ -2,8 +2,6 @@
 
 import json
 import os
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -30,7 +28,7 @@ from harness.cli.costs import calibrate
 from harness.config import ConfigError
 from harness.config.registries import SCHEDULES
 from tests.support.bare_machine import bare_environment
-from tests.support.project import ROOT
+from tests.support.project import ROOT, python
 
 HEAD = """import os, sys, time
 from dataclasses import replace
@@ -179,14 +177,8 @@ def test_parts_are_chosen_by_name_in_the_order_of_the_gate(part: Callable[..., G
 
 def gate(folder: Path, environment: dict[str, str], *arguments: str, status: int = 0) -> dict[str, PartResult]:
     """What each part found, and the gate's own exit status has to be this."""
-    done = subprocess.run(
-        [sys.executable, "-m", "harness.acceptance.gpu_gate", "device=cpu", f"results={folder}", *arguments],
-        cwd=folder,
-        env=environment,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    arguments = ("-m", "harness.acceptance.gpu_gate", "device=cpu", f"results={folder}", *arguments)
+    done = python(*arguments, cwd=folder, env=environment, timeout_s=1780)
     assert done.returncode == status, done.stdout + done.stderr
     outcome = "nothing failed" if status else "passed"
     assert (folder / "gate-gpu/cpu/gate.md").read_text().startswith(f"# The gate on cpu: {outcome}")
@@ -232,9 +224,7 @@ def test_what_cannot_be_asked_of_the_gate_is_one_line(given: dict[str, str], sai
         run_whole(given, tmp_path, print)
 
 
-def test_a_job_of_another_engine_takes_nothing_from_the_command(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_job_of_another_engine_takes_none_of_the_command(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     (tmp_path / ".venv-vllm").mkdir()
     (tmp_path / ".venv-vllm/.installed").touch()
     (tmp_path / "Makefile").write_text(

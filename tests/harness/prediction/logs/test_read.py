@@ -60,20 +60,11 @@ def test_a_log_is_read_as_it_is(name: str) -> None:
 def test_what_a_log_says_of_the_job_is_known() -> None:
     read = read_log([WRITTEN / "verl.log"])
     assert read.evidence.workload == Workload(
-        model="qwen7b",
-        device="h100",
-        batch_groups=64,
-        group_size=8,
-        prompt_mean=pytest.approx(150, rel=0.02),
-        response_mean=pytest.approx(1800, rel=0.05),
-        response_max=8192.0,
-        cap=8192,
-        clipped_share=pytest.approx(0.021),
-        tensor_parallel=2,
-        optimizer_steps=2,
-        recompute_log_probs=True,
+        model="qwen7b", device="h100", batch_groups=64, group_size=8, prompt_mean=pytest.approx(150, rel=0.02),
+        response_mean=pytest.approx(1800, rel=0.05), response_max=8192.0, cap=8192,
+        clipped_share=pytest.approx(0.021), tensor_parallel=2, optimizer_steps=2, recompute_log_probs=True,
         reference=True,
-    )
+    )  # fmt: skip
     assert (
         read_log([WRITTEN / "verl.log"], ["device=h200", "algorithm.batch_groups=128"]).evidence.workload.device
         == "h200"
