@@ -16,6 +16,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -139,12 +140,8 @@ def micro_batch(
 def with_scores(batch: TrainBatch, reference: list[Ragged], old: list[Ragged], iteration: int) -> TrainBatch:
     """The batch with the log-probs there are (lists of none or one)."""
     versions = np.full(len(batch.advantages), iteration, np.int32) if old else None
-    return TrainBatch(
-        batch.prompts,
-        batch.responses,
-        batch.behaviour_log_probs,
-        batch.versions,
-        batch.advantages,
+    return replace(
+        batch,
         ref_log_probs=reference[0] if reference else None,
         old_log_probs=old[0] if old else None,
         old_versions=versions,

@@ -9,9 +9,6 @@ and what began; a mean over its devices.
 """
 
 import argparse
-import os
-import subprocess
-import sys
 import tempfile
 from collections import Counter
 from pathlib import Path
@@ -19,6 +16,7 @@ from pathlib import Path
 from harness.config.placement import DEVICE_ROLES
 from harness.metrics.run_files import load_timeline
 from harness.metrics.timeline import WORK_KINDS, Span, Timeline
+from tests.support.real_runs import bench
 
 LINE = "{:<40}{:>9}{:>17}{:>20}"
 
@@ -81,17 +79,6 @@ def report_pool(timeline: Timeline, pool: str, devices: set[str]) -> None:
         line(gap, seconds, f"{count[gap] / len(devices) / iterations:.2f}" if count[gap] else "")
 
 
-def made_run(settings: list[str], results: Path) -> Path:
-    """The folder of a run of `fully_async` on two devices."""
-    command = [sys.executable, "-m", "harness", "bench", "experiment=bound", "schedule=fully_async"]
-    environment = os.environ | {"CADENCE_RESULTS": str(results)}
-    done = subprocess.run([*command, *settings], env=environment, capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{' '.join(command)} failed:\n{done.stderr[-3000:]}")
-    (folder,) = (results / "bound").glob("*/seed=*")
-    return folder
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--run", type=Path, help="a finished run, instead of one that is made")
@@ -100,7 +87,7 @@ def main() -> None:
     if given.run is not None:
         return report(load_timeline(given.run))
     with tempfile.TemporaryDirectory() as results:
-        report(load_timeline(made_run(given.settings, Path(results))))
+        report(load_timeline(bench(Path(results), "bound", "schedule=fully_async", *given.settings)))
 
 
 if __name__ == "__main__":

@@ -47,22 +47,15 @@ def columns_of(rows: np.ndarray, tokens: int) -> dict[str, Column]:
 
     times = rows / 1000
     return {
-        "prompt": Ragged(np.zeros(k * PROMPT, np.int64), np.full(k, PROMPT)),
-        "admitted_at": times,
+        "prompt": Ragged(np.zeros(k * PROMPT, np.int64), np.full(k, PROMPT)), "admitted_at": times,
         "response": of_tokens(np.random.default_rng(0).integers(0, 150_000, k * tokens)),
         "log_probs": of_tokens(np.full(k * tokens, -0.5, np.float32)),
-        "versions": of_tokens(np.zeros(k * tokens, np.int32)),
-        "loss_mask": of_tokens(np.ones(k * tokens, np.bool_)),
-        "engine": np.zeros(k, np.int32),
-        "started_at": times + 1,
-        "first_token_at": times + 1.5,
-        "finished_at": times + 2,
-        "finish_reason": np.zeros(k, np.int8),
-        "turns": np.ones(k, np.int32),
-        "reward": np.ones(k, np.float64),
-        "exact_match": np.ones(k, np.bool_),
+        "versions": of_tokens(np.zeros(k * tokens, np.int32)), "loss_mask": of_tokens(np.ones(k * tokens, np.bool_)),
+        "engine": np.zeros(k, np.int32), "started_at": times + 1, "first_token_at": times + 1.5,
+        "finished_at": times + 2, "finish_reason": np.zeros(k, np.int8), "turns": np.ones(k, np.int32),
+        "reward": np.ones(k, np.float64), "exact_match": np.ones(k, np.bool_),
         "reward_failure": text_column([""] * k),
-    }
+    }  # fmt: skip
 
 
 def trained(samples: int, sums: dict[str, float], into: WrittenSoFar) -> TrainedIteration:

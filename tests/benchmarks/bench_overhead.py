@@ -20,13 +20,14 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
 from safetensors.numpy import load_file
 
 from harness.config.compose import compose_job
 from harness.metrics.run_files import load_timeline
 from harness.metrics.timeline import SYNC_KINDS, Timeline
+from tests.benchmarks import bare_loop
+from tests.support.real_runs import bench
 
 WARMUP = 3  # iterations left out
 PHASES = ("generate", "reference", "old_log_prob", "update_actor", "weight sync", "gaps")
@@ -51,7 +52,8 @@ class Side:
 
 def measure_bare(settings: Sequence[str], samples: int, side: Side) -> None:
     """One run of the bare loop."""
-    told: dict[str, Any] = json.loads(_python("tests.benchmarks.bare_loop", *settings))
+    done = subprocess.run([sys.executable, "-m", bare_loop.__name__, *settings], stdout=subprocess.PIPE, check=True)
+    told = json.loads(done.stdout)
     seconds = {phase: statistics.median(values[WARMUP:]) for phase, values in told["seconds"].items()}
     whole = seconds.pop("iteration")
     side.rates.append(samples / whole)
@@ -65,8 +67,7 @@ def measure_bare(settings: Sequence[str], samples: int, side: Side) -> None:
 
 def measure_harness(settings: Sequence[str], samples: int, side: Side, results: Path) -> None:
     """One run of `python -m harness bench`, MLflow and all."""
-    _python("harness", "bench", "experiment=overhead", "force=true", *settings)
-    (run,) = (results / "overhead").glob("*/seed=*")
+    run = bench(results, "overhead", "force=true", *settings)
     iterations = [by_phase(load_timeline(run), i) for i in range(WARMUP, compose_job(settings).iterations)]
     side.rates.append(samples / statistics.median(sum(phases.values()) for phases in iterations))
     for phase in PHASES:
@@ -112,25 +113,15 @@ def _digest(path: Path) -> str:
     return digest.hexdigest()
 
 
-def _python(module: str, *arguments: str) -> str:
-    done = subprocess.run([sys.executable, "-m", module, *arguments], capture_output=True, text=True, check=False)
-    if done.returncode:
-        raise RuntimeError(f"{module} {' '.join(arguments)} failed:\n{done.stderr[-3000:]}")
-    return done.stdout
-
-
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=3)
     parser.add_argument("--iterations", type=int, default=30)
     parser.add_argument("settings", nargs="*", help="more settings of the job, such as algorithm.reference=false")
     given = parser.parse_args()
-    settings = [
-        "schedule=colocate_sync",
-        "cluster.devices=1",
-        f"iterations={given.iterations}",
-        "algorithm.reference=true",
-    ]
+    settings = (
+        f"schedule=colocate_sync cluster.devices=1 iterations={given.iterations} algorithm.reference=true".split()
+    )
     settings += given.settings
     algorithm = compose_job(settings).algorithm
     samples = algorithm.batch_groups * algorithm.group_size

@@ -22,19 +22,12 @@ from harness.driver.session import Session, simulate
 from harness.metrics.timeline import Timeline
 
 JOB = (
-    "backend=paced",
-    "iterations=8",
-    "cluster.devices=12",
-    "algorithm.batch_groups=36",
-    "algorithm.micro_batch_groups=1",
-    "engine.slots=64",
-    "model=qwen7b",  # on H100s, by the roofline: a decode step lasts 7.3 ms at least
-    "cost.prompt_tokens=32",
-    "cost.lengths.mean=96",
-    "cost.lengths.sigma=0.8",
-    "cost.lengths.cap=320",
-)
-"""An iteration lasts seconds, so that calls between processes are small beside it, as they would be in earnest."""
+    "backend=paced iterations=8 cluster.devices=12 algorithm.batch_groups=36 algorithm.micro_batch_groups=1 "
+    "engine.slots=64 model=qwen7b cost.prompt_tokens=32 cost.lengths.mean=96 cost.lengths.sigma=0.8 "
+    "cost.lengths.cap=320"
+).split()
+"""On H100s, by the roofline, a decode step lasts 7.3 ms at least: an iteration lasts seconds, so that calls between
+processes are small beside it, as they would be in earnest."""
 SPLIT = ("schedule.split.rollout=8", "schedule.split.actor=4")
 COLUMNS = "{:<34}{:>14}{:>14}{:>10}"
 

@@ -25,19 +25,12 @@ from engines.torch.model import build_model
 from engines.torch.rollout import TorchRollout
 from harness.config import ModelConfig
 from harness.protocols import Request, Sampling
+from harness.runtime.runtime import RealClock
 
 TINY = ModelConfig("tiny", 64, 2, 4, 2, 16, 256, 32, True, 128)
 PROMPT_TOKENS = 8
 Generator = Callable[[Qwen3ForCausalLM, "Workload", str, int], int]
 SLOTS = 128
-
-
-class WallClock:
-    def now(self) -> float:
-        return time.monotonic()
-
-    async def sleep(self, seconds: float) -> None:
-        await asyncio.sleep(seconds)
 
 
 @dataclass(frozen=True)
@@ -65,7 +58,7 @@ def by_engine(model: Qwen3ForCausalLM, workload: Workload, device: str, seed: in
 
     async def generate() -> int:
         engine = TorchRollout(
-            model, sampling=workload.sampling, slots=SLOTS, seed=seed, clock=WallClock(), device=device
+            model, sampling=workload.sampling, slots=SLOTS, seed=seed, clock=RealClock.starting_now(), device=device
         )
         engine.submit([Request(i, prompt) for i, prompt in enumerate(workload.prompts())])
         done = tokens = 0

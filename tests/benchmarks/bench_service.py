@@ -57,7 +57,6 @@ class Native:
         self._queue.put(partition, rows, {"prompt": data["prompt"]})
         for _ in range(self._samples // batch):
             given = self._queue.get("rollout", batch, partition=partition)
-            assert given is not None
             self._queue.put(partition, given.rows, made(data, given.rows - rows[0]))
             assert self._queue.get("train", batch, partition=partition) is not None
         self._queue.clear(partition)
@@ -75,7 +74,6 @@ class OverHttp:
         command = [sys.executable, "-m", "harness", "serve", "port=0"]
         environment = os.environ | {"CADENCE_TOKEN": token, "PYTHONUNBUFFERED": "1"}
         self._process = subprocess.Popen(command, env=environment, stdout=subprocess.PIPE, text=True)
-        assert self._process.stdout is not None
         (url,) = (word for word in self._process.stdout.readline().split() if word.startswith("http:"))
         headers = {"Authorization": f"Bearer {token}"}
         self._http = httpx2.Client(base_url=url, headers=headers, trust_env=False, timeout=120.0)
@@ -92,7 +90,6 @@ class OverHttp:
         for _ in range(self._samples // batch):
             given = self._post("recv_experience_data", task="rollout", reader="a", count=batch)
             rows, _ = decode(given.content)
-            assert rows is not None
             sent = encode(rows, made(data, rows - self._round * self._samples))
             self._send(f"send_experience_data?lease={given.headers['X-Lease']}", sent)
             decode(self._post("recv_experience_data", task="train", reader="trainer", count=batch).content)

@@ -13,19 +13,10 @@ from harness.config.compose import compose_job
 from harness.driver.session import simulate
 
 JOB = (
-    "schedule=fully_async",
-    "model=qwen7b",
-    "iterations=20",
-    "cluster.devices=1024",
-    "schedule.split.rollout=512",
-    "schedule.split.actor=256",
-    "schedule.split.actor_fwd=128",
-    "schedule.split.reference=128",
-    "algorithm.reference=true",
-    "algorithm.batch_groups=512",
-    "algorithm.group_size=16",
-    "algorithm.micro_batch_groups=1",
-)
+    "schedule=fully_async model=qwen7b iterations=20 cluster.devices=1024 schedule.split.rollout=512 "
+    "schedule.split.actor=256 schedule.split.actor_fwd=128 schedule.split.reference=128 algorithm.reference=true "
+    "algorithm.batch_groups=512 algorithm.group_size=16 algorithm.micro_batch_groups=1"
+).split()
 
 
 def main() -> None:

@@ -19,8 +19,8 @@ import asyncio
 import multiprocessing
 import statistics
 import time
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -29,6 +29,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
+from engines.torch.model import outline_model
+from harness.config.compose import compose_job
 from harness.weight_sync.collective import CollectiveOffer
 from harness.weight_sync.host_staged import HostStagedOffer
 from harness.weight_sync.ipc import SharedOffer, share_slots
@@ -36,7 +38,6 @@ from harness.weight_sync.plan import TransferPlan, plan_transfer
 from harness.weight_sync.process_group import HOST, Rendezvous, open_rendezvous
 from tests.benchmarks.lost_tokens import table
 
-HIDDEN, HEADS, KV_HEADS, HEAD_DIM, FF, VOCABULARY = 896, 14, 2, 64, 4864, 151_936
 TRANSPORTS = ("collective", "ipc", "host_staged")
 TIMEOUT_S = 120.0
 
@@ -44,24 +45,10 @@ Offer = CollectiveOffer | HostStagedOffer | SharedOffer
 Weights = dict[str, torch.Tensor]
 
 
-def shapes(layers: int) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Of qwen0.5b, tied embeddings."""
-    yield "embed_tokens", (VOCABULARY, HIDDEN)
-    for layer in range(layers):
-        yield f"{layer}.q", (HEADS * HEAD_DIM, HIDDEN)
-        yield f"{layer}.k", (KV_HEADS * HEAD_DIM, HIDDEN)
-        yield f"{layer}.v", (KV_HEADS * HEAD_DIM, HIDDEN)
-        yield f"{layer}.o", (HIDDEN, HEADS * HEAD_DIM)
-        yield f"{layer}.gate", (FF, HIDDEN)
-        yield f"{layer}.up", (FF, HIDDEN)
-        yield f"{layer}.down", (HIDDEN, FF)
-        for norm in ("norm1", "norm2"):
-            yield f"{layer}.{norm}", (HIDDEN,)
-    yield "norm", (HIDDEN,)
-
-
 def make_weights(layers: int) -> Weights:
-    return {name: torch.full(shape, 1.5, dtype=torch.bfloat16) for name, shape in shapes(layers)}
+    model = replace(compose_job(["model=qwen0.5b"]).model, checkpoint=None, layers=layers)
+    named = outline_model(model).model.named_parameters()
+    return {name: torch.full(outlined.shape, 1.5, dtype=torch.bfloat16) for name, outlined in named}
 
 
 @dataclass

@@ -13,7 +13,7 @@ from functools import cache
 import numpy as np
 
 from engines.simulated.rollout import SimulatedRollout
-from harness.config import CostConfig, RooflineConfig
+from harness.config import CostConfig
 from harness.config.compose import compose_job
 from harness.cost_model.cost import transfer_times
 from harness.cost_model.lengths import ResponseLengths
@@ -106,7 +106,6 @@ async def _keep_full(engine: SimulatedRollout) -> int:
 @cache
 def costs() -> CostConfig:
     config = compose_job(["model=qwen7b"])
-    assert isinstance(config.cost, RooflineConfig)
     return roofline(config.model, config.device, config.cost, JobLayout())
 
 

@@ -4,14 +4,12 @@ The stress of the queue is a test by itself (tests/integration/test_transfer_que
 """
 
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from tests.support.fabricated_cells import Made, make_run
-from tests.support.project import ROOT
+from tests.support.project import ROOT, python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -40,8 +38,7 @@ ARGUMENTS = {
 
 def run(name: str, results: Path, *arguments: str) -> str:
     environment = os.environ | {"CADENCE_RESULTS": str(results), "GLOO_SOCKET_IFNAME": "lo"}
-    command = [sys.executable, "-m", f"tests.benchmarks.{name}", *arguments]
-    done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=880, check=False)
+    done = python("-m", f"tests.benchmarks.{name}", *arguments, env=environment)
     assert done.returncode == 0, (done.stdout + done.stderr)[-8000:]
     return done.stdout
 

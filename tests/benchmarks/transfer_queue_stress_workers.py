@@ -222,7 +222,6 @@ class Workers:
     def listen(self, timeout_s: float) -> None:
         pipes = {pipe for _, pipe in self._members.values()}
         for pipe in wait(pipes, timeout_s):
-            assert isinstance(pipe, Connection)
             self._hear(pipe)
 
     def _hear(self, pipe: Connection) -> bool:

@@ -62,7 +62,6 @@ def test_a_comparison_that_is_killed_is_finished_by_the_same_command(results: Pa
     _, left = psutil.wait_procs(family, timeout=60)
     assert not [process for process in left if process.status() != psutil.STATUS_ZOMBIE], "its run goes on without it"
     before = done(folder)
-
     again = compare(results)
     assert again.returncode == 0, again.stdout + again.stderr
     after = done(folder)
@@ -70,9 +69,7 @@ def test_a_comparison_that_is_killed_is_finished_by_the_same_command(results: Pa
     assert "equivalence gate passed" in again.stdout and "conservation passed: 4 ledgers close" in again.stdout
     gate = read_gate(folder)
     assert gate is not None and gate.passed and gate.samples == 96
-
     campaign = read_campaign(folder)
-    assert campaign is not None
     comparison = comparison_of(folder, campaign)
     assert [cell.label for cell in comparison.cells] == ["separated_sync", "fully_async"]
     assert [cell.seeds for cell in comparison.cells] == [(0, 1), (0, 1)]

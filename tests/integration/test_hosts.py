@@ -15,7 +15,7 @@ from harness.config.registries import find
 from tests.support.hosts import Host, RayHosts, ray_hosts, why_not
 from tests.support.invariants import check_run
 from tests.support.project import ROOT
-from tests.support.real_runs import BARE, command, environment
+from tests.support.real_runs import BARE, command, environment, lines
 
 pytestmark = [
     pytest.mark.cluster,
@@ -71,7 +71,7 @@ class Driver:
         return next(self.results.glob("hosts/*/seed=0"))
 
     def iterations(self) -> int:
-        return sum(path.read_bytes().count(b"\n") for path in self.results.glob("hosts/*/seed=0/metrics.jsonl"))
+        return lines(self.results, "hosts")
 
     def wait_until(self, true: Callable[[], bool]) -> None:
         """While it runs."""
@@ -106,13 +106,11 @@ def test_a_schedule_of_each_way_of_weights_keeps_its_promises_with_a_device_on_e
     names of Python's, which Ray pickles, nor that of the group that brings weights are heard between hosts."""
     colocated = find("schedule", schedule).colocated
     before = sum(cluster.hosts.sent().values())
-
     with cluster.hosts.overheard("WorkerActor", "weights of", "in clear") as heard:
         cluster.hosts[1].run(f"bash -c 'echo in clear > /dev/udp/{cluster.hosts[2].address}/9'")
         Driver(
             cluster, tmp_path, f"schedule={schedule}", *(TRAINING_APART if colocated else ENGINES_APART)
         ).check_finished()
-
     sent = sum(cluster.hosts.sent().values()) - before
     assert sent > (0 if colocated else 2 * WEIGHTS), "each engine had one version at least"
     assert heard == ["in clear"]
@@ -144,14 +142,11 @@ for place in sys.argv[1:]:
 """
 
 
-def test_between_hosts_what_listens_speaks_tls_or_drops_what_comes_once_groups_have_formed(
-    cluster: RayHosts, tmp_path: Path
-) -> None:
+def test_between_hosts_listeners_speak_tls_or_drop_all_once_groups_formed(cluster: RayHosts, tmp_path: Path) -> None:
     """The run's own listeners and Ray's; Gloo's."""
     driver = Driver(cluster, tmp_path, "schedule=one_step_off", "iterations=1000", *RANKS_APART)
     driver.wait_until(lambda: driver.iterations() >= 2)
     places = [place for host in cluster.hosts for place in _run_python(host, _LISTENING, host.address)]
-
     heard = _run_python(cluster.hosts[2], _TRIES, *places)
     driver.terminate()
     assert driver.ended() == 143, driver.said[-8000:]
@@ -162,9 +157,7 @@ def _run_python(host: Host, script: str, *arguments: str) -> list[str]:
     return host.run(shlex.join([sys.executable, "-c", script, *arguments])).split()
 
 
-def test_what_workers_print_on_hosts_that_do_not_see_the_results_is_brought_there(
-    cluster: RayHosts, tmp_path: Path
-) -> None:
+def test_what_workers_print_on_hosts_without_the_results_is_brought_there(cluster: RayHosts, tmp_path: Path) -> None:
     """When one of them dies, and at the end: of a run that is broken off, so that it does not end before that one is
     back."""
     results = results_of_the_first_alone(cluster, tmp_path)
@@ -174,9 +167,7 @@ def test_what_workers_print_on_hosts_that_do_not_see_the_results_is_brought_ther
     began = log.read_text().splitlines()[0]
     cluster.hosts[int(log.parent.name.removeprefix("host"))].run("pkill -KILL -f ^ray::WorkerActor")
     driver.wait_until(lambda: "at work again" in driver.said)
-
     driver.terminate()
-
     assert driver.ended() == 143, driver.said[-8000:]
     said = [path.read_text() for path in (driver.folder / "logs").glob("device*.log")]
     assert all(any(f" on {host.address}\n" in text for text in said) for host in cluster.hosts)
@@ -189,7 +180,6 @@ def test_ranks_that_do_not_see_where_checkpoints_go_are_named_in_one_line(cluste
     results = results_of_the_first_alone(cluster, tmp_path)
     for _ in range(2):
         driver = Driver(cluster, results, "schedule=one_step_off", "checkpoint.every=1", *RANKS_APART)
-
         assert driver.ended() == 2
         (line,) = [line for line in driver.said.splitlines() if f"has no {driver.folder}, or may not write it" in line]
         assert line.startswith("device[") and "Traceback" not in driver.said
@@ -197,9 +187,7 @@ def test_ranks_that_do_not_see_where_checkpoints_go_are_named_in_one_line(cluste
             host.run(f"mkdir -p '{driver.folder}/logs'")
 
 
-def test_an_engine_whose_host_is_cut_off_comes_back_with_it_and_the_run_goes_on_meanwhile(
-    cluster: RayHosts, tmp_path: Path
-) -> None:
+def test_an_engine_whose_host_is_cut_off_comes_back_and_the_run_goes_on(cluster: RayHosts, tmp_path: Path) -> None:
     """Ended by nobody, the engine that was given up is there again for a while, and must not take samples. All of it
     while little a second leaves the driver's host."""
     with cluster.hosts[1].limited(megabits=20):
@@ -210,21 +198,17 @@ def test_an_engine_whose_host_is_cut_off_comes_back_with_it_and_the_run_goes_on_
             for role, number in places(driver.folder).items()
             if role.startswith("rollout") and number > 1
         )
-
         cluster.hosts.cut_off(host.number)
         before = driver.iterations()
         driver.wait_until(lambda: driver.iterations() >= before + 3)
         cluster.hosts.bring_back(host.number)
         driver.wait_until(lambda: driver.iterations() >= before + 4)
         cluster.start_again(host.number)
-
         driver.check_finished()
     assert f"lost {engine}" in driver.said and f"(on {host.address}); started again" in driver.said
 
 
-def test_a_training_ranks_host_is_lost_then_the_drivers_and_the_run_ends_whole(
-    cluster: RayHosts, tmp_path: Path
-) -> None:
+def test_a_ranks_host_is_lost_then_the_drivers_and_the_run_ends_whole(cluster: RayHosts, tmp_path: Path) -> None:
     """The first takes all roles back to a checkpoint. What the second leaves on other hosts ends by itself, though
     Ray's head is lost with it; the same command goes on. The last test of this cluster."""
     hosts = cluster.hosts
@@ -233,13 +217,11 @@ def test_a_training_ranks_host_is_lost_then_the_drivers_and_the_run_ends_whole(
     driver = Driver(cluster, tmp_path, *settings)
     driver.wait_until(lambda: driver.iterations() >= 3)
     rank = next(number for role, number in places(driver.folder).items() if role.startswith("actor") and number > 1)
-
     hosts.cut_off(rank)
     driver.wait_until(lambda: "going on from version" in driver.said)
     hosts.bring_back(rank)
     cluster.start_again(rank)
     driver.wait_until(lambda: "all went back to version" in driver.said)
-
     hosts.cut_off(1)
     hosts[1].end_processes()
     assert driver.ended() != 0

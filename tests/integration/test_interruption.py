@@ -14,7 +14,7 @@ import pytest
 from harness.metrics.run_files import load_ledger, load_metrics
 from tests.support.forked_drivers import Drivers, folder_of
 from tests.support.project import ROOT
-from tests.support.real_runs import BARE, command, environment
+from tests.support.real_runs import BARE, command, environment, lines
 
 pytestmark = pytest.mark.slow
 
@@ -42,21 +42,12 @@ def started(results: Path, experiment: str, *settings: str) -> Iterator[tuple[su
         preexec_fn=heed_interrupts,
     )
     try:
-        wait_until(lambda: any(lines(path) > 2 for path in metrics_files(results, experiment)), process)
-        (metrics,) = metrics_files(results, experiment)
-        yield process, metrics.parent
+        wait_until(lambda: lines(results, experiment) > 2, process)
+        yield process, folder_of(results, experiment)
     finally:
         if process.poll() is None:
             os.killpg(process.pid, signal.SIGKILL)
         process.communicate()
-
-
-def metrics_files(results: Path, experiment: str) -> list[Path]:
-    return list((results / experiment).glob("*/seed=0/metrics.jsonl"))
-
-
-def lines(path: Path) -> int:
-    return path.read_bytes().count(b"\n")
 
 
 def wait_until(condition: Callable[[], bool], process: subprocess.Popen[str]) -> None:
@@ -89,7 +80,6 @@ def test_ctrl_c_ends_in_seconds_and_a_rerun_finishes(results: Path, drivers: Dri
     assert not (folder / "DONE").exists()
     assert not list(folder.glob(".*.tmp"))
     assert len(load_metrics(folder)) > 2  # what was measured until then can be read
-
     again = drivers.bench(results, "interrupted", *SETTINGS)
     assert (again / "DONE").exists()
     assert load_ledger(again)["in_flight"] == 0
@@ -133,20 +123,21 @@ def test_an_engine_that_stops_without_dying_is_noticed_and_started_again(results
     assert (folder / "DONE").exists() and load_ledger(folder)["in_flight"] == 0
 
 
-def test_a_process_that_stops_without_dying_is_noticed_and_named(results: Path, drivers: Drivers) -> None:
-    settings = (*SETTINGS, "cluster.heartbeat_timeout_s=10", "restarts.limit=0")
-    code, output = drivers.run_killed(results, "stopped_1", settings, [("device[1]", 3)], signal.SIGSTOP)
-    assert code == 1, output
-    assert "device[1] did not answer for 10 s (cluster.heartbeat_timeout_s)" in output, output
-    assert "Traceback" not in output, output
-    assert not (folder_of(results, "stopped_1") / "DONE").exists()
-
-
-def test_a_queue_that_dies_ends_the_run_and_is_named(results: Path, drivers: Drivers) -> None:
+@pytest.mark.parametrize(
+    ("name", "how", "said"),
+    [
+        ("device[1]", signal.SIGSTOP, "device[1] did not answer for 10 s (cluster.heartbeat_timeout_s)"),
+        ("queue", signal.SIGKILL, "transfer queue"),
+    ],
+)
+def test_what_stops_or_dies_and_may_not_be_started_again_ends_the_run_and_is_named(
+    name: str, how: signal.Signals, said: str, results: Path, drivers: Drivers
+) -> None:
     """What else dies is in test_restarts and test_lost_engines_of_runs."""
-    code, output = drivers.run_killed(results, "victim_queue", (*SETTINGS, "restarts.limit=0"), [("queue", 3)])
-    assert code == 1 and "transfer queue" in output and "Traceback" not in output, output
-    assert not (folder_of(results, "victim_queue") / "DONE").exists()
+    settings, experiment = (*SETTINGS, "cluster.heartbeat_timeout_s=10", "restarts.limit=0"), f"victim_{name[:5]}"
+    code, output = drivers.run_killed(results, experiment, settings, [(name, 3)], how)
+    assert code == 1 and said in output and "Traceback" not in output, output
+    assert not (folder_of(results, experiment) / "DONE").exists()
 
 
 def test_the_server_that_forks_a_runs_processes_is_named_where_it_dies(results: Path) -> None:

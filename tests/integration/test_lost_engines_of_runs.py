@@ -43,11 +43,6 @@ GO_ON = {
     "delayed_update": Wanted(
         f"{SHORT} {TWO} schedule=delayed_update", [("rollout 1: batch 2", "dies", 1)], ["rollout[1]"]
     ),
-    "half_step": Wanted(f"{SHORT} {THREE} schedule=half_step", [("actor: batch 2", "dies", 1)], ["rollout[1]"]),
-    "one_step_off": Wanted(f"{SHORT} {TWO} schedule=one_step_off", [("rollout: batch 2", "dies", 0)], ["rollout[0]"]),
-    "separated_sync": Wanted(
-        f"{SHORT} {TWO} schedule=separated_sync", [("actor: publishing version 2", "dies", 1)], ["rollout[1]"]
-    ),
 }
 COMES_BACK = Wanted(
     f"{SHORT} {TWO} schedule=fully_async iterations=14 cluster.serve_membership=true",

@@ -32,9 +32,7 @@ def runs(results: Path, drivers: Drivers) -> dict[str, Path]:
 
 
 @pytest.mark.parametrize(("schedule", "pools", "lags"), [("fully_async", 2, {0, 1, 2}), ("colocate_sync", 1, {0})])
-def test_the_policy_learns_by_every_sample_once(
-    runs: dict[str, Path], schedule: str, pools: int, lags: set[int]
-) -> None:
+def test_policies_learn_by_every_sample_once(runs: dict[str, Path], schedule: str, pools: int, lags: set[int]) -> None:
     matches = [metrics["reward/exact_match"] for metrics in load_metrics(runs[schedule])]
     assert len(matches) == ITERATIONS and sum(matches[:3]) / 3 < 0.45 and sum(matches[-8:]) / 8 > 0.5
     run = read_finished(runs[schedule])

@@ -1,5 +1,5 @@
 """The plan of memory held against what training allocates: FSDP2 over Gloo in worlds of 1, 2 and 4 processes, counted
-tensor by tensor; and against the models that transformers makes of published sizes."""
+tensor by tensor."""
 
 import multiprocessing
 from typing import Any
@@ -8,11 +8,6 @@ import pytest
 import torch
 from torch.distributed import TCPStore
 
-from engines.torch.model import transformers_config
-from harness.config import ModelConfig
-from harness.config.compose import choices, compose_job
-from harness.config.model_folder import DRAWN
-from harness.cost_model.shape import parameters, weight_bytes
 from tests.support.counted_memory import CountedMemory
 from tests.support.fsdp_samples import FREE, World, computed
 from tests.support.training_case import TrainingCase
@@ -84,39 +79,3 @@ def _rank(case: TrainingCase, rank: int, port: int, answers: Any) -> None:
         found["step"] = peak(engine.step())
     if rank == 0:
         answers.put(found)
-
-
-PUBLISHED = [name for name in choices("model") if not name.startswith("tiny")]
-LARGEST = dict(hidden=8192, layers=80, heads=64, kv_heads=8, head_dim=128, ff=29568)  # Qwen2.5-72B
-
-
-@pytest.mark.parametrize("name", [*PUBLISHED, "72B"])
-def test_the_weights_of_a_model_are_counted_exactly(name: str) -> None:
-    from transformers import AutoModelForCausalLM
-
-    large = [f"model.{size}={number}" for size, number in LARGEST.items()] if name == "72B" else []
-    model = compose_job([f"model={'qwen32b' if name == '72B' else name}", *large]).model
-    with torch.device("meta"):
-        made = AutoModelForCausalLM.from_config(mixture_config(model) if model.experts else transformers_config(model))
-    count = sum(parameter.numel() for parameter in made.parameters())
-    assert parameters(model) == count and weight_bytes(model) == 2 * count
-    assert model.experts or model.architecture in DRAWN
-
-
-def mixture_config(model: ModelConfig) -> Any:
-    """transformers' of a model that is simulated only."""
-    from transformers import AutoConfig
-
-    return AutoConfig.for_model(
-        model.architecture,
-        hidden_size=model.hidden,
-        num_hidden_layers=model.layers,
-        num_attention_heads=model.heads,
-        num_key_value_heads=model.kv_heads,
-        head_dim=model.head_dim,
-        moe_intermediate_size=model.ff,
-        num_experts=model.experts,
-        num_experts_per_tok=model.active_experts,
-        vocab_size=model.vocabulary,
-        tie_word_embeddings=model.tied_embeddings,
-    )

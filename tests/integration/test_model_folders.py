@@ -51,10 +51,8 @@ async def log_probs(folder: Path, prompt: list[int], response: list[int]) -> lis
 
 @pytest.mark.slow
 @pytest.mark.timeout(FIRST_TIMEOUT_S)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-async def test_transformers_and_a_run_load_the_final_folder(
-    architecture: str, tmp_path: Path, drivers: Drivers
-) -> None:
+@pytest.mark.parametrize("architecture", ["llama", "qwen3_moe"])
+async def test_transformers_and_runs_load_the_final_folder(architecture: str, tmp_path: Path, drivers: Drivers) -> None:
     from transformers import AutoModelForCausalLM
 
     folder = trained(drivers, tmp_path, architecture, "schedule=fully_async")

@@ -21,6 +21,7 @@ from harness.transfer_queue.remote.requests import read_verb
 from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.rows.frames import Frame
 from harness.transfer_queue.storage.inline import InlineBackend
+from tests.support.mutations import spoilt
 from tests.support.queue_sides import ServerThread
 from tests.support.remote_queue import SPEC, ids, tokens
 
@@ -31,49 +32,30 @@ ROWS = np.arange(4).tobytes()
 KNOWN = [
     m.encode(message)
     for message in (
-        m.CreatePartition("x", ROWS, 2, None),
-        m.OpenSegment("x", 1 << 32),
+        m.CreatePartition("x", ROWS, 2, None), m.OpenSegment("x", 1 << 32),
         m.Put("x", ROWS, Frame(4, {"reward": 16}, bytes(16)), {}, 0.0),
         m.Put("x", ROWS, Frame(4, {"tokens": 72}, bytes(72)), {"tokens": ROWS}, None),
         m.Get(GetRequest("score", 2, minimum=1, timeout_s=0.0)),
-        m.Get(GetRequest("train", 2, partition="x", first=("score", ((1, 1),)), only=(1, 2))),
-        m.Received(3),
-        m.Withdraw(3),
-        m.Verb("set_bound", ("score", "0", 7)),
-        m.Verb("drop", ("train", "score", 7)),
-        m.Verb("begin_again", ("x", [1, 2])),
-        m.Verb("give_up", ("x", [1])),
-        m.Verb("finish", ("x", [0])),
-        m.Verb("acknowledge", (1,)),
-        m.Verb("give_back", (1 << 62,)),
-        m.Verb("release", ("0",)),
-        m.Verb("clear", ("x",)),
-        m.Verb("clear_finished"),
-        m.Verb("waiting"),
-        m.Verb("describe"),
-        m.Verb("lacking", ("actor", "step/1", 2)),
-        m.Verb("note", ("engine 0", "begun", 1)),
+        m.Get(GetRequest("train", 2, partition="x", first=("score", ((1, 1),)), only=(1, 2))), m.Received(3),
+        m.Withdraw(3), m.Verb("set_bound", ("score", "0", 7)), m.Verb("drop", ("train", "score", 7)),
+        m.Verb("begin_again", ("x", [1, 2])), m.Verb("give_up", ("x", [1])), m.Verb("finish", ("x", [0])),
+        m.Verb("acknowledge", (1,)), m.Verb("give_back", (1 << 62,)), m.Verb("release", ("0",)),
+        m.Verb("clear", ("x",)), m.Verb("clear_finished"), m.Verb("waiting"), m.Verb("describe"),
+        m.Verb("lacking", ("actor", "step/1", 2)), m.Verb("note", ("engine 0", "begun", 1)),
     )
-]
+]  # fmt: skip
 
 
 def spoiled(random: Random, data: bytes) -> bytes:
-    """Some of its bytes changed, left out, doubled or added."""
-    out = bytearray(data)
-    for _ in range(random.randrange(1, 6)):
-        at = random.randrange(len(out) + 1)
-        match random.randrange(5):
-            case 0:
-                out[at : at + 1] = random.randbytes(1)
-            case 1:
-                del out[at : at + random.randrange(1, 9)]
-            case 2:
-                out[at:at] = out[: random.randrange(40)]
-            case 3:
-                out[at:at] = random.choice([b"\xff", b"\x91" * 3000, b"\xc1", b"\xdf\xff\xff\xff\xff", b"\xcb\x7f\xf0"])
-            case 4:
-                out[at:at] = random.randbytes(random.randrange(1, 40))
-    return bytes(out)
+    """At random, or by what is nothing to msgpack, or the beginning of very much."""
+    if random.random() < 0.8:
+        return spoilt(data, random)
+    at = random.randrange(len(data) + 1)
+    return (
+        data[:at]
+        + random.choice([b"\xff", b"\x91" * 3000, b"\xc1", b"\xdf\xff\xff\xff\xff", b"\xcb\x7f\xf0"])
+        + data[at:]
+    )
 
 
 def anything(random: Random) -> bytes:
@@ -118,9 +100,7 @@ def hello(random: Random, server: ServerThread) -> bytes:
     [(False, None), (True, None), (False, "tcp:127.0.0.1:0")],
     ids=["without the token", "a writer", "without TLS"],
 )
-def test_two_thousand_things_said_to_a_queue(
-    admitted: bool, address: str | None, caplog: pytest.LogCaptureFixture
-) -> None:
+def test_2000_things_said_to_a_queue(admitted: bool, address: str | None, caplog: pytest.LogCaptureFixture) -> None:
     random = Random(int(admitted))
     with ServerThread(SPEC, InlineBackend(), address) as server, SyncQueue(server.endpoint) as honest:
         writer = token_for("writer", server.endpoint.token)

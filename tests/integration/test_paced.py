@@ -5,7 +5,6 @@ from pathlib import Path
 import pytest
 
 from harness.comparison.promises import FinishedRun, read_finished
-from harness.config import CostConfig
 from harness.cost_model.cost import transfer_times
 from harness.driver.session import simulate
 from harness.metrics.run_files import load_manifest
@@ -59,13 +58,11 @@ def test_a_paced_run_is_called_paced(folder: Path) -> None:
 
 def test_a_paced_run_makes_the_samples_of_the_virtual_one(run: FinishedRun) -> None:
     virtual = simulate(run.config, seed=0).samples()
-
     assert [sample.response_tokens for sample in run.samples] == [sample.response_tokens for sample in virtual]
 
 
 def test_no_paced_work_is_faster_than_the_cost_model(run: FinishedRun) -> None:
     cost = run.config.cost
-    assert isinstance(cost, CostConfig)
     transfer = transfer_times(cost, "host_staged")
     least = {
         "publish_weights": transfer.send_s,
@@ -74,7 +71,5 @@ def test_no_paced_work_is_faster_than_the_cost_model(run: FinishedRun) -> None:
         "update_actor": cost.train_step_s,
         "old_log_prob": cost.call_s,
     }
-
     seen = {kind: min(s.end - s.start for s in run.timeline.spans if s.kind == kind) for kind in least}
-
     assert {kind: seconds for kind, seconds in seen.items() if seconds < least[kind] - EARLY_S} == {}

@@ -93,9 +93,7 @@ async def test_payloads_of_a_run_travel_in_the_channel_of_its_queue(address: str
 def test_a_run_with_all_on_a_cluster(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of `fully_async`; others in test_hosts."""
     monkeypatch.setenv("RAY_ADDRESS", address)
-
     folder = bench(tmp_path, "cluster", "schedule=fully_async", "cluster.queue=ray", *SMALL.split(), "iterations=2")
-
     assert (folder / "DONE").is_file()
 
 
@@ -115,12 +113,8 @@ def test_a_run_that_names_no_cluster_does_not_join_another(tmp_path: Path, monke
             theirs.shutdown()
 
 
-def test_sigterm_on_a_cluster_leaves_a_checkpoint(
-    address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_sigterm_on_clusters_leaves_a_checkpoint(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
     settings = (*SMALL.split(), "schedule=fully_async", "iterations=400", "checkpoint.every=1")
-
     code, said = killed(tmp_path, "left", settings, 2, signal.SIGTERM)
-
     assert code == 75 and "left, as SIGTERM asked, with a checkpoint of version" in said

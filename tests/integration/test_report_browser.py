@@ -326,7 +326,6 @@ def test_buttons_and_the_strip_below_move_the_window(page: "Page") -> None:
     page.get_by_role("button", name="Later").click()
     assert window(page) == pytest.approx((6.0, 9.0))
     box = page.locator(".overview").bounding_box()
-    assert box is not None
     page.mouse.click(box["x"] + box["width"] - 2, box["y"] + box["height"] / 2)
     assert window(page) == pytest.approx((9.0, 12.0))
     page.locator(".which").select_option("1")
@@ -349,7 +348,6 @@ def test_switches_change_the_curves_and_the_pointer_reads_them(page: "Page") -> 
     assert lines.count() == 1
     page.locator(".curves").scroll_into_view_if_needed()
     box = page.locator(".curves").bounding_box()
-    assert box is not None
     page.mouse.move(box["x"] + box["width"] / 2, box["y"] + box["height"] / 2)
     assert f"synchronous, algorithm.correction={LOSS} 0." in page.locator(".readout").inner_text()
 

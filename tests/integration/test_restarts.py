@@ -19,35 +19,28 @@ SAVED = ("checkpoint.every=2",)
 BACK = "all went back to version"
 CASES: dict[str, tuple[tuple[str, ...], list[Kill], list[tuple[str, str]]]] = {
     "host_and_engine": (
-        ("schedule=separated_sync", "cluster.devices=2"),
-        [("device[0]", 2), ("host", 4), ("device[0]", 7)],
+        ("schedule=separated_sync", "cluster.devices=2"), [("device[0]", 2), ("host", 4), ("device[0]", 7)],
         [
-            ("rollout[0]", version := "started again with version"),
-            ("reward[0]", "started again"),
+            ("rollout[0]", version := "started again with version"), ("reward[0]", "started again"),
             ("rollout[0]", version),
         ],
     ),
     "host_with_a_filter": (
-        ("schedule=one_step_off", "cluster.devices=2", "algorithm.filter=tests.support.filters:even"),
-        [("host", 3)],
+        ("schedule=one_step_off", "cluster.devices=2", "algorithm.filter=tests.support.filters:even"), [("host", 3)],
         [("filter[0]", "started again")],
     ),
     "trainer_and_queue": (
-        ("schedule=separated_sync", "cluster.devices=2", *SAVED),
-        [("device[1]", 4), ("queue", 7)],
+        ("schedule=separated_sync", "cluster.devices=2", *SAVED), [("device[1]", 4), ("queue", 7)],
         [("actor[0]", BACK), ("queue", BACK)],
     ),
     "all_roles_of_a_device": (
-        ("schedule=colocate_sync", "cluster.devices=1", "algorithm=ppo", *SAVED),
-        [("device[0]", 5)],
+        ("schedule=colocate_sync", "cluster.devices=1", "algorithm=ppo", *SAVED), [("device[0]", 5)],
         [("critic[0]", BACK)],
     ),
     "trainer_of_a_pipeline": (
-        ("schedule=one_step_off", "cluster.devices=2", *SAVED),
-        [("device[1]", 6)],
-        [("actor[0]", BACK)],
+        ("schedule=one_step_off", "cluster.devices=2", *SAVED), [("device[1]", 6)], [("actor[0]", BACK)],
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("case", list(CASES))

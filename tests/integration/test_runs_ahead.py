@@ -21,43 +21,29 @@ DRAINED = (
     "algorithm.kl_coef=0.01 task=expand model.warm_start=false iterations=6 smoke=true"
 )
 """Half a batch ahead, engines drained before each update, TIS, and a KL to the reference in the loss."""
-RUNS = {
-    "one_step_off": f"{SHORT} schedule=one_step_off",
-    "k_step_off": f"{SHORT} schedule=k_step_off",
-    "delayed_update": f"{SHORT} schedule=delayed_update",
-    "half_step": f"{SHORT} schedule=half_step cluster.devices=3 schedule.split.rollout=2",
-    "completion_drop": (
-        f"{SHORT} schedule=fully_async schedule.order=completion schedule.max_staleness=0.5 schedule.on_stale=drop "
-        "task=expand engine.slots=8"
-    ),
-    "completion_on_two_ranks": (
-        f"{SHORT} schedule=fully_async schedule.order=completion schedule.max_staleness=0.5 schedule.on_stale=drop "
-        "task=expand engine.slots=8 cluster.devices=3 schedule.split.actor=2 algorithm.reference=true "
-        "algorithm.micro_batch_groups=1"
-    ),
-    "windowed": (
-        f"{SHORT} schedule=windowed schedule.max_staleness=0.5 schedule.window=0.5 task=expand engine.slots=8 "
-        "algorithm.max_token_staleness=0"
-    ),
-    "lending": (
-        f"{SHORT} schedule=lending schedule.order=completion schedule.max_staleness=0.5 schedule.patience_s=0.001 "
-        "cluster.devices=3 schedule.split.actor=2 algorithm.reference=true algorithm.micro_batch_groups=1"
-    ),
-    "every_second_version": (
-        f"{SHORT} schedule=fully_async schedule.max_staleness=1 schedule.publish_every=2 algorithm.mini_batches=2"
-    ),
-    "begun_again": (
-        f"{SHORT} schedule=fully_async schedule.max_staleness=1 schedule.pause=abort task=expand engine.slots=8"
-    ),
-    "caches_kept": (
-        f"{SHORT} schedule=fully_async schedule.max_staleness=1 engine.keep_cache=true task=expand engine.slots=8"
-    ),
-    "drained": DRAINED,
+STREAM = "schedule=fully_async schedule.max_staleness=1"
+HALF = "schedule.max_staleness=0.5"
+DROP = f"schedule=fully_async schedule.order=completion {HALF} schedule.on_stale=drop"
+TWO_RANKS = "cluster.devices=3 schedule.split.actor=2 algorithm.reference=true algorithm.micro_batch_groups=1"
+LONGER = "task=expand engine.slots=8"
+SHORT_RUNS = {
+    "one_step_off": "schedule=one_step_off",
+    "k_step_off": "schedule=k_step_off",
+    "delayed_update": "schedule=delayed_update",
+    "half_step": "schedule=half_step cluster.devices=3 schedule.split.rollout=2",
+    "completion_drop": f"{DROP} {LONGER}",
+    "completion_on_two_ranks": f"{DROP} {LONGER} {TWO_RANKS}",
+    "windowed": f"schedule=windowed {HALF} schedule.window=0.5 {LONGER} algorithm.max_token_staleness=0",
+    "lending": f"schedule=lending schedule.order=completion {HALF} schedule.patience_s=0.001 {TWO_RANKS}",
+    "every_second_version": f"{STREAM} schedule.publish_every=2 algorithm.mini_batches=2",
+    "begun_again": f"{STREAM} schedule.pause=abort {LONGER}",
+    "caches_kept": f"{STREAM} engine.keep_cache=true {LONGER}",
     "one_pool": (
-        f"{SHORT} schedule=tests.support.colocated_stream:ColocatedStream cluster.devices=1 "
-        "schedule.max_staleness=1 algorithm.reference=true"
+        "schedule=tests.support.colocated_stream:ColocatedStream cluster.devices=1 schedule.max_staleness=1 "
+        "algorithm.reference=true"
     ),
 }
+RUNS = {name: f"{SHORT} {settings}" for name, settings in SHORT_RUNS.items()} | {"drained": DRAINED}
 FIXED = {"one_step_off": 1, "k_step_off": 3, "delayed_update": 1}
 """Schedules whose worst lag is always the same."""
 

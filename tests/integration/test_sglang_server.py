@@ -63,9 +63,7 @@ def greedy(model: Qwen3ForCausalLM, tokens: int) -> list[int]:
     return done[0, len(PROMPT) :].tolist()
 
 
-async def test_a_server_that_was_there_before_gets_the_weights_of_the_run_and_stays(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_a_server_that_was_there_gets_the_weights_of_the_run_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
     server = LocalServer(
         build_model(MODEL, seed=1), slots=4, device=torch.device("cpu"), owner="the test", options=Options()
     )
@@ -117,7 +115,6 @@ async def test_schedulers_of_two_devices_receive_the_trainers_weights_and_a_dead
             assert [seen for *_, seen in received] == [{version}] * 3
             await engine.load_weights(version + 1, weights(1).items())
             assert [its[:2] for its in await samples(engine)] == [its[:2] for its in received], "the same bits"
-
         trainer = await TrainerEnd.connected("collective", engine, weights(2))
         with pytest.raises(BaseExceptionGroup):
             await trainer.bring(5, dict(list(weights(2).items())[:-1]))
@@ -128,7 +125,6 @@ async def test_schedulers_of_two_devices_receive_the_trainers_weights_and_a_dead
         healed = await samples(engine)
         assert [seen for *_, seen in healed] == [{6}] * 3
         assert [its[:1] for its in healed] != [its[:1] for its in received]
-
         for child in psutil.Process(engine.process_ids[0]).children(recursive=True):
             if "scheduler_TP1" in f"{child.name()} {' '.join(child.cmdline())}":
                 child.kill()
@@ -181,7 +177,6 @@ def test_a_server_dies_with_the_process_of_its_engine() -> None:
         stdout=subprocess.PIPE,
         text=True,
     ) as owner:
-        assert owner.stdout is not None
         processes = [psutil.Process(int(number)) for number in owner.stdout.readline().split()]
         os.kill(owner.pid, signal.SIGKILL)
     assert len(processes) > 1
@@ -239,8 +234,6 @@ def test_samples_of_several_turns_are_on_sglang_what_their_trainer_reads(runs: d
 
 
 @pytest.mark.slow
-def test_a_run_whose_engine_has_two_devices_beside_training_ranks_keeps_what_it_promises(
-    results: Path, drivers: Drivers
-) -> None:
+def test_a_run_whose_engine_has_two_devices_beside_ranks_keeps_its_promises(results: Path, drivers: Drivers) -> None:
     job = f"{SMALLER} algorithm.micro_batch_groups=2 schedule=colocate_sync engine.tensor_parallel=2 cluster.devices=2"
     check_run(read_finished(drivers.bench(results, "sglang_two_devices", *job.split())))

@@ -28,6 +28,7 @@ from harness.metrics.run_files import load_metrics
 from harness.protocols import Completion, Request, Sampling, TransferError
 from harness.report.summary import RunSummary
 from harness.runtime.runtime import RealClock
+from tests.contract.reference import assert_greedy, log_probs_of, weights_of
 from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_run, check_turns
 from tests.support.real_runs import FIRST_TIMEOUT_S, SEVERAL_TURNS, SMALL
@@ -72,20 +73,11 @@ def spread(model: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
     return model
 
 
-def weights_of(model: Qwen3ForCausalLM) -> Iterator[tuple[str, torch.Tensor]]:
-    return ((name, parameter.detach()) for name, parameter in model.named_parameters())
-
-
 @torch.no_grad()
 def off_by(model: Qwen3ForCausalLM, samples: Sequence[tuple[Request, Completion]]) -> float:
     """Mean difference of the samples' log-probs from the model's."""
-    found = []
-    for request, completion in samples:
-        sequence = torch.from_numpy(np.concatenate([request.prompt, completion.tokens]))
-        log_probs = torch.log_softmax(model(sequence[None]).logits[0, len(request.prompt) - 1 : -1].float(), -1)
-        own = log_probs.gather(-1, sequence[len(request.prompt) :, None])[:, 0].numpy()
-        found.append(np.abs(own - completion.log_probs).mean())
-    return float(np.mean(found))
+    found = [log_probs_of(model, request.prompt, done.tokens) - done.log_probs for request, done in samples]
+    return float(np.mean([np.abs(off).mean() for off in found]))
 
 
 def requests(number: int) -> list[Request]:
@@ -101,18 +93,11 @@ async def generate(engine: VLLMRollout, work: list[Request]) -> dict[int, Comple
     return done
 
 
-@torch.no_grad()
-def assert_greedy(model: Qwen3ForCausalLM, request: Request, completion: Completion) -> None:
-    sequence = torch.from_numpy(np.concatenate([request.prompt, completion.tokens]))
-    best = model(sequence[None]).logits[0, len(request.prompt) - 1 : -1].argmax(-1)
-    assert best.tolist() == completion.tokens.tolist()
-
-
 def assert_all_greedy(model: Qwen3ForCausalLM, work: list[Request], done: dict[int, Completion], version: int) -> None:
     """What `model`, as this version, says to each."""
     for request in work:
         assert set(done[request.sample_id].versions) == {version}
-        assert_greedy(model, request, done[request.sample_id])
+        assert_greedy(model, request.prompt, done[request.sample_id])
 
 
 @pytest.mark.parametrize("tied", [True, False])
@@ -145,9 +130,7 @@ async def checksums(engine: VLLMRollout) -> list[dict[str, str]]:
 
 
 @pytest.mark.parametrize(("transport", "workers"), [("collective", 1), ("ipc", 1), ("collective", 2)])
-async def test_workers_receive_the_trainers_weights_and_hold_the_bits_that_the_adapter_would_give_them(
-    transport: str, workers: int
-) -> None:
+async def test_workers_receive_the_trainers_weights_and_hold_the_adapters_bits(transport: str, workers: int) -> None:
     first, second, third = (spread(build_model(TINY, seed=seed)) for seed in range(3))
     async with running(first, **{"tensor_parallel": workers} if workers > 1 else {}) as engine:
         assert engine.ends == workers

@@ -1,12 +1,8 @@
 """Cadence, by backend: a queue process for each flow, and the synchronous client in the processes that write and
 read."""
 
-import subprocess
-import tempfile
-import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, ExitStack, contextmanager
-from pathlib import Path
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 
 import numpy as np
 
@@ -20,8 +16,8 @@ from harness.transfer_queue.storage.protocol import QueueBackend
 from harness.transfer_queue.storage.shm import ShmBackend
 from tests.benchmarks.transfer_queue.contract import Taken
 from tests.benchmarks.transfer_queue.workload import DENSE, RAGGED, WRITTEN, Tasks
+from tests.support.redis_servers import redis_server
 
-START_S = 20.0
 Started = tuple[QueueBackend, list[int]]
 """A backend, and the processes that it needs besides the queue's."""
 
@@ -100,38 +96,15 @@ def spec_of(tasks: Tasks) -> QueueSpec:
 
 
 @contextmanager
-def _shm() -> Iterator[Started]:
-    yield ShmBackend(), []
-
-
-@contextmanager
-def _inline() -> Iterator[Started]:
-    yield InlineBackend(), []
-
-
-@contextmanager
 def _redis() -> Iterator[Started]:
-    """A server of our own, on a unix socket, that keeps nothing on disk."""
     from harness.transfer_queue.storage.redis_storage import RedisBackend
 
-    with tempfile.TemporaryDirectory() as folder:
-        path = Path(folder, "socket")
-        command = ["redis-server", "--port", "0", "--unixsocket", str(path), "--save", "", "--appendonly", "no"]
-        server = subprocess.Popen(command, cwd=folder, stdout=subprocess.DEVNULL)
-        try:
-            until = time.monotonic() + START_S
-            while not path.exists():
-                if server.poll() is not None or time.monotonic() > until:
-                    raise RuntimeError(f"redis-server did not listen on {path} within {START_S} s")
-                time.sleep(0.01)
-            yield RedisBackend((f"unix://{path}",)), [server.pid]
-        finally:
-            server.terminate()
-            server.wait(START_S)
+    with redis_server() as server:
+        yield RedisBackend((server.url,)), [server.process.pid]
 
 
 BACKENDS: Mapping[str, Callable[[], AbstractContextManager[Started]]] = {
-    "shm": _shm,
-    "inline": _inline,
+    "shm": lambda: nullcontext((ShmBackend(), [])),
+    "inline": lambda: nullcontext((InlineBackend(), [])),
     "redis": _redis,
 }

@@ -1,7 +1,4 @@
-"""What one request costs the control plane, with few and with many rows stored: in this process, without payloads.
-
-OMP_NUM_THREADS=1 python -m tests.benchmarks.transfer_queue.control_cost
-"""
+"""What one request costs the control plane, with few and with many rows stored: in this process, without payloads."""
 
 import asyncio
 import statistics
@@ -68,14 +65,3 @@ def measure(rounds: int = ROUNDS) -> dict[str, dict[int, list[float]]]:
             for verb, microseconds in asyncio.run(once(rows)).items():
                 found[verb][rows].append(microseconds)
     return found
-
-
-def main() -> None:
-    for verb, by_rows in measure().items():
-        for rows, rounds in by_rows.items():
-            print(f"{verb} of {MICRO_BATCH} with {rows:>7,} rows stored: {statistics.median(rounds):6.1f} us ", end="")
-            print(f"(rounds {min(rounds):.1f} to {max(rounds):.1f})")
-
-
-if __name__ == "__main__":
-    main()

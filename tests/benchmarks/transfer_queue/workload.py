@@ -35,9 +35,6 @@ class Samples:
     ragged: Mapping[str, list[np.ndarray]] = field(repr=False)
     dense: Mapping[str, np.ndarray] = field(repr=False)
 
-    def __len__(self) -> int:
-        return self.dense["sample"].size
-
 
 def lengths(count: int, seed: int) -> np.ndarray:
     """Tokens of each sample, int64 [count]."""
@@ -61,9 +58,3 @@ def make_samples(count: int, seed: int) -> Samples:
     }
     dense = {"reward": ids % 2, "sample": ids, "stamp": np.zeros(count)}
     return Samples(ragged, {name: column.astype(DENSE[name]) for name, column in dense.items()})
-
-
-def bytes_of(columns: tuple[str, ...], tokens: float) -> float:
-    """Bytes of these columns of one sample."""
-    items = RAGGED | DENSE | dict.fromkeys(WRITTEN.values(), "float32")
-    return sum(np.dtype(items[name]).itemsize * (1 if name in DENSE else tokens) for name in columns)
