@@ -57,13 +57,11 @@ class LocalQueue(TransferQueue):
         self._loop = asyncio.get_running_loop()
         await self._service.create_partition(name, rows, group_size, timeout_s=timeout_s)
 
-    async def put(
-        self, partition: str, rows: Iterable[int], columns: Mapping[str, Column], *, timeout_s: float | None = None
-    ) -> None:
+    async def put(self, partition: str, rows: Iterable[int], columns: Mapping[str, Column]) -> None:
         ids = as_integers(rows, "rows")
         weights = self.spec.check_columns(ids.size, columns)
         frame = self._storage.write(partition, columns)
-        await self._service.put(partition, ids, frame, weights, timeout_s=timeout_s)
+        self._service.put(partition, ids, frame, weights)
 
     async def get_batch(self, request: GetRequest) -> Batch | None:
         self._loop = asyncio.get_running_loop()

@@ -32,13 +32,10 @@ class TransferQueue(Protocol):
         while the queue is full: TimeoutError names the slowest task. ValueError for a name used before, doubled rows,
         broken groups, more rows than the queue may ever hold; QueueClosed after `close`."""
 
-    async def put(
-        self, partition: str, rows: Iterable[int], columns: Mapping[str, Column], *, timeout_s: float | None = None
-    ) -> None:
-        """Write some columns of some rows; they become ready together. Waits while the queue holds too many bytes:
-        TimeoutError names the slowest task. ValueError, and nothing is written, for an unknown or cleared partition, a
-        row that is not of it, an unknown column, another dtype, shape or row count than the schema's, a cell written
-        before, or more bytes than the queue may ever hold."""
+    async def put(self, partition: str, rows: Iterable[int], columns: Mapping[str, Column]) -> None:
+        """Write some columns of some rows; they become ready together. ValueError, and nothing is written, for an
+        unknown or cleared partition, a row that is not of it, an unknown column, another dtype, shape or row count than
+        the schema's, or a cell written before."""
 
     async def get_batch(self, request: GetRequest) -> Batch | None:
         """Wait for `minimum` (default `count`) rows that are ready for the task, and take up to `count`, under a lease

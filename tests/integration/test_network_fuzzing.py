@@ -33,8 +33,8 @@ KNOWN = [
     m.encode(message)
     for message in (
         m.CreatePartition("x", ROWS, 2, None), m.OpenSegment("x", 1 << 32),
-        m.Put("x", ROWS, Frame(4, {"reward": 16}, bytes(16)), {}, 0.0),
-        m.Put("x", ROWS, Frame(4, {"tokens": 72}, bytes(72)), {"tokens": ROWS}, None),
+        m.Put("x", ROWS, Frame(4, {"reward": 16}, bytes(16)), {}),
+        m.Put("x", ROWS, Frame(4, {"tokens": 72}, bytes(72)), {"tokens": ROWS}),
         m.Get(GetRequest("score", 2, minimum=1, timeout_s=0.0)),
         m.Get(GetRequest("train", 2, partition="x", first=("score", ((1, 1),)), only=(1, 2))), m.Received(3),
         m.Withdraw(3), m.Verb("set_bound", ("score", "0", 7)), m.Verb("drop", ("train", "score", 7)),

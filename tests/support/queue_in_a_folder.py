@@ -48,7 +48,7 @@ class Queue:
     def put(self, rows: list[int], name: str = "a") -> None:
         columns = cells(rows)
         frame = self.storage.write(name, columns)
-        assert self.service.try_put(name, np.array(rows), frame, SPEC.check_columns(len(rows), columns))
+        self.service.put(name, np.array(rows), frame, SPEC.check_columns(len(rows), columns))
 
     def get(self, task: str, count: int = 2, consumer: str = "x") -> tuple[int, list[int]] | Status:
         answer = self.service.try_get(GetRequest(task, count, minimum=1, consumer=consumer))

@@ -11,7 +11,7 @@ from harness.transfer_queue.control import reporting
 from harness.transfer_queue.control.leases import Lease, Leases, Share, Shares
 from harness.transfer_queue.control.partition import Partition, Partitions, Precedence, precedence
 from harness.transfer_queue.control.policies import SPLITS, Units, policy_of
-from harness.transfer_queue.control.progress import Positions, TaskProgress
+from harness.transfer_queue.control.progress import TaskProgress
 from harness.transfer_queue.control.reporting import Latency
 from harness.transfer_queue.control.spec import Bound, GetRequest, QueueSpec, Status, check_one_rank, check_task
 from harness.transfer_queue.rows.columns import Rows, as_integers
@@ -50,10 +50,6 @@ class Controller:
     def has_room(self, rows: int) -> bool:
         """Whether the queue may hold so many more rows."""
         return self.spec.capacity_rows is None or self._partitions.rows + rows <= self.spec.capacity_rows
-
-    def has_bytes(self, size: int) -> bool:
-        """Whether the queue may hold so many more bytes."""
-        return self.spec.capacity_bytes is None or self._partitions.nbytes + size <= self.spec.capacity_bytes
 
     def create(self, name: str, rows: Iterable[int], group_size: int) -> None:
         """Create a partition. Raises ValueError for rows that it cannot have."""
@@ -96,28 +92,18 @@ class Controller:
 
     # -- writing and dispatching
 
-    def check_put(self, partition: str, rows: Rows, frame: Frame, lengths: Mapping[str, Rows]) -> Positions:
-        """Positions of the rows; ValueError for what the partition can never take."""
+    def put(self, partition: str, rows: Rows, frame: Frame, lengths: Mapping[str, Rows], now: float) -> list[str]:
+        """The frame holds these rows; lengths: for each weighed column of it, int64 [rows]. ValueError, and nothing
+        changed, for what the partition cannot take."""
         target = self._partitions[partition]
         positions = target.find(rows)
         target.check_unwritten(positions, frame.sizes)
         for column in self._weighed & frame.sizes.keys():
             if column not in lengths or lengths[column].shape != rows.shape or lengths[column].dtype != rows.dtype:
                 raise ValueError(f"a put of column {column!r} must bring the lengths of its {rows.size} rows")
-        cap = self.spec.capacity_bytes
-        if cap is not None and frame.nbytes > cap:
-            raise ValueError(
-                f"a put of {frame.nbytes} bytes is more than capacity_bytes={cap}: put fewer rows at a time"
-            )
-        return positions
-
-    def put(self, partition: str, rows: Rows, frame: Frame, lengths: Mapping[str, Rows], now: float) -> list[str]:
-        """The frame holds these rows; lengths: for each weighed column of it, int64 [rows]. ValueError, and nothing
-        changed, for what the partition cannot take."""
-        positions = self.check_put(partition, rows, frame, lengths)
         self._now, self._tick = now, self._tick + 1
         self._partitions.nbytes += frame.nbytes
-        return self._partitions[partition].put(positions, frame, lengths, self._tick, now)
+        return target.put(positions, frame, lengths, self._tick, now)
 
     def anchored(self, request: GetRequest) -> GetRequest:
         """The request as of now: rows that its `first` counts from here on are counted from the queue's beginning."""

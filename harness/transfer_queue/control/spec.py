@@ -60,19 +60,15 @@ class QueueSpec:
 
     capacity_rows: rows that may live in the queue at a time, over all partitions but those that only background tasks
     are not done with (None = no cap).
-    capacity_bytes: payload that may live in it at a time (None = no cap): a put beyond it waits for a partition to be
-    cleared.
     """
 
     columns: Mapping[str, ColumnSpec]
     tasks: Mapping[str, TaskSpec]
     capacity_rows: int | None = None
-    capacity_bytes: int | None = None
 
     def __post_init__(self) -> None:
-        for name, cap in (("capacity_rows", self.capacity_rows), ("capacity_bytes", self.capacity_bytes)):
-            if cap is not None and cap < 1:
-                raise ValueError(f"{name} must be at least 1, not {cap}")
+        if self.capacity_rows is not None and self.capacity_rows < 1:
+            raise ValueError(f"capacity_rows must be at least 1, not {self.capacity_rows}")
         for name, task in self.tasks.items():
             self._check(name, task)
 

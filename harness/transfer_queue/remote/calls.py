@@ -85,9 +85,7 @@ def create_partition(name: str, rows: Iterable[int], group_size: int, timeout_s:
     return send(m.CreatePartition(name, as_integers(rows, "rows").tobytes(), group_size, timeout_s), waits=True)
 
 
-def put(
-    spec: QueueSpec, partition: str, rows: Iterable[int], columns: Mapping[str, Column], timeout_s: float | None
-) -> Call:
+def put(spec: QueueSpec, partition: str, rows: Iterable[int], columns: Mapping[str, Column]) -> Call:
     """The call of `TransferQueue.put`."""
     ids = as_integers(rows, "rows")
     weights = spec.check_columns(ids.size, columns)
@@ -97,10 +95,8 @@ def put(
         if isinstance(answer, m.Failed):
             yield StorageWork(lambda storage: _forget_segment(storage, partition))
             raise m.raised(answer)
-    message = m.Put(
-        partition, ids.tobytes(), frame, {name: lengths.tobytes() for name, lengths in weights.items()}, timeout_s
-    )
-    answer, _ = yield AskServer(message, waits=spec.capacity_bytes is not None)
+    message = m.Put(partition, ids.tobytes(), frame, {name: lengths.tobytes() for name, lengths in weights.items()})
+    answer, _ = yield AskServer(message)
     if isinstance(answer, m.Failed):
         yield StorageWork(lambda storage: storage.discard(partition, frame))
     return value(answer)
@@ -195,10 +191,8 @@ class Verbs(TransferQueue):
     ) -> None:
         await self._run(create_partition(name, rows, group_size, timeout_s))
 
-    async def put(
-        self, partition: str, rows: Iterable[int], columns: Mapping[str, Column], *, timeout_s: float | None = None
-    ) -> None:
-        await self._run(put(self.spec, partition, rows, columns, timeout_s))
+    async def put(self, partition: str, rows: Iterable[int], columns: Mapping[str, Column]) -> None:
+        await self._run(put(self.spec, partition, rows, columns))
 
     async def get_batch(self, request: GetRequest) -> Batch | None:
         return await self._run(get(self.spec, request, keeps=self.keeps))

@@ -59,7 +59,6 @@ class Put(QueueRequest):
     rows: bytes
     frame: Frame
     weights: dict[str, bytes]
-    timeout_s: float | None
 
 
 class Get(QueueRequest):

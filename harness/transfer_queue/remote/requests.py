@@ -207,11 +207,8 @@ class Requests:
         rows, frame, weights = read_put(request, self._server.spec)
         if self._server.segments is not None:
             self._server.segments.check(self._writer, request.partition, frame)
-        if self._service.try_put(request.partition, rows, frame, weights):
-            self.send(call, m.Done())
-        else:
-            put = partial(self._service.put, request.partition, rows, frame, weights, timeout_s=request.timeout_s)
-            self._begin(call, put)
+        self._service.put(request.partition, rows, frame, weights)
+        self.send(call, m.Done())
 
     def _get(self, call: int, request: m.Get) -> None:
         self._consumers.add(request.request.consumer)

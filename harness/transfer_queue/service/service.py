@@ -82,8 +82,8 @@ class QueueService:
     """The decisions of a queue, for clients in this process (`LocalQueue`) or behind sockets (`remote.server`).
 
     A get that cannot be served is pending, and is answered by the very call that makes it servable (a put, a bound, a
-    clear, another reader taking the rest, ...) or by the timer of the lease that runs out. Only `create_partition`,
-    `put` and `get` ever wait, and no other call waits for them. What the calls promise and raise stands in `queue.py`.
+    clear, another reader taking the rest, ...) or by the timer of the lease that runs out. Only `create_partition` and
+    `get` ever wait, and no other call waits for them. What the calls promise and raise stands in `queue.py`.
 
     now: the clock of leases, in seconds; the event loop's unless given. controller, unconfirmed: those of a queue that
     was saved.
@@ -104,7 +104,6 @@ class QueueService:
         self._now = now
         self._pending = PendingGets(spec.tasks, self._controller.bound)
         self._creating = CapacityWaiters(self._controller.has_room)
-        self._writing = CapacityWaiters(self._controller.has_bytes)
         self._alarm = Alarm(now, self._ring)
 
     # -- partitions
@@ -129,13 +128,13 @@ class QueueService:
         """Clear a partition."""
         self._expire()
         self._clear(partition)
-        self._admit_waiters()
+        self._creating.advance()
 
     def clear_finished(self) -> list[str]:
         """Clear what all tasks are done with; returns the names."""
         self._expire()
         names = self._clear_over()
-        self._admit_waiters()
+        self._creating.advance()
         return names
 
     def _clear_over(self) -> list[str]:
@@ -155,13 +154,9 @@ class QueueService:
 
     def _make_room(self) -> None:
         """Clear what all tasks are done with, where a call waits for room."""
-        if self._creating or self._writing:
+        if self._creating:
             self._clear_over()
-            self._admit_waiters()
-
-    def _admit_waiters(self) -> None:
-        self._creating.advance()
-        self._writing.advance()
+            self._creating.advance()
 
     def close(self) -> None:
         """Close the queue: what waits for room is refused."""
@@ -174,30 +169,8 @@ class QueueService:
         """ValueError unless there is this partition."""
         self._controller.partition(name)
 
-    def try_put(self, partition: str, rows: Rows, frame: Frame, weights: Weights) -> bool:
-        """Whether there was room. Only bytes can be short: rows have room since their partition was created."""
-        if self._controller.has_bytes(frame.nbytes):
-            self._put(partition, rows, frame, weights)
-            return True
-        self._controller.check_put(partition, rows, frame, weights)
-        return False
-
-    async def put(
-        self, partition: str, rows: Rows, frame: Frame, weights: Weights, *, timeout_s: float | None = None
-    ) -> None:
-        """Write a frame, as `TransferQueue.put` says, once there is room."""
-        if self.try_put(partition, rows, frame, weights):
-            return
-        self._expire()
-        self._clear_over()
-
-        def put() -> None:
-            self._put(partition, rows, frame, weights)
-
-        what = f"a put of {frame.nbytes} bytes to partition {partition!r}"
-        await self._writing.wait(frame.nbytes, put, what, timeout_s, self._controller.slowest_task)
-
-    def _put(self, partition: str, rows: Rows, frame: Frame, weights: Weights) -> None:
+    def put(self, partition: str, rows: Rows, frame: Frame, weights: Weights) -> None:
+        """Write a frame, as `TransferQueue.put` says: its rows have room since their partition was created."""
         self._serve(self._controller.put(partition, rows, frame, weights, self._now()))
         self._make_room()
 
@@ -330,7 +303,7 @@ class QueueService:
         on."""
         gets = [f"consumer {p.request.consumer!r} of {self._controller.explain(p.request)}" for p in self._pending]
         slowest = self._controller.slowest_task
-        return gets + [f"room for {w.what}: {slowest()}" for line in (self._creating, self._writing) for w in line]
+        return gets + [f"room for {waiter.what}: {slowest()}" for waiter in self._creating]
 
     # -- leases
 
@@ -374,7 +347,7 @@ class QueueService:
         """Set the alarm for the next lease that runs out while a call waits; otherwise the next call is early
         enough."""
         due = self._controller.next_due()
-        self._alarm.set(due if due is not None and (self._pending or self._creating or self._writing) else None)
+        self._alarm.set(due if due is not None and (self._pending or self._creating) else None)
 
     def _ring(self) -> None:
         self._expire()

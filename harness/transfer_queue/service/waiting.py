@@ -1,4 +1,4 @@
-"""The calls that wait: gets for rows, puts and partitions for capacity; and the timer of what runs out meanwhile."""
+"""The calls that wait: gets for rows, partitions for capacity; and the timer of what runs out meanwhile."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ class PendingGets:
 
 @dataclass(frozen=True, slots=True, eq=False)
 class CapacityWaiter:
-    """size: rows or bytes that it needs; act: what it came for, done as soon as there is room."""
+    """size: rows that it needs; act: what it came for, done as soon as there is room."""
 
     size: int
     act: Callable[[], None]

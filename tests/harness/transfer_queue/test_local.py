@@ -190,53 +190,13 @@ async def test_describe_says_what_is_ready_done_and_missing() -> None:
     assert (await q.describe())["depth_samples"] == 3
 
 
-# -- capacity in bytes; what a reader that is gone had not finished, which goes out again row by row
-
-
-def of_rows(rows: int) -> LocalQueue:
-    """It holds the rewards of so many rows, 4 bytes each."""
-    return LocalQueue(QueueSpec(COLUMNS, {"train": TaskSpec(("reward",))}, capacity_bytes=4 * rows))
-
-
-@virtual
-async def test_a_put_beyond_the_cap_waits_until_a_finished_partition_made_room() -> None:
-    q = of_rows(4)
-    await q.create_partition("a", range(4))
-    await q.create_partition("b", range(10, 12))
-    await q.put("a", range(4), rewards(range(4)))
-    put = await soon(q.put("b", range(10, 12), rewards(range(10, 12))))
-    assert not put.done()
-    batch = await q.get("train", 4)
-    assert batch is not None and batch.rows.tolist() == [0, 1, 2, 3]
-    await put
-    assert list((await q.describe())["partitions"]) == ["b"]
-
-
-@virtual
-async def test_a_put_without_room_is_refused_or_waits_and_is_listed_until_its_time_or_its_partition_is_over() -> None:
-    q = of_rows(4)
-    await q.create_partition("a", range(6))
-    with pytest.raises(ValueError, match="a put of 24 bytes is more than capacity_bytes=16: put fewer rows"):
-        await q.put("a", range(6), rewards(range(6)))
-    await q.put("a", range(4), rewards(range(4)))
-    with pytest.raises(TimeoutError, match="room for a put of 8 bytes to partition 'a' in 3 s: the slowest task is 't"):
-        await q.put("a", [4, 5], rewards([4, 5]), timeout_s=3)
-    assert (await q.describe())["partitions"]["a"]["written"]["reward"] == 4
-    given_up, waiting = [await soon(q.put("a", [4, 5], rewards([4, 5]))) for _ in range(2)]
-    assert sum(line.startswith("room for a put of 8 bytes to partition 'a'") for line in await q.waiting()) == 2
-    given_up.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await given_up
-    assert len(await q.waiting()) == 1
-    await q.clear("a")
-    with pytest.raises(ValueError, match="'a' was cleared"):
-        await waiting
+# -- a cap of nothing; what a reader that is gone had not finished, which goes out again row by row
 
 
 @pytest.mark.parametrize("cap", [0, -5])
 def test_a_cap_of_nothing_is_refused(cap: int) -> None:
-    with pytest.raises(ValueError, match=f"capacity_bytes must be at least 1, not {cap}"):
-        QueueSpec(COLUMNS, {"train": TaskSpec(("reward",))}, capacity_bytes=cap)
+    with pytest.raises(ValueError, match=f"capacity_rows must be at least 1, not {cap}"):
+        QueueSpec(COLUMNS, {"train": TaskSpec(("reward",))}, capacity_rows=cap)
 
 
 MADE = {name: ColumnSpec("float32") for name in ("prompt", "response", "length")}

@@ -111,7 +111,7 @@ async def test_a_pickle_sent_as_a_message_is_not_opened(tmp_path: Path, known: b
         if known:
             await queue.create_partition("a", range(1))
             spoiled = Frame(1, {"tokens": 8 + 8 * len(bomb)}, len(bomb).to_bytes(8, "little") + bomb * 8)
-            put = m.Put("a", bytes(8), spoiled, {}, None)
+            put = m.Put("a", bytes(8), spoiled, {})
             assert await stranger.asks(put) == m.Done()
             batch = await queue.get("other", 1)
             assert batch is not None and batch.ragged("tokens").values.tobytes() == bomb * 8

@@ -97,7 +97,7 @@ async def test_calls_of_one_client_keep_their_order_and_wait_beside_each_other()
     async with serving() as (server, _), Stranger.at(server) as stranger:
         rows = np.arange(2).tobytes()
         frame = Frame(2, {"reward": 8}, bytes(8))
-        for call, request in enumerate((m.CreatePartition("a", rows, 1, None), m.Put("a", rows, frame, {}, None)), 2):
+        for call, request in enumerate((m.CreatePartition("a", rows, 1, None), m.Put("a", rows, frame, {})), 2):
             await stranger.say(call, m.encode(request))
         assert [await stranger.hear() for _ in range(2)] == [(2, m.Done()), (3, m.Done())]
 

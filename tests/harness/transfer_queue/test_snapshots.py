@@ -87,7 +87,7 @@ async def test_puts_gets_and_clears_go_on_while_a_queue_is_saved(tmp_path: Path)
     for name, start in (("a", 0), ("b", 10)):
         await service.create_partition(name, range(start, start + 2))
         rows = np.arange(start, start + 2)
-        service.try_put(name, rows, storage.write(name, cells(rows.tolist())), {})
+        service.put(name, rows, storage.write(name, cells(rows.tolist())), {})
     steps = 0
 
     async def work(step: Callable[[], None]) -> None:
@@ -95,7 +95,7 @@ async def test_puts_gets_and_clears_go_on_while_a_queue_is_saved(tmp_path: Path)
         steps += 1
         if steps == 1:
             await service.create_partition("c", range(20, 21))
-            service.try_put("c", np.array([20]), storage.write("c", cells([20])), {})
+            service.put("c", np.array([20]), storage.write("c", cells([20])), {})
             answer = service.try_get(GetRequest("score", 2, consumer="x"))
             assert isinstance(answer, BatchAssignment) and answer.rows.tolist() == [0, 1]
             service.received(answer.lease)
