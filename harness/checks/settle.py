@@ -3,9 +3,8 @@ where it is simulated and nobody chose a split."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 import psutil
 
@@ -56,13 +55,9 @@ class Draft:
         return given_by(self.arguments)
 
 
-class Planner(Protocol):
-    """Chooses a split and a layout."""
-
-    def __call__(self, draft: Draft, why: str) -> Draft:
-        """Return the job with backend=virtual, split. why: what made it a simulation; empty where the user asked for
-        one. Raises ConfigError where nothing fits."""
-        ...
+Planner = Callable[[Draft, str], Draft]
+"""Splits a job, with backend=virtual, by a split and a layout that it chooses; told what made it a simulation, "" where
+the user asked for one. Raises ConfigError where nothing fits."""
 
 
 @dataclass(frozen=True)

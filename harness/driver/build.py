@@ -10,7 +10,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
-from typing import Any
+from typing import Any, cast
 
 from harness.config import AlgorithmConfig, JobConfig
 from harness.config.placement import ENGINE_ROLES
@@ -126,8 +126,9 @@ def _engine(role: str, number: int, spec: WorkerSpec) -> RolloutEngine:
     engine = spec.engines.rollout(role, number, spec.clock)
     if spec.replay is not None:
         runs = spec.replay.rollout(number).runs
-        return ReplayedEngine(engine, runs, sampling=spec.engines.sampling, name=str(number))
-    return HeldEngine(engine) if spec.config.eval.period else engine
+        replayed = ReplayedEngine(engine, runs, sampling=spec.engines.sampling, name=str(number))
+        return cast(RolloutEngine, replayed)
+    return cast(RolloutEngine, HeldEngine(engine)) if spec.config.eval.period else engine
 
 
 def _rollout(number: int, spec: WorkerSpec, beside: ColocatedTrainer, role: str = "rollout") -> RolloutRole:

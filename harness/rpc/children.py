@@ -14,7 +14,10 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor, as_completed
 from contextlib import suppress
-from typing import Protocol, TypeVar
+from typing import TYPE_CHECKING, TypeVar
+
+if TYPE_CHECKING:
+    from _typeshed import HasFileno
 
 _PR_SET_PDEATHSIG = 1
 _LOOKED_EVERY_S = 1.0
@@ -40,27 +43,21 @@ def _wait_for_parent() -> None:
     os._exit(1)
 
 
-class HasDescriptor(Protocol):
-    """A stream socket, or what has one."""
-
-    def fileno(self) -> int:
-        """Number of its descriptor, below 0 once it is closed."""
-
-
-def end_with_peer(connections: Callable[[], Sequence[HasDescriptor]], within_s: float) -> None:
+def end_with_peer(connections: Callable[[], Sequence[HasFileno]], within_s: float) -> None:
     """End this process so many seconds after the other side of one of its connections has gone, if it has not ended by
-    itself: its event loop may be stuck in a collective call of which that side was to be told."""
+    itself: its event loop may be stuck in a collective call of which that side was to be told. connections: stream
+    sockets, whose number is below 0 once they are closed."""
     threading.Thread(target=_wait_for_peer, args=(connections, within_s), daemon=True).start()
 
 
-def _wait_for_peer(connections: Callable[[], Sequence[HasDescriptor]], within_s: float) -> None:
+def _wait_for_peer(connections: Callable[[], Sequence[HasFileno]], within_s: float) -> None:
     while not _any_left(connections()):
         time.sleep(_LOOKED_EVERY_S)
     time.sleep(within_s)
     os._exit(1)
 
 
-def _any_left(connections: Sequence[HasDescriptor]) -> bool:
+def _any_left(connections: Sequence[HasFileno]) -> bool:
     watch = select.poll()
     for number in [connection.fileno() for connection in connections]:
         if number >= 0:

@@ -7,7 +7,7 @@ import logging
 import socket
 from collections import deque
 from collections.abc import Callable, Coroutine, Sequence
-from typing import Any, Protocol
+from typing import Any
 
 from harness.rpc.channel import Channel
 from harness.rpc.sockets import (
@@ -29,27 +29,14 @@ SMALL = 1 << 20  # bytes of a message that needs none
 PATIENCE_S = 10.0  # in which the first grows by `SMALL`, while others wait for its room
 
 
-class Sender(Protocol):
-    """The sender of such a message."""
-
-    def come(self) -> int:
-        """Bytes of it that are here."""
-
-    def go_on(self) -> None:
-        """Go on: there is room for all of the message."""
-
-    def give_up(self) -> None:
-        """End it: it has not come for long, and others wait for its room."""
-
-
 class Room:
     """Gives messages their room in the order in which they began; those behind are not read meanwhile."""
 
     def __init__(self) -> None:
-        self._sizes: dict[Sender, int] = {}
+        self._sizes: dict[ServedStream, int] = {}
         self._watch: asyncio.TimerHandle | None = None
 
-    def begin(self, sender: Sender, nbytes: int) -> bool:
+    def begin(self, sender: ServedStream, nbytes: int) -> bool:
         """Whether there is room for its message now; otherwise it is told when."""
         self._sizes[sender] = nbytes
         has_room = sender in self._those_with_room()
@@ -57,7 +44,7 @@ class Room:
             self._look_again()
         return has_room
 
-    def end(self, sender: Sender) -> None:
+    def end(self, sender: ServedStream) -> None:
         """Free the room of a message that is whole, or never will be."""
         before = self._those_with_room()
         del self._sizes[sender]
@@ -65,10 +52,10 @@ class Room:
             if one not in before:
                 one.go_on()
 
-    def __contains__(self, sender: Sender) -> bool:
+    def __contains__(self, sender: ServedStream) -> bool:
         return sender in self._sizes
 
-    def _those_with_room(self) -> list[Sender]:
+    def _those_with_room(self) -> list[ServedStream]:
         senders, left = list(self._sizes), ROOM
         for count, sender in enumerate(senders):
             left -= self._sizes[sender]
@@ -81,7 +68,7 @@ class Room:
         first = next(iter(self._sizes))
         self._watch = asyncio.get_running_loop().call_later(PATIENCE_S, self._check, first, first.come())
 
-    def _check(self, first: Sender, had: int) -> None:
+    def _check(self, first: ServedStream, had: int) -> None:
         self._watch = None
         if len(self._those_with_room()) == len(self._sizes):
             return
@@ -285,16 +272,19 @@ class ServedStream(FramedStream):
         self._leave_room()
         super().abandon()
 
-    # -- as `room.Sender`
+    # -- as `Room` asks, of a message that needs its room
 
     def come(self) -> int:
+        """Bytes of it that are here."""
         return self._splitter.come
 
     def go_on(self) -> None:
+        """Go on: there is room for all of it."""
         self._has_room = True
         self._read(True)
 
     def give_up(self) -> None:
+        """End it: it has not come for long, and others wait for its room."""
         self._refuse(WireError(f"a message of {self._splitter.unfinished} bytes did not come, and others wait"))
 
     def _refuse(self, error: WireError) -> None:

@@ -13,12 +13,10 @@ from dataclasses import dataclass
 from functools import cache, partial
 from inspect import Parameter, Signature, iscoroutinefunction, signature
 from pathlib import PurePath
-from typing import Annotated, Any, get_origin, get_type_hints
+from typing import Any, get_origin, get_type_hints
 
 import msgspec
 import numpy as np
-
-from harness.runtime.runtime import Wire
 
 FRAME_LIMIT = 64 << 20
 """Bytes of a message, which takes half a second at 1 Gbit/s: rows stay in the queue, and what comes here is of a fixed
@@ -106,7 +104,7 @@ def _from_plain(wanted: Any, plain: Any) -> Any:
         name, shape, data = msgspec.convert(plain, Packed)
         flat = torch.frombuffer(bytearray(data), dtype=torch.uint8) if data else torch.empty(0, dtype=torch.uint8)
         return flat.view(_torch_dtype(name)).view(shape)
-    raise CannotTravel(f"{wanted} cannot travel: annotate a type with fields, or what travels for it by Wire")
+    raise CannotTravel(f"{wanted} cannot travel: annotate a type with fields")
 
 
 def _torch_dtype(name: str) -> Any:
@@ -162,13 +160,8 @@ def method_types(method: Callable[..., Any]) -> MethodTypes:
             raise CannotTravel(f"{name}: parameter {one.name} needs an annotation, and may be no *{one.name}")
     if "return" not in hints:
         raise CannotTravel(f"{name} needs an annotation of what it returns")
-    taken = tuple(_wire(hints[one.name]) for one in parameters)
-    return MethodTypes(own.replace(parameters=parameters), tuple[taken], _wire(hints["return"]))  # type: ignore[valid-type]
-
-
-def _wire(hint: Any) -> Any:
-    notes = hint.__metadata__ if get_origin(hint) is Annotated else ()
-    return next((note.type for note in notes if isinstance(note, Wire)), hint)
+    taken = tuple(hints[one.name] for one in parameters)
+    return MethodTypes(own.replace(parameters=parameters), tuple[taken], hints["return"])  # type: ignore[valid-type]
 
 
 # -- errors

@@ -11,7 +11,6 @@ import os
 import time
 from collections.abc import Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NoReturn, Protocol, TypeVar
 
@@ -45,14 +44,6 @@ class WorkerDied(RuntimeError):
 
 class Stalled(TimeoutError):
     """Raised where nothing happened for too long."""
-
-
-@dataclass(frozen=True)
-class Wire:
-    """A mark in the annotation of an argument or a result: what travels for it, `Annotated[WeightOffer, Wire(A | B)]`.
-    Members of a union of objects are msgspec structs with tags."""
-
-    type: Any
 
 
 class Handle(Protocol[Role_co]):

@@ -6,14 +6,14 @@ from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Annotated, Any, Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, get_args, runtime_checkable
 
 import torch
 import torch.distributed as dist
 
 from harness.config.transports import TransferTimes, transport_of
 from harness.protocols import Clock, FromTrainer, ReceivingEngine, Span, TrainEngine, TransferOffer
-from harness.runtime.runtime import Waits, Wire
+from harness.runtime.runtime import Waits
 from harness.weight_sync.plan import TransferPlan, pack, plan_transfer
 from harness.weight_sync.process_group import GroupOffer, open_rendezvous
 
@@ -75,22 +75,6 @@ class WeightSource(Protocol):
     ) -> WeightSender:
         """Join as sender `number`, which is a training rank; `store` is the rendezvous's. Blocks until all receivers
         have joined. `previous`: the sender that this one replaces, after receivers changed or a transfer failed."""
-
-
-class WeightOffer(Protocol):
-    """The facts by which a receiver joins; small and picklable."""
-
-    @property
-    def plan(self) -> TransferPlan:
-        """The plan of what travels."""
-
-    def receiver(
-        self, number: int, device: torch.device, previous: WeightReceiver | HostReceiver | None = None
-    ) -> WeightReceiver | HostReceiver:
-        """Join as receiver `number` (from 0). Blocks until the transport is up on all sides. `previous`: the receiver
-        that this one replaces, after receivers changed or a transfer failed.
-
-        Raises TransferError where the ends did not meet."""
 
 
 @dataclass(frozen=True)
@@ -281,11 +265,11 @@ class ReceivingWorker(ABC):
         engine = self.receiving_engine
         return 1 if engine is None or transport_of(transport).staged else engine.ends
 
-    async def join(self, offer: Annotated[WeightOffer, Wire(SentOffer)], number: int) -> None:
+    async def join(self, offer: SentOffer, number: int) -> None:
         """Become receiver `number` of the trainer's weights, or with its engine's processes so many from there on;
-        again, where receivers changed or a transfer failed."""
+        again, where receivers changed or a transfer failed. In a simulation the offer is one of that."""
         engine = self.receiving_engine
-        if engine is None or not isinstance(offer, SentOffer) or transport_of(offer.transport).staged:
+        if engine is None or transport_of(offer.transport).staged:
             self.receiver = offer.receiver(number, self.device, self.receiver)
             return
         await engine.join(offer.for_engine(), number)

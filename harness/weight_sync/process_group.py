@@ -283,7 +283,8 @@ class GroupOffer:
     rendezvous: Rendezvous
 
     def receiver(self, number: int, device: torch.device, previous: Any = None) -> Any:
-        """Join as receiver `number`: `harness.weight_sync.endpoints.WeightOffer`."""
+        """Join as receiver `number` (from 0). Blocks until the transport is up on all sides. previous: which this one
+        replaces, after receivers changed or a transfer failed. Raises TransferError where the ends did not meet."""
         raise NotImplementedError
 
     def sender(self, store: dist.Store, device: torch.device, previous: Any = None, number: int = 0) -> Any:

@@ -15,7 +15,7 @@ from harness.config.transports import transport_of
 from harness.protocols import EngineDied, Span, TrainEngine, TransferError
 from harness.rpc.sockets import forget, meeting_place
 from harness.runtime.runtime import Handle, WorkerDied, ask_all
-from harness.weight_sync.endpoints import ReceivingWorker, SendingWorker, WeightOffer
+from harness.weight_sync.endpoints import ReceivingWorker, SendingWorker
 from harness.weight_sync.plan import TransferPlan, all_gathered
 from harness.weight_sync.process_group import Rendezvous
 
@@ -105,8 +105,9 @@ class GroupTransport:
             await asyncio.to_thread(self._rendezvous.abort)
 
 
-async def join_all(receivers: Sequence[Receiver], offer: WeightOffer, ends: Sequence[int]) -> None:
-    """Let every receiver, of so many ends, join under the number of its first one, all at once."""
+async def join_all(receivers: Sequence[Receiver], offer: Any, ends: Sequence[int]) -> None:
+    """Let every receiver, of so many ends, join under the number of its first one, all at once. offer: a `SentOffer`,
+    or one of a simulation."""
     async with asyncio.TaskGroup() as tasks:
         for receiver, number in zip(receivers, accumulate(ends, initial=0), strict=False):
             tasks.create_task(receiver.role.join(offer, number))

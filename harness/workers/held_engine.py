@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.protocols import Completion, Request, RolloutEngine, StopMode
 
@@ -22,56 +22,13 @@ Follow = Callable[[Completion], Awaitable[Request | Completion]]
 
 
 class WrappedEngine:
-    """`harness.protocols.RolloutEngine` that asks `engine` for everything."""
+    """`harness.protocols.RolloutEngine` that asks `engine` for all that it does not do itself."""
 
     def __init__(self, engine: RolloutEngine) -> None:
-        self.engine, self.slots = engine, engine.slots
+        self.engine = engine
 
-    @property
-    def version(self) -> int:
-        return self.engine.version
-
-    @property
-    def sampled(self) -> int:
-        return self.engine.sampled
-
-    @property
-    def running(self) -> int:
-        return self.engine.running
-
-    @property
-    def waiting(self) -> int:
-        return self.engine.waiting
-
-    def submit(self, requests: Sequence[Request]) -> None:
-        self.engine.submit(requests)
-
-    async def finished(self) -> list[Completion]:
-        return await self.engine.finished()
-
-    async def pause(self, mode: StopMode) -> None:
-        await self.engine.pause(mode)
-
-    def drop_cache(self) -> None:
-        self.engine.drop_cache()
-
-    async def resume(self) -> None:
-        await self.engine.resume()
-
-    async def cut(self, sample_ids: Collection[int]) -> None:
-        await self.engine.cut(sample_ids)
-
-    async def load_weights(self, version: int, weights: Iterable[tuple[str, torch.Tensor]]) -> None:
-        await self.engine.load_weights(version, weights)
-
-    async def sleep(self, *, keep_weights: bool = True) -> None:
-        await self.engine.sleep(keep_weights=keep_weights)
-
-    async def wake(self) -> None:
-        await self.engine.wake()
-
-    async def close(self) -> None:
-        await self.engine.close()
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self.engine, name)
 
 
 @dataclass

@@ -9,14 +9,14 @@ import socket
 from collections.abc import Callable, Coroutine, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
 from harness.rpc.channel import Channel
 from harness.rpc.handshake import Role
 from harness.rpc.sockets import Framed, close_all
-from harness.rpc.stream import Room, ServedStream
+from harness.rpc.stream import ServedStream
 from harness.transfer_queue.control.spec import QueueSpec, Status
 from harness.transfer_queue.remote import messages as m
 from harness.transfer_queue.rows.columns import Rows
@@ -26,30 +26,13 @@ from harness.transfer_queue.service.service import QueueService
 from harness.transfer_queue.service.waiting import PendingGet
 from harness.transfer_queue.snapshots.snapshot import save
 from harness.transfer_queue.storage.gather import trimmed
-from harness.transfer_queue.storage.protocol import PayloadStore
-from harness.transfer_queue.storage.shm import ShmStore
+
+if TYPE_CHECKING:
+    from harness.transfer_queue.remote.server import QueueServer
 
 _WAITING = 1 << 16  # requests of a client that may wait at a time
 
 _log = logging.getLogger(__name__)
-
-
-class Host(Protocol):
-    """The server of the requests. segments: the store, where it is one of shared memory; limit: bytes of a message;
-    saves: the folder below which it may be saved."""
-
-    spec: QueueSpec
-    limit: int
-    saves: str | None
-    name: str
-    service: QueueService
-    store: PayloadStore
-    segments: ShmStore | None
-    room: Room
-    meetings: Meetings
-
-    def end_clients_of(self, consumer: str, asked_by: Requests) -> None:
-        """End clients of this consumer, which is no more, and of no other; but not the one that says so."""
 
 
 class HeldLeases:
@@ -108,7 +91,7 @@ class Requests:
 
     def __init__(
         self,
-        server: Host,
+        server: QueueServer,
         sock: socket.socket,
         channel: Channel,
         role: Role,

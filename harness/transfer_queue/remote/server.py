@@ -37,7 +37,8 @@ class QueueServer:
 
     token: an admin's (`handshake.Role`), made up unless given; address: see `sockets`; limit: bytes of a message;
     resume: the folder of a saved queue that it goes on with; saves: the folder below which clients may have it saved,
-    nowhere unless given. Fifteen attributes, for `Host` says that requests need nine of them.
+    nowhere unless given. segments: the store, where it is one of shared memory. Fifteen attributes, for requests need
+    nine of them.
     """
 
     def __init__(
@@ -114,7 +115,8 @@ class QueueServer:
         self.close()
 
     def end_clients_of(self, consumer: str, asked_by: Requests) -> None:
-        """End clients as `Host` says: a process that was cut off, and is not dead, must not go on where it was."""
+        """End clients of this consumer, which is no more, and of no other, but not the one that says so: a process that
+        was cut off, and is not dead, must not go on where it was."""
         for client in list(self._clients.values()):
             if client is not asked_by and client.was_only(consumer):
                 client.stream.close()

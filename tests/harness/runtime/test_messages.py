@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Protocol
+from typing import Any, Protocol
 
 import msgspec
 import numpy as np
@@ -92,10 +92,6 @@ def test_what_cannot_travel_is_refused(value: Any) -> None:
 # -- methods
 
 
-class Offer(Protocol):
-    number: int
-
-
 class First(msgspec.Struct, frozen=True, tag=True):
     number: int
 
@@ -104,9 +100,13 @@ class Second(msgspec.Struct, frozen=True, tag=True):
     number: int
 
 
+class Unsaid(Protocol):
+    number: int
+
+
 @dataclass
 class Role:
-    async def join(self, offer: Annotated[Offer, m.Wire(First | Second)], deadlines: Sequence[int] = ()) -> Offer:
+    async def join(self, offer: First | Second, deadlines: Sequence[int] = ()) -> Unsaid:
         raise NotImplementedError
 
     async def untyped(self, value) -> None: ...  # type: ignore[no-untyped-def]
@@ -118,7 +118,7 @@ class Role:
     def plain(self) -> None: ...
 
 
-def test_a_protocol_arrives_as_the_class_that_was_sent() -> None:
+def test_one_of_several_classes_arrives_as_the_one_that_was_sent() -> None:
     types = m.method_types(Role.join)
     for offer in (First(1), Second(2)):
         assert m.decode(m.encode(types.bind((offer,), {})), types.arguments) == (offer, [])

@@ -16,7 +16,7 @@ from harness.calibration.profile.transfers import timed_arrival, timed_sending
 from harness.config import ModelConfig
 from harness.config.transports import connected_transports, transport_of
 from harness.rpc.sockets import forget, new_path
-from harness.weight_sync.endpoints import WeightOffer
+from harness.weight_sync.process_group import GroupOffer
 from harness.weight_sync.plan import plan_transfer
 from harness.weight_sync.process_group import open_rendezvous
 
@@ -119,7 +119,7 @@ def _answer(answers: Connection, start: float, name: str) -> tuple[float, list[s
     return arrived_at - start, wrong
 
 
-def _receive(offer: WeightOffer, model: ModelConfig, device: torch.device, answers: Connection) -> None:
+def _receive(offer: GroupOffer, model: ModelConfig, device: torch.device, answers: Connection) -> None:
     """Receive weights into memory of its own, as an engine does."""
     torch.set_num_threads(1)
     if device.type == "cuda":
