@@ -16,9 +16,8 @@ from harness.calibration.profile.transfers import timed_arrival, timed_sending
 from harness.config import ModelConfig
 from harness.config.transports import connected_transports, transport_of
 from harness.rpc.sockets import forget, new_path
-from harness.weight_sync.process_group import GroupOffer
 from harness.weight_sync.plan import plan_transfer
-from harness.weight_sync.process_group import open_rendezvous
+from harness.weight_sync.process_group import GroupOffer, open_rendezvous
 
 _TIMEOUT_S = 60.0
 _BUCKET_BYTES = 64 << 20
