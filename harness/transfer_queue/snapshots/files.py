@@ -1,7 +1,7 @@
-"""The files of a saved queue.
+"""The file of a saved queue, in a folder of its own.
 
-CURRENT               the number of the snapshot that counts; none counts before it is there
-snapshot-N.msgpack    the queue as it was when it was saved for the N-th time
+snapshot.msgpack    the queue as it was when it was saved last
+snapshot.new        as it is being saved; it gets the name when all of it is on the disk
 
 A snapshot is records, only ever appended to: a message (plain data and arrays in msgpack, so that no code travels) and
 the payload that belongs to it, with checksums.
@@ -11,13 +11,10 @@ from __future__ import annotations
 
 import fcntl
 import os
-import re
 import struct
-from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from itertools import islice
 from pathlib import Path
 from typing import Any
 from zlib import crc32
@@ -32,7 +29,7 @@ HEAD = struct.Struct("<IQI")
 CHECK = struct.Struct("<I")
 """Checksum of the head, which follows it: a wrong length must not look like the end of the file."""
 RECORD_HEAD = HEAD.size + CHECK.size
-_BUFFERS_PER_CALL = 1024  # the system takes no more
+_NAME = "snapshot.msgpack"
 
 Piece = bytes | memoryview
 """A piece of payload, of single bytes."""
@@ -52,11 +49,10 @@ class SnapshotRecord:
 
 
 class RecordWriter:
-    """Appends to a file that it makes. OSError where a write fails, after which the file is of no use."""
+    """Writes a file anew. OSError where a write fails, after which the file is of no use."""
 
     def __init__(self, path: Path) -> None:
-        self.path = path
-        self._file = path.open("xb", buffering=0)
+        self._file = path.open("wb")
 
     def append(self, message: bytes, payload: Sequence[Piece] = ()) -> None:
         """Write a record: a message and its payload."""
@@ -65,34 +61,20 @@ class RecordWriter:
             size += len(piece)
             crc = crc32(piece, crc)
         head = HEAD.pack(len(message), size, crc)
-        _write(self._file.fileno(), [head + CHECK.pack(crc32(head)) + message, *payload])
+        self._file.writelines([head, CHECK.pack(crc32(head)), message, *payload])
 
     def sync(self) -> None:
         """Returns when all is on the disk."""
+        self._file.flush()
         os.fdatasync(self._file.fileno())
 
     def close(self) -> None:
         """Close the file."""
         self._file.close()
 
-    def remove(self) -> None:
-        """Delete the file, if it is there."""
-        self.path.unlink(missing_ok=True)
-
-
-def _write(file: int, pieces: Sequence[Piece]) -> None:
-    """All of it: the system may take less at a time."""
-    rest = deque(memoryview(piece) for piece in pieces if len(piece))
-    while rest:
-        written = os.writev(file, list(islice(rest, _BUFFERS_PER_CALL)))
-        while rest and written >= len(rest[0]):
-            written -= len(rest.popleft())
-        if written:
-            rest[0] = rest[0][written:]
-
 
 def read_records(path: Path) -> Iterator[SnapshotRecord]:
-    """One after the other. DamagedFile, with file and offset, for one that is not what was written, or not whole."""
+    """Each in turn. DamagedSnapshot, with file and offset, for one that is not what was written, or not whole."""
     size = path.stat().st_size
     with path.open("rb") as file:
         start = 0
@@ -187,77 +169,46 @@ def _differences(there: Any, here: Any, where: str = "spec") -> list[str]:
     return lines
 
 
-_NAME = re.compile(r"snapshot-(\d+)\.msgpack")
-_NUMBER = re.compile(rb"(\d{1,18})\n")  # without its end it may be another
+def saved_in(folder: Path) -> Path:
+    """The snapshot that a folder has. ValueError where it has none."""
+    path = folder / _NAME
+    if not path.is_file():
+        raise ValueError(f"no queue was saved in {folder}")
+    return path
 
 
-class Folder:
-    """The folder where one queue is saved."""
-
-    def __init__(self, path: str | os.PathLike[str]) -> None:
-        self.path = Path(path)
-
-    def create(self) -> None:
-        """Nothing to do where it is there."""
-        self.path.mkdir(mode=0o700, parents=True, exist_ok=True)  # the rows of a run are its user's
-
-    def snapshot(self, number: int) -> Path:
-        """File of a snapshot."""
-        return self.path / f"snapshot-{number}.msgpack"
-
-    def current(self) -> int | None:
-        """The number of the snapshot that counts. DamagedFile where none is named, or there is none of that number."""
-        file = self.path / "CURRENT"
-        if not file.exists():
-            return None
-        named = _NUMBER.fullmatch(file.read_bytes())
-        if named is None:
-            raise DamagedSnapshot(f"{file} is damaged: it names no snapshot")
-        number = int(named[1])
-        if not self.snapshot(number).exists():
-            raise DamagedSnapshot(f"{self.snapshot(number)} is not there, though {file.name} names it")
-        return number
-
-    def next_number(self) -> int:
-        """Larger than that of any file."""
-        return max((number for number, _ in self._snapshots()), default=-1) + 1
-
-    def commit(self, number: int) -> None:
-        """Make this snapshot, which is on the disk, the one that counts; older files are deleted."""
-        self.sync()
-        fresh = self.path / "CURRENT.new"
-        with fresh.open("w") as file:
-            file.write(f"{number}\n")
-            file.flush()
-            os.fsync(file.fileno())
-        os.replace(fresh, self.path / "CURRENT")
-        self.sync()
-        for old, path in self._snapshots():
-            if old < number:
-                path.unlink()
-
-    def sync(self) -> None:
-        """Returns when the names of its files are on the disk."""
-        directory = os.open(self.path, os.O_RDONLY)
+@contextmanager
+def replaced(folder: Path) -> Iterator[Path]:
+    """A path to write a snapshot to, which replaces that of the folder when it was written without an error, and goes
+    with one. The folder is made where it is not there."""
+    folder.mkdir(mode=0o700, parents=True, exist_ok=True)  # the rows of a run are its user's
+    with locked(folder):
+        fresh = folder / "snapshot.new"
         try:
-            os.fsync(directory)
+            yield fresh
+        except BaseException:
+            fresh.unlink(missing_ok=True)
+            raise
+        os.replace(fresh, folder / _NAME)
+        directory = os.open(folder, os.O_RDONLY)
+        try:
+            os.fsync(directory)  # the name, too
         finally:
             os.close(directory)
 
-    @contextmanager
-    def locked(self) -> Iterator[None]:
-        """No other process reads or writes here meanwhile. ValueError if one does. Ends with the process, however it
-        ends."""
-        directory = os.open(self.path, os.O_RDONLY)
-        try:
-            try:
-                fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError:
-                raise ValueError(f"{self.path} is in use: a queue is being saved there, or loaded from it") from None
-            yield
-        finally:
-            os.close(directory)
 
-    def _snapshots(self) -> list[tuple[int, Path]]:
-        matches = [(_NAME.fullmatch(path.name), path) for path in self.path.iterdir()]
-        return [(int(match[1]), path) for match, path in matches if match]
+@contextmanager
+def locked(folder: Path) -> Iterator[None]:
+    """No other process saves or loads here meanwhile. ValueError if one does, and where there is no such folder. Ends
+    with the process, however it ends."""
+    if not folder.is_dir():
+        raise ValueError(f"no queue was saved in {folder}: there is no such folder")
+    directory = os.open(folder, os.O_RDONLY)
+    try:
+        try:
+            fcntl.flock(directory, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise ValueError(f"{folder} is in use: a queue is being saved there, or loaded from it") from None
+        yield
+    finally:
+        os.close(directory)

@@ -25,12 +25,14 @@ from harness.transfer_queue.snapshots.files import (
     SNAPSHOT,
     DamagedSnapshot,
     FileHeader,
-    Folder,
     Piece,
     RecordWriter,
     decode,
     encode,
+    locked,
     read_records,
+    replaced,
+    saved_in,
 )
 from harness.transfer_queue.storage.inline import LocalStorage, inline_buffers
 from harness.transfer_queue.storage.protocol import PayloadStore, Storage
@@ -87,7 +89,7 @@ async def write_snapshot(
     path: Path, service: QueueService, state: bytes, frames: Sequence[tuple[str, Frame]], work: Work
 ) -> None:
     """state, frames: of a moment of the service, the state encoded, the frames kept meanwhile. Returns when it is on
-    the disk; on any error there is no such file."""
+    the disk."""
     writer = RecordWriter(path)
     try:
         writer.append(encode(FileHeader.of(service.spec)))
@@ -104,9 +106,6 @@ async def write_snapshot(
         batch.append((encode(None), ()))  # the end
         await _finish(work, _appends(writer, batch))
         await _finish(work, writer.sync)
-    except BaseException:
-        writer.remove()
-        raise
     finally:
         writer.close()
 
@@ -132,7 +131,8 @@ async def _finish(work: Work, step: Callable[[], None]) -> None:
 def read_snapshot(
     path: Path, spec: QueueSpec, storage: Storage | None
 ) -> tuple[dict[str, Any], dict[str, list[Frame]]]:
-    """The state, and the frames by partition. ValueError for a file of another spec, DamagedFile for a damaged one."""
+    """The state, and the frames by partition. ValueError for a file of another spec, DamagedSnapshot where it is
+    damaged."""
     records = read_records(path)
     frames: dict[str, list[Frame]] = {}
     try:
@@ -156,12 +156,8 @@ async def at_once(step: Callable[[], None]) -> None:
 async def save(service: QueueService, folder: str | os.PathLike[str], work: Work = asyncio.to_thread) -> None:
     """The queue as it is now, in a folder (made if need be) that holds one queue: what it held counts until all is on
     the disk. Puts and gets go on meanwhile. ValueError while another is saved there."""
-    files = Folder(folder)
-    files.create()
-    with files.locked(), service.moment() as (state, frames):
-        number = files.next_number()
-        await write_snapshot(files.snapshot(number), service, encode(state), frames, work)
-        files.commit(number)
+    with replaced(Path(folder)) as path, service.moment() as (state, frames):
+        await write_snapshot(path, service, encode(state), frames, work)
 
 
 def load(
@@ -176,15 +172,10 @@ def load(
     Open leases have as many seconds left as they had. Readers that still live may acknowledge them by their old
     numbers; of the others, `open_leases` names what is to be released, or lost. storage: where payload is written to;
     without one it stays in the memory of this process. ValueError if nothing was saved there, if it is of another spec,
-    or in use; DamagedFile, which is one, if it is damaged.
+    or in use; DamagedSnapshot, which is one, if it is damaged.
     """
-    files = Folder(folder)
-    if not files.path.is_dir():
-        raise ValueError(f"no queue was saved in {folder}: there is no such folder")
-    with files.locked():
-        if (number := files.current()) is None:
-            raise ValueError(f"no queue was saved in {folder}")
-        state, frames = read_snapshot(files.snapshot(number), spec, storage)
+    with locked(Path(folder)):
+        state, frames = read_snapshot(saved_in(Path(folder)), spec, storage)
     controller = Controller(spec)
     controller.restore(state["controller"], frames)
     controller.shift(now() - state["now"])
@@ -204,12 +195,8 @@ class SavedRows:
 
 def saved_rows(folder: str | os.PathLike[str], columns: Sequence[str]) -> Iterator[SavedRows]:
     """Rows of each partition that had all of these columns when the queue was saved. ValueError if none was saved here;
-    DamagedFile, which is one, for what was not written like this."""
-    files = Folder(folder)
-    number = files.current() if files.path.is_dir() else None
-    if number is None:
-        raise ValueError(f"no queue was saved in {folder}")
-    path = files.snapshot(number)
+    DamagedSnapshot, which is one, for what was not written like this."""
+    path = saved_in(Path(folder))
     spec = _spec_of(path)
     storage, controller = LocalStorage(), Controller(spec)
     state, frames = read_snapshot(path, spec, storage)
@@ -223,10 +210,10 @@ def saved_rows(folder: str | os.PathLike[str], columns: Sequence[str]) -> Iterat
             yield SavedRows(name, rows, storage.read(BatchAssignment(0, name, rows, *located), spec.columns))
 
 
-def _spec_of(path: os.PathLike[str]) -> QueueSpec:
+def _spec_of(path: Path) -> QueueSpec:
     """The spec that the file says."""
     try:
-        first = next(read_records(path)).message  # type: ignore[arg-type]
+        first = next(read_records(path)).message
         header = msgspec.msgpack.decode(first, type=FileHeader)
         if header.kind != SNAPSHOT:
             raise DamagedSnapshot(f"{path} is a {header.kind}, not a {SNAPSHOT}")

@@ -176,7 +176,7 @@ async def test_a_queue_is_saved_below_the_folder_that_it_was_started_with_and_no
     async with serving(InlineBackend()) as (_, queue):
         with pytest.raises(PermissionError, match="saved in no folder; start it with saves="):
             await queue.save(str(tmp_path / "other"))
-    assert not (tmp_path / "other").exists() and (saves / "one" / "CURRENT").exists()
+    assert not (tmp_path / "other").exists() and (saves / "one" / "snapshot.msgpack").exists()
 
 
 async def test_a_client_does_what_its_role_may(tmp_path: Path) -> None:

@@ -26,7 +26,7 @@ from harness.transfer_queue.remote.sync_client import SyncQueue
 from harness.transfer_queue.rows.columns import Column
 from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame
 from harness.transfer_queue.service.service import QueueService
-from harness.transfer_queue.snapshots.files import DamagedSnapshot, read_records
+from harness.transfer_queue.snapshots.files import DamagedSnapshot, RecordWriter, read_records
 from harness.transfer_queue.snapshots.snapshot import save
 from harness.transfer_queue.storage.inline import InlineBackend, InlineStorage, inline_buffers
 from harness.transfer_queue.storage.protocol import QueueBackend
@@ -168,7 +168,7 @@ async def test_a_save_that_fails_leaves_what_was_saved_before(tmp_path: Path) ->
         await queue.save(tmp_path, fail)
     assert Queue(tmp_path).described() == described
     await queue.save(tmp_path)
-    assert sorted(os.listdir(tmp_path)) == ["CURRENT", "snapshot-1.msgpack"]
+    assert sorted(os.listdir(tmp_path)) == ["snapshot.msgpack"]
     assert Queue(tmp_path).described() == queue.described() != described
 
 
@@ -199,49 +199,36 @@ class Died(BaseException):
 
 
 class Mortal:
-    """Dies in the middle of the n-th step that reaches the disk; nothing reaches it afterwards. None: lives, and
-    counts."""
+    """Dies before the n-th step that reaches the disk; none is taken afterwards. None: lives, and counts."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, death: int | None) -> None:
         self.steps = 0
         self._death = death
-        self._write = os.writev
-        monkeypatch.setattr(os, "writev", self._writev)
+        monkeypatch.setattr(RecordWriter, "append", self._mortal(RecordWriter.append))
         for name in ("fsync", "fdatasync", "replace", "unlink"):
             monkeypatch.setattr(os, name, self._mortal(getattr(os, name)))
 
-    def _dies(self) -> bool:
-        self.steps += 1
-        return self._death is not None and self.steps > self._death
-
     def _mortal(self, call: Callable[..., Any]) -> Callable[..., Any]:
         def step(*args: Any, **kwargs: Any) -> Any:
-            if self._dies():
+            self.steps += 1
+            if self._death is not None and self.steps > self._death:
                 raise Died
             return call(*args, **kwargs)
 
         return step
-
-    def _writev(self, file: int, pieces: list[Any]) -> int:
-        if self._dies():
-            if self._death is not None and self.steps == self._death + 1:
-                whole = b"".join(pieces)
-                self._write(file, [whole[: len(whole) // 2]])
-            raise Died
-        return self._write(file, pieces)
 
 
 async def test_whenever_it_dies_while_it_is_saved_what_was_saved_last_can_be_loaded(tmp_path: Path) -> None:
     with pytest.MonkeyPatch.context() as patch:
         mortal = Mortal(patch, None)
         first, second = await saved(tmp_path / "whole")
-    assert mortal.steps > 15
+    assert mortal.steps > 10
     for death in range(mortal.steps):
         folder = tmp_path / str(death)
         with pytest.MonkeyPatch.context() as patch, suppress(Died):
             Mortal(patch, death)
             await saved(folder)
-        if not (folder / "CURRENT").exists():
+        if not (folder / "snapshot.msgpack").exists():
             with pytest.raises(ValueError, match="no queue was saved in"):
                 Queue(folder)
             continue
@@ -285,33 +272,21 @@ def kill_amid_saves(folder: Path) -> int:
 
 async def test_a_damaged_byte_anywhere_and_a_torn_end_are_one_error_that_names_file_and_offset(tmp_path: Path) -> None:
     await saved(tmp_path)
-    path = tmp_path / "snapshot-1.msgpack"
+    path = tmp_path / "snapshot.msgpack"
     whole = path.read_bytes()
     starts = [record.start for record in read_records(path)]
     for at in sorted({*starts, *range(0, len(whole), 7)}):
         start = max(start for start in starts if start <= at)
         path.write_bytes(whole[:at] + bytes([whole[at] ^ 16]) + whole[at + 1 :])
-        with pytest.raises(DamagedSnapshot, match=f"snapshot-1.msgpack is damaged: the record at offset {start} is"):
+        with pytest.raises(DamagedSnapshot, match=f"snapshot.msgpack is damaged: the record at offset {start} is not"):
             Queue(tmp_path)
         path.write_bytes(whole[:at])
         torn = f"ends {at - start} bytes into a record, at offset {start}" if at > start else "is damaged: it ends"
-        with pytest.raises(DamagedSnapshot, match=f"snapshot-1.msgpack {torn}"):
+        with pytest.raises(DamagedSnapshot, match=f"snapshot.msgpack {torn}"):
             Queue(tmp_path)
 
 
-@pytest.mark.parametrize("emptied", [b"", b"1", b"one\n", b"\xff\x00", b"9" * 5000 + b"\n"])
-async def test_a_folder_that_names_no_snapshot_is_an_error(tmp_path: Path, emptied: bytes) -> None:
-    await saved(tmp_path)
-    (tmp_path / "CURRENT").write_bytes(emptied)
-    with pytest.raises(DamagedSnapshot, match="CURRENT is damaged: it names no snapshot"):
-        Queue(tmp_path)
-
-
-async def test_a_folder_without_a_queue_or_its_snapshot_is_an_error(tmp_path: Path) -> None:
-    await saved(tmp_path)
-    (tmp_path / "snapshot-1.msgpack").unlink()
-    with pytest.raises(DamagedSnapshot, match="snapshot-1.msgpack is not there, though CURRENT names it"):
-        Queue(tmp_path)
+async def test_a_folder_without_a_queue_is_an_error(tmp_path: Path) -> None:
     with pytest.raises(ValueError, match="no queue was saved in .*: there is no such folder"):
         Queue(tmp_path / "none")
     (tmp_path / "empty").mkdir()
