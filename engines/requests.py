@@ -16,6 +16,7 @@ from harness.config.model_folder import shape_of
 from harness.protocols import Clock, Completion, FinishReason, Request, Sampling
 
 if TYPE_CHECKING:
+    import torch
     from transformers import PreTrainedModel
 
 
@@ -31,6 +32,23 @@ class RouteShape:
         """The shape of a model that has experts."""
         shape = shape_of(model.config, "of this model")
         return cls(shape["layers"] * shape["active_experts"], shape["experts"])
+
+
+@dataclass(frozen=True)
+class Served:
+    """What processes of an engine's own serve. slots: samples at a time; device: the first of `tensor_parallel` that
+    share each layer; routes: whether experts are told."""
+
+    model: PreTrainedModel
+    slots: int
+    device: torch.device
+    tensor_parallel: int = 1
+    routes: bool = False
+
+    @property
+    def longest(self) -> int:
+        """Tokens that a sample may have."""
+        return int(self.model.config.max_position_embeddings)
 
 
 @dataclass(slots=True, eq=False)

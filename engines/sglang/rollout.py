@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING
 import torch
 
 from engines.device_memory import pass_to_engine
-from engines.requests import RouteShape, RunningSample, SlotEngine
+from engines.requests import RouteShape, RunningSample, Served, SlotEngine
 from engines.sglang.client import ServerControl, SGLangClient
 from engines.sglang.options import DEFAULTS, Options
 from engines.sglang.requests import SampleRequests, body_of
@@ -58,16 +58,8 @@ class SGLangRollout(SlotEngine):
         super().__init__(model, name=name, slots=slots, sampling=sampling, clock=clock)
         self._owner, self._seed = f"engine {name}", seed
         self._routes = RouteShape.of(model) if routes else None
-        self._server = open_server(
-            model,
-            slots=slots,
-            device=torch.device(device),
-            name=name,
-            owner=self._owner,
-            options=options,
-            tensor_parallel=tensor_parallel,
-            routes=routes,
-        )
+        served = Served(model, slots, torch.device(device), tensor_parallel, routes)
+        self._server = open_server(served, name, self._owner, options)
         client = SGLangClient(self._server.url, self._server.token, owner=self._owner, timeout_s=options.timeout_s)
         try:
             client.wait_until_ready(options.start_timeout_s, self._server.require_alive)

@@ -12,11 +12,11 @@ from contextlib import suppress
 from pathlib import Path
 from random import SystemRandom
 from types import MappingProxyType
-from typing import TYPE_CHECKING
 
 import torch
 
 from engines.loading import write_model
+from engines.requests import Served
 from engines.sglang.options import SOCKET, TOKEN, URL, Options, interpreter, servers
 from engines.torch.lora import base_of
 from engines.torch.model import float32_head, model_shape
@@ -24,54 +24,24 @@ from harness.protocols import EngineDied
 from harness.rpc.children import kill_group
 from harness.rpc.process_id import descendants
 
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
-
 _LAUNCHER = Path(__file__).with_name("launcher.py")
-
-
 _KILL_TIMEOUT_S = 30.0
-
-
 _SPARE_TOKENS = 8
 """The server wants some room beyond prompt and response."""
-
-
 _CPU_CACHE_TOKENS = 1 << 16
 """Tokens of the cache at most, where no plan of memory says more."""
-
-
 _KERNELS_PORTS = Path("/proc/sys/net/ipv4/ip_local_port_range")
 _FIRST_PORT = 20_000  # above those of most services, and of Ray's workers
 
 
-def open_server(
-    model: PreTrainedModel,
-    *,
-    slots: int,
-    device: torch.device,
-    name: str,
-    owner: str,
-    options: Options,
-    tensor_parallel: int = 1,
-    routes: bool = False,
-) -> LocalServer | RemoteServer:
+def open_server(served: Served, name: str, owner: str, options: Options) -> LocalServer | RemoteServer:
     """The server of engine `name`: the one that the environment names, else one that is started.
 
     Raises ValueError if it names servers, but none for this engine; FileNotFoundError as `interpreter`.
     """
     urls = servers()
     if not urls:
-        return LocalServer(
-            model,
-            slots=slots,
-            device=device,
-            owner=owner,
-            options=options,
-            tensor_parallel=tensor_parallel,
-            routes=routes,
-        )
+        return LocalServer(served, owner, options)
     if not name.isdecimal() or int(name) >= len(urls):
         raise ValueError(f"{URL}={','.join(urls)}: {len(urls)} servers, none for {owner}; name one for each engine")
     return RemoteServer(urls[int(name)], os.environ.get(TOKEN, ""))
@@ -107,44 +77,29 @@ class LocalServer:
 
     has_initial_weights = True
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        slots: int,
-        device: torch.device,
-        owner: str,
-        options: Options,
-        tensor_parallel: int = 1,
-        routes: bool = False,
-    ) -> None:
+    def __init__(self, served: Served, owner: str, options: Options) -> None:
         """Returns at once; the server needs half a minute.
 
         Raises FileNotFoundError where there is no interpreter for it.
         """
-        self.owner, self.token, self.receivers = owner, secrets.token_urlsafe(32), tensor_parallel
-        self.holds: Mapping[str, float] = _holds(model, slots, device, options, tensor_parallel)
+        self.owner, self.token, self.receivers = owner, secrets.token_urlsafe(32), served.tensor_parallel
+        self.holds: Mapping[str, float] = _holds(served, options)
         self._folder = tempfile.TemporaryDirectory(prefix="cadence-sglang-")
         folder = Path(self._folder.name)
         (folder / "model").mkdir()
-        write_model(model, folder / "model")
-        self.base = base_of(model, folder / "model")
+        write_model(served.model, folder / "model")
+        self.base = base_of(served.model, folder / "model")
         """The base of adapters, if there are any: then the model's folder stays."""
         with (folder / "server.log").open("wb") as log, bound_socket() as bound:
             port = int(bound.getsockname()[1])
             self.url = f"http://127.0.0.1:{port}"
             self._log = (folder / "server.log").open("rb")
             self._process = subprocess.Popen(
-                [
-                    str(interpreter()),
-                    "-P",
-                    str(_LAUNCHER),
-                    *_flags(model, folder / "model", slots, device, port, options, tensor_parallel, routes),
-                ],
+                [str(interpreter()), "-P", str(_LAUNCHER), *_flags(served, folder / "model", port, options)],
                 stdin=subprocess.PIPE,  # held open for as long as the server may live: see launcher.py
                 stdout=log,
                 stderr=subprocess.STDOUT,
-                env=_environment(device, self.token, tensor_parallel) | {SOCKET: str(bound.fileno())},
+                env=_environment(served, self.token) | {SOCKET: str(bound.fileno())},
                 pass_fds=(bound.fileno(),),
                 start_new_session=True,
             )
@@ -183,37 +138,27 @@ class LocalServer:
         return "\n".join(lines[-12:]).replace(self.token, "***")
 
 
-def _flags(
-    model: PreTrainedModel,
-    folder: Path,
-    slots: int,
-    device: torch.device,
-    port: int,
-    options: Options,
-    tensor_parallel: int,
-    routes: bool,
-) -> list[str]:
+def _flags(served: Served, folder: Path, port: int, options: Options) -> list[str]:
     """Command-line flags of the server; what the options leave open is chosen here for a CPU, and by SGLang for a
     GPU."""
-    config, cpu = model.config, device.type == "cpu"
-    longest = config.max_position_embeddings + _SPARE_TOKENS
+    model, cpu = served.model, served.device.type == "cpu"
     flags: dict[str, object] = {
         "--model-path": folder,
         "--host": "127.0.0.1",
         "--port": port,
-        "--device": device.type,
-        "--tensor-parallel-size": tensor_parallel,
+        "--device": served.device.type,
+        "--tensor-parallel-size": served.tensor_parallel,
         "--dtype": options.dtype or str(model.dtype).removeprefix("torch."),
-        "--context-length": longest,
-        "--max-running-requests": slots,
+        "--context-length": served.longest + _SPARE_TOKENS,
+        "--max-running-requests": served.slots,
         "--weight-version": 0,
         "--stream-interval": options.stream_interval,
-        "--sampling-mask-max-tokens": config.vocab_size,
+        "--sampling-mask-max-tokens": model.config.vocab_size,
         "--log-level": options.log_level,
     }
     if cpu:
         flags |= {"--attention-backend": "torch_native", "--sampling-backend": "pytorch"}
-    if (tokens := _cache_tokens(model, slots, device, options)) is not None:
+    if (tokens := _cache_tokens(served, options)) is not None:
         flags["--max-total-tokens"] = tokens
     chosen = {
         "--attention-backend": options.attention_backend,
@@ -230,7 +175,7 @@ def _flags(
         "--skip-tokenizer-init": True,
         "--skip-server-warmup": True,
         "--enable-deterministic-inference": deterministic,
-        "--enable-return-routed-experts": routes,
+        "--enable-return-routed-experts": served.routes,
         "--enable-fp32-lm-head": float32_head(model),
         "--disable-overlap-schedule": not overlap,
         "--enable-memory-saver": options.memory_saver and not cpu,
@@ -239,26 +184,25 @@ def _flags(
     return [*(f"{flag}={value}" for flag, value in flags.items()), *(flag for flag, on in switches.items() if on)]
 
 
-def _cache_tokens(model: PreTrainedModel, slots: int, device: torch.device, options: Options) -> int | None:
+def _cache_tokens(served: Served, options: Options) -> int | None:
     """Tokens of the server's cache; None where SGLang takes what is free of a GPU."""
-    if device.type != "cpu" and options.max_total_tokens is None:
+    if served.device.type != "cpu" and options.max_total_tokens is None:
         return None
-    longest = model.config.max_position_embeddings + _SPARE_TOKENS
-    return max(longest, min(slots * longest, options.max_total_tokens or _CPU_CACHE_TOKENS))
+    longest = served.longest + _SPARE_TOKENS
+    return max(longest, min(served.slots * longest, options.max_total_tokens or _CPU_CACHE_TOKENS))
 
 
-def _holds(
-    model: PreTrainedModel, slots: int, device: torch.device, options: Options, tensor_parallel: int
-) -> dict[str, float]:
+def _holds(served: Served, options: Options) -> dict[str, float]:
     """Bytes on each device of what the server gives back when it sleeps."""
+    model, devices = served.model, served.tensor_parallel
     itemsize = (model.dtype if options.dtype is None else getattr(torch, options.dtype)).itemsize
     shape = model_shape(model)
-    token = 2 * shape["layers"] * -(-shape["kv_heads"] // tensor_parallel) * shape["head_dim"] * itemsize
-    weights = sum(parameter.numel() for parameter in model.parameters()) * itemsize / tensor_parallel
-    return {"weights": weights, "kv_cache": token * (_cache_tokens(model, slots, device, options) or 0)}
+    token = 2 * shape["layers"] * -(-shape["kv_heads"] // devices) * shape["head_dim"] * itemsize
+    weights = sum(parameter.numel() for parameter in model.parameters()) * itemsize / devices
+    return {"weights": weights, "kv_cache": token * (_cache_tokens(served, options) or 0)}
 
 
-def _environment(device: torch.device, token: str, tensor_parallel: int) -> dict[str, str]:
+def _environment(served: Served, token: str) -> dict[str, str]:
     """Environment of the server, which holds the token: other users can read command lines."""
     own = {
         TOKEN: token,
@@ -267,10 +211,12 @@ def _environment(device: torch.device, token: str, tensor_parallel: int) -> dict
         "SGLANG_ALLOW_OVERWRITE_LONGER_CONTEXT_LEN": "1",
         "SGLANG_TIMEOUT_KEEP_ALIVE": "3600",  # this end lets go of idle connections; see client.py
     }
-    if device.type == "cpu":
+    if served.device.type == "cpu":
         cores = sorted(os.sched_getaffinity(0))
         own |= {
-            "SGLANG_CPU_OMP_THREADS_BIND": "|".join(str(cores[rank % len(cores)]) for rank in range(tensor_parallel)),
+            "SGLANG_CPU_OMP_THREADS_BIND": "|".join(
+                str(cores[rank % len(cores)]) for rank in range(served.tensor_parallel)
+            ),
             "SGLANG_USE_CPU_ENGINE": "1",
             "OMP_NUM_THREADS": "1",
             "GLOO_SOCKET_IFNAME": "lo",

@@ -15,6 +15,7 @@ import torch
 from transformers.utils.logging import disable_progress_bar
 
 from engines.loading import write_model
+from engines.requests import Served
 from engines.torch.lora import base_of
 from engines.torch.model import blocks_of, model_shape
 from engines.vllm.options import BACKEND, Options
@@ -39,24 +40,15 @@ class VLLMProcess:
     It belongs to the event loop of its first call. `llm` is vLLM's own interface; what it is asked goes through `ask`.
     """
 
-    def __init__(
-        self,
-        model: PreTrainedModel,
-        *,
-        slots: int,
-        device: torch.device,
-        name: str,
-        options: Options,
-        tensor_parallel: int = 1,
-        routes: bool = False,
-    ) -> None:
-        """Blocks until the engine is up, which takes vLLM from seconds to minutes. It takes `model`'s weights as they
+    def __init__(self, served: Served, name: str, options: Options) -> None:
+        """Blocks until the engine is up, which takes vLLM from seconds to minutes. It takes the model's weights as they
         are, from a folder that is there until it has answered something."""
         self._name, self._timeout_s = name, options.timeout_s
         self.sampled = 0
         """Tokens, as vLLM counts them after each of its steps."""
-        memory = _memory(model, slots, device, options, tensor_parallel)
-        self.holds = {"weights": _served(model, options) / tensor_parallel, "kv_cache": memory["kv_cache_memory_bytes"]}
+        memory, model = _memory(served, options), served.model
+        weights = _weight_bytes(model, options) / served.tensor_parallel
+        self.holds = {"weights": weights, "kv_cache": memory["kv_cache_memory_bytes"]}
         """Bytes on each of its devices, of what it gives back when it sleeps."""
         disable_progress_bar()
         self._folder = tempfile.TemporaryDirectory(prefix="cadence-vllm-model-")
@@ -64,8 +56,8 @@ class VLLMProcess:
             write_model(model, Path(self._folder.name))
             self.base = base_of(model, Path(self._folder.name))
             """The base of adapters, if there are any: then the folder stays."""
-            arguments = _arguments(model, slots, device, options, tensor_parallel)
-            if routes:  # which it keeps beside the blocks of its cache; it refuses to where prefixes are not
+            arguments = _arguments(served, options)
+            if served.routes:  # which it keeps beside the blocks of its cache; it refuses to where prefixes are not
                 arguments = {"enable_prefix_caching": True} | arguments | {"enable_return_routed_experts": True}
             self.llm = _start(self._folder.name, arguments, options.log_level, self._count)
         except BaseException:
@@ -235,13 +227,11 @@ def _counter(count: Callable[[int], None]) -> Callable[..., StatLoggerBase]:
     return Counter
 
 
-def _arguments(
-    model: PreTrainedModel, slots: int, device: torch.device, options: Options, tensor_parallel: int = 1
-) -> dict[str, Any]:
+def _arguments(served: Served, options: Options) -> dict[str, Any]:
     """Arguments of `AsyncEngineArgs`. Log-probs are of the distribution that was drawn from: after temperature and
-    top_p."""
-
-    gpu = device.type == "cuda"
+    top_p. Several workers are processes of this machine, whatever cluster this one belongs to."""
+    gpu, several = served.device.type == "cuda", served.tensor_parallel
+    workers = {"tensor_parallel_size": several, "distributed_executor_backend": "mp"} if several > 1 else {}
     optional = ("max_num_batched_tokens", "enable_prefix_caching", "attention_backend")
     chosen = {name: value for name in optional if (value := getattr(options, name)) is not None}
     if options.quantization is not None:
@@ -249,12 +239,12 @@ def _arguments(
         chosen["quantization"] = "fp8_per_channel"
     return (
         chosen
-        | _memory(model, slots, device, options, tensor_parallel)
-        | _workers(tensor_parallel)
+        | _memory(served, options)
+        | workers
         | {
-            "dtype": options.dtype or str(model.dtype).removeprefix("torch."),
-            "max_model_len": model.config.max_position_embeddings,
-            "max_num_seqs": slots,
+            "dtype": str(_dtype(served.model, options)).removeprefix("torch."),
+            "max_model_len": served.longest,
+            "max_num_seqs": served.slots,
             "block_size": options.block_size,
             "logprobs_mode": "processed_logprobs",
             "skip_tokenizer_init": True,
@@ -269,16 +259,7 @@ def _arguments(
     )
 
 
-def _workers(tensor_parallel: int) -> dict[str, Any]:
-    """Arguments for several workers: processes of this machine, whatever cluster this one belongs to."""
-    if tensor_parallel == 1:
-        return {}
-    return {"tensor_parallel_size": tensor_parallel, "distributed_executor_backend": "mp"}
-
-
-def _memory(
-    model: PreTrainedModel, slots: int, device: torch.device, options: Options, tensor_parallel: int
-) -> dict[str, Any]:
+def _memory(served: Served, options: Options) -> dict[str, Any]:
     """Arguments that give room for all slots at full length, so that no sample is ever preempted, where options allow
     as much.
 
@@ -287,20 +268,20 @@ def _memory(
     options say both (`engines.vllm.options.within`); without a job it is what will be taken, with
     weights on their way.
     """
-    shape = model_shape(model)
+    model, shape = served.model, model_shape(served.model)
     head = -(-shape["head_dim"] // 32) * 32  # the CPU's kernels widen small heads
     dtype = _dtype(model, options)
-    heads = -(-shape["kv_heads"] // tensor_parallel)  # of each device
+    heads = -(-shape["kv_heads"] // served.tensor_parallel)  # of each device
     token = 2 * shape["layers"] * heads * head * dtype.itemsize
-    wanted = (slots + 1) * -(-shape["max_length"] // options.block_size) * options.block_size * token
+    wanted = (served.slots + 1) * -(-shape["max_length"] // options.block_size) * options.block_size * token
     cache = min(wanted, options.kv_cache_bytes or wanted)
-    if device.type != "cuda":
+    if served.device.type != "cuda":
         return {"kv_cache_memory_bytes": cache}
     share = options.gpu_memory_share
     if share is None:
         sizes = _sizes(model, options)
-        weights = _served(model, options) + 4 * max(options.weight_bucket_bytes, *sizes)
-        share = min(1.0, (cache + weights) / torch.cuda.mem_get_info(device)[1])
+        weights = _weight_bytes(model, options) + 4 * max(options.weight_bucket_bytes, *sizes)
+        share = min(1.0, (cache + weights) / torch.cuda.mem_get_info(served.device)[1])
     return {"kv_cache_memory_bytes": cache, "gpu_memory_utilization": share}
 
 
@@ -313,7 +294,7 @@ def _sizes(model: PreTrainedModel, options: Options) -> list[int]:
     return [parameter.numel() * _dtype(model, options).itemsize for parameter in model.parameters()]
 
 
-def _served(model: PreTrainedModel, options: Options) -> int:
+def _weight_bytes(model: PreTrainedModel, options: Options) -> int:
     """Bytes of all parameters as vLLM holds them."""
     bytes_ = sum(_sizes(model, options))
     if options.quantization is None:

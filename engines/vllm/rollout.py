@@ -16,7 +16,7 @@ import numpy as np
 import torch
 
 from engines.device_memory import pass_to_engine
-from engines.requests import RouteShape, RunningSample, SlotEngine
+from engines.requests import RouteShape, RunningSample, Served, SlotEngine
 from engines.vllm.options import DEFAULTS, Options
 from engines.vllm.process import VLLMProcess
 from engines.vllm.weights import VLLMWeightSender
@@ -56,15 +56,7 @@ class VLLMRollout(SlotEngine):
         device = torch.device(device)
         super().__init__(model, name=name, slots=slots, sampling=sampling, clock=clock)
         self._seed, self._drain_timeout_s, self._device = seed, options.drain_timeout_s, device
-        self._process = VLLMProcess(
-            model,
-            slots=slots,
-            device=device,
-            name=name,
-            options=options,
-            tensor_parallel=tensor_parallel,
-            routes=routes,
-        )
+        self._process = VLLMProcess(Served(model, slots, device, tensor_parallel, routes), name, options)
         self._sender = VLLMWeightSender(self._process, model, device, name, options, workers=tensor_parallel)
         self._workers = tensor_parallel
         self._routes = RouteShape.of(model) if routes else None

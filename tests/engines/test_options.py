@@ -8,11 +8,12 @@ from typing import Any
 import pytest
 import torch
 
+from engines.requests import Served
 from engines.sglang import options as sglang
 from engines.sglang.server import _flags
 from engines.torch.model import build_model
 from engines.vllm import options as vllm
-from engines.vllm.process import _arguments, _served
+from engines.vllm.process import _arguments, _weight_bytes
 from harness.checks.job import plan_job
 from harness.checks.plugins import check_environment, engine_options
 from harness.config import ConfigError, ModelConfig
@@ -82,7 +83,9 @@ def test_an_engine_without_its_packages_is_refused(monkeypatch: pytest.MonkeyPat
 def test_options_of_vllm_become_its_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (60 << 30, 80 << 30))
     model = build_model(MODEL)
-    on_cpu, on_gpu = (_arguments(model, 4, device, vllm.Options(kv_cache_bytes=1 << 14)) for device in (CPU, GPU))
+    on_cpu, on_gpu = (
+        _arguments(Served(model, 4, device), vllm.Options(kv_cache_bytes=1 << 14)) for device in (CPU, GPU)
+    )
     assert (on_cpu["enforce_eager"], on_cpu["enable_chunked_prefill"], on_cpu["enable_sleep_mode"]) == (
         True,
         False,
@@ -96,7 +99,7 @@ def test_options_of_vllm_become_its_arguments(monkeypatch: pytest.MonkeyPatch) -
     assert (on_cpu["dtype"], on_cpu["block_size"], on_cpu["kv_cache_memory_bytes"]) == ("float32", 32, 1 << 14)
     assert "max_num_batched_tokens" not in on_cpu, "left to vLLM"
     chosen = vllm.Options(dtype="bfloat16", max_num_batched_tokens=64, enforce_eager=True, block_size=64)
-    narrow = _arguments(model, 4, CPU, chosen)
+    narrow = _arguments(Served(model, 4, CPU), chosen)
     assert (narrow["dtype"], narrow["max_num_batched_tokens"], narrow["block_size"]) == ("bfloat16", 64, 64)
     # Keys and values of five samples at full length: a head of 16 takes the place of 32, a number 2 bytes.
     assert narrow["kv_cache_memory_bytes"] == 5 * 64 * 2 * 2 * 32 * 2
@@ -105,10 +108,10 @@ def test_options_of_vllm_become_its_arguments(monkeypatch: pytest.MonkeyPatch) -
 def test_weights_of_8_bits_are_vllms_and_counted_or_refused() -> None:
     config = replace(MODEL, dtype="bfloat16", vocabulary=64)
     model, fp8 = build_model(config), vllm.Options(quantization="fp8")
-    assert _arguments(model, 4, CPU, fp8)["quantization"] == "fp8_per_channel"
-    assert "quantization" not in _arguments(model, 4, CPU, vllm.Options())
+    assert _arguments(Served(model, 4, CPU), fp8)["quantization"] == "fp8_per_channel"
+    assert "quantization" not in _arguments(Served(model, 4, CPU), vllm.Options())
     matrices = 32 * (2 * 2 * 16 + 2 * 2 * 16 + 3 * 32)
-    held, whole = _served(model, fp8), _served(model, vllm.Options())
+    held, whole = _weight_bytes(model, fp8), _weight_bytes(model, vllm.Options())
     assert whole - held == matrices == served_bytes(config, False) - served_bytes(config, True)
     jobs = [compose_job(["model=qwen7b", "engine=vllm", f"engine.quantization={way}"]) for way in ("fp8", "null")]
     narrow, wide = (EngineMemory(job.model, job.engine, 1024).weights for job in jobs)
@@ -123,13 +126,15 @@ def test_weights_of_8_bits_are_vllms_and_counted_or_refused() -> None:
 def test_vllm_asks_for_what_it_will_take(monkeypatch: pytest.MonkeyPatch) -> None:
     model = build_model(MODEL)
     planned = vllm.within(vllm.Options(), SHARE)
-    asked = _arguments(model, 1 << 20, GPU, planned)
+    asked = _arguments(Served(model, 1 << 20, GPU), planned)
     assert (asked["kv_cache_memory_bytes"], asked["gpu_memory_utilization"]) == (40_000, 0.55)
-    assert _arguments(model, 4, CPU, planned)["kv_cache_memory_bytes"] == 40_000
-    assert _arguments(model, 4, CPU, vllm.Options())["kv_cache_memory_bytes"] == 5 * 64 * 2 * 2 * 32 * 4
-    assert _arguments(model, 4, CPU, vllm.Options(), 2)["kv_cache_memory_bytes"] == 5 * 64 * 2 * 1 * 32 * 4, "of each"
+    assert _arguments(Served(model, 4, CPU), planned)["kv_cache_memory_bytes"] == 40_000
+    assert _arguments(Served(model, 4, CPU), vllm.Options())["kv_cache_memory_bytes"] == 5 * 64 * 2 * 2 * 32 * 4
+    assert _arguments(Served(model, 4, CPU, 2), vllm.Options())["kv_cache_memory_bytes"] == 5 * 64 * 2 * 1 * 32 * 4, (
+        "of each"
+    )
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda device: (0, 1 << 40))
-    alone = _arguments(model, 4, GPU, vllm.Options())
+    alone = _arguments(Served(model, 4, GPU), vllm.Options())
     weights, buckets = sum(parameter.nbytes for parameter in model.parameters()), 4 * vllm.Options().weight_bucket_bytes
     assert alone["gpu_memory_utilization"] * (1 << 40) == pytest.approx(
         alone["kv_cache_memory_bytes"] + weights + buckets
@@ -156,8 +161,7 @@ def test_what_the_user_gives_of_an_engines_memory_stays() -> None:
 
 def test_options_of_sglang_become_flags_of_its_server() -> None:
     def flags(device: torch.device, **chosen: Any) -> set[str]:
-        options = sglang.Options(**chosen)
-        told = _flags(build_model(MODEL), Path("model"), 4, device, 1, options, tensor_parallel=1, routes=False)
+        told = _flags(Served(build_model(MODEL), 4, device), Path("model"), 1, sglang.Options(**chosen))
         return set(map(str, told))
 
     graphs = {"--cuda-graph-backend-decode=disabled", "--cuda-graph-backend-prefill=disabled"}

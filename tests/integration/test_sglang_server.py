@@ -15,6 +15,7 @@ import torch
 from transformers import Qwen3ForCausalLM
 
 from engines.loading import ModelWeights
+from engines.requests import Served
 from engines.sglang.options import TOKEN, URL, Options
 from engines.sglang.rollout import SGLangRollout
 from engines.sglang.server import LocalServer
@@ -64,9 +65,7 @@ def greedy(model: Qwen3ForCausalLM, tokens: int) -> list[int]:
 
 
 async def test_a_server_that_was_there_gets_the_weights_of_the_run_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = LocalServer(
-        build_model(MODEL, seed=1), slots=4, device=torch.device("cpu"), owner="the test", options=Options()
-    )
+    server = LocalServer(Served(build_model(MODEL, seed=1), 4, torch.device("cpu")), "the test", Options())
     try:
         monkeypatch.setenv(URL, server.url)
         monkeypatch.setenv(TOKEN, server.token)
@@ -210,7 +209,7 @@ def runs(results: Path, drivers: Drivers) -> dict[str, Path]:
         return f"{SMALLER} algorithm.micro_batch_groups=2 schedule={schedule} {more}"
 
     done = drivers.bench_all(results, {schedule: settings(schedule) for schedule in OWN_SERVERS})
-    server = LocalServer(build_model(MODEL), slots=16, device=torch.device("cpu"), owner="the test", options=Options())
+    server = LocalServer(Served(build_model(MODEL), 16, torch.device("cpu")), "the test", Options())
     try:
         with pytest.MonkeyPatch.context() as patch:
             patch.setenv(URL, server.url)
