@@ -19,8 +19,6 @@ from engines.sglang.client import SGLangClient
 from harness.protocols import Clock, Sampling
 
 _WATCH_S = 0.5
-
-
 _ABORT_AGAIN_S = 0.2
 
 

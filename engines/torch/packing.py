@@ -35,8 +35,6 @@ if TYPE_CHECKING:
 NAME = "cadence_packed"
 ROUTES = "routes"
 """The argument by which layers get the experts of each token (engines/torch/experts.py)."""
-
-
 CAUSAL = (-1, 0)
 """All that is before a token and nothing after it, as a window."""
 

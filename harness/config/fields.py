@@ -9,8 +9,6 @@ from typing import Annotated, Any
 from pydantic import BeforeValidator, ConfigDict, Field, Strict, TypeAdapter, ValidationError
 
 STRICT = ConfigDict(extra="forbid", strict=False, allow_inf_nan=False)
-
-
 MOST_DEVICES = 65_536
 _MOST_SEEDS = 100_000
 _MOST = 10**12  # of anything that is counted
@@ -55,18 +53,12 @@ NameOrPath = Annotated[str, Field(pattern=r"^[A-Za-z0-9_][A-Za-z0-9_.=+-]*(:\w+)
 """A name of a registry, or `package.module:Name` of the user's own."""
 Share = Annotated[int | str, BeforeValidator(_share)]
 Seeds = Annotated[int | tuple[int, ...], BeforeValidator(_seeds)]
-
-
 COST_KINDS = ("given", "roofline")
 """Kinds of settings of costs, distinguished by `kind`. No setting has such a name."""
-
-
 _KEY = "[key]"
 """pydantic's mark where a name is off, not its value."""
 _NUMBER = "constrained-float"
 """pydantic's name of the number in a setting that is a number or a word."""
-
-
 _HALF = 1000  # characters of a message that quotes more than anybody reads
 
 

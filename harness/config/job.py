@@ -174,8 +174,6 @@ class TaskConfig:
 
 COMMON_TO_TASKS = tuple(own.name for own in fields(TaskConfig) if own.name not in ("name", "options"))
 """Settings of every task; what else stands beside them is an option of one."""
-
-
 _GREEDY_BASELINE = "remax"
 
 

@@ -20,8 +20,6 @@ from harness.driver.listeners import RunListener
 from harness.metrics.schemas import Restart
 
 _RECENT = 10  # iterations that the displayed rates are taken over
-
-
 _SAYS = {
     "virtual": "SIMULATED: every time below comes from a cost model; no model is trained and nothing is rewarded.",
     "real": "TRIAL: processes that should have GPUs of their own share one. They run; their times are of no schedule.",

@@ -25,8 +25,6 @@ from harness.tasks.tokenizer import TextTask, Tokenizer
 
 LONGEST = 1024
 """Tokens of prompts, and of responses, where nothing else is said."""
-
-
 _PIECE = 1 << 16
 """Characters of a giant text that are made tokens at a time."""
 _JOINT = 64

@@ -187,8 +187,6 @@ class LostEngine(RuntimeError):
 
 
 Engine_co = TypeVar("Engine_co", bound=EngineWorker, covariant=True)
-
-
 Replace = Callable[[Handle[Any], str], Awaitable[int | None]]
 """Starts an engine again that is lost, for this reason; the version of the weights that it then holds. None where it
 may not be, for it was too often."""

@@ -94,8 +94,6 @@ class TransferPlan:
 _ALIGNMENT = 16  # bytes; every dtype can be viewed at such an offset
 _LARGE = 1 << 20  # bytes from which a tensor is a piece by itself: then it needs no copy to be sent
 _TOGETHER = 16 << 20  # bytes of smaller tensors that are gathered at once
-
-
 Holders = Mapping[str, tuple[int, ...]]
 """Training ranks that have a parameter, or a shard of it, by its name; those that all have are left out."""
 

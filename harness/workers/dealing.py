@@ -23,8 +23,6 @@ from harness.workers.readers import Deadlines, MicroBatchReader, host_groups
 
 Cut = Callable[[np.ndarray, int], list[np.ndarray]]
 """Tokens of groups int64 [n], ranks -> for each rank the places of its groups, ascending."""
-
-
 Scatter = Callable[[Sequence[Any] | None], Awaitable[Any]]
 """Deals from the first rank of a world to all of them, and returns this rank's share: of one for each rank, in order,
 on the first one; None on the others, which wait for it as long as it lives. Every rank makes the same calls."""

@@ -18,8 +18,6 @@ from harness.workers.dataflow import partition_name
 Deadlines = Sequence[tuple[int, int]]
 """(limit, groups) pairs, limits ascending: what an engine started under a dispatch limit of `limit` or less is among
 the next `groups` groups that are trained (see schedules/protocol.py)."""
-
-
 FOR_ROWS = timedelta(days=365)
 """Limit within a group that waits for rows: as long as they take to come. A rank that dies ends its connections."""
 

@@ -14,8 +14,6 @@ from harness.transfer_queue.control.partition import Partition, Precedence
 from harness.transfer_queue.control.spec import Bound, GetRequest, TaskSpec
 
 SHOWN_ROWS = 16
-
-
 KEPT = 1024
 
 
