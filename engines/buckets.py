@@ -6,8 +6,11 @@ Loaded in vLLM's workers and SGLang's schedulers: needs as little else as can be
 from __future__ import annotations
 
 import math
+import os
+import weakref
 from collections.abc import Iterable, Iterator
 from dataclasses import asdict, dataclass
+from mmap import ACCESS_COPY, mmap
 from typing import Any
 
 import torch
@@ -27,11 +30,11 @@ class BucketContents:
 
 
 class PackedBucket(BucketContents):
-    """Tensors, one after the other in the first `size` bytes of `buffer` (uint8)."""
+    """Tensors, one after the other in the first `size` bytes of `buffer` (uint8). path: of its file, on the host."""
 
-    def __init__(self, buffer: torch.Tensor) -> None:
+    def __init__(self, buffer: torch.Tensor, path: str | None) -> None:
         super().__init__([], [], [], [], 0)
-        self.buffer = buffer
+        self.buffer, self._path = buffer, path
 
     def holds(self, tensor: torch.Tensor) -> bool:
         """Whether there is room for this one too."""
@@ -51,7 +54,10 @@ class PackedBucket(BucketContents):
         return -(-self.size // _ALIGNMENT) * _ALIGNMENT
 
     def handle(self) -> list[Any]:
-        """Plain values, no pickle, by which another process of this GPU maps the buffer, which is complete."""
+        """Plain values, no pickle, by which another process of this GPU, or of this host, maps the buffer, which is
+        complete."""
+        if self._path is not None:
+            return [self._path]
         torch.cuda.synchronize(self.buffer.device)
         return list(self.buffer.untyped_storage()._share_cuda_())
 
@@ -65,23 +71,38 @@ def buckets(weights: Iterable[tuple[str, torch.Tensor]], device: torch.device, l
 
     The next bucket uses the memory of the one before.
     """
-    buffer = torch.empty(limit, dtype=torch.uint8, device=device)
-    bucket = PackedBucket(buffer)
+    buffer, path = _memory(limit, device)
+    bucket = PackedBucket(buffer, path)
     for name, tensor in weights:
         if not bucket.holds(tensor):
             if bucket.names:
                 yield bucket
             if tensor.nbytes > len(buffer):
-                buffer = torch.empty(tensor.nbytes, dtype=torch.uint8, device=device)
-            bucket = PackedBucket(buffer)
+                buffer, path = _memory(tensor.nbytes, device)
+            bucket = PackedBucket(buffer, path)
         bucket.add(name, tensor)
     if bucket.names:
         yield bucket
 
 
-def shared_tensor(handle: list[Any] | None, size: int) -> torch.Tensor:
-    """The bucket of another process on this GPU, uint8 [size]; it lives as long as the other one keeps it."""
-    assert handle is not None, "a bucket that neither travels nor can be mapped"
+def _memory(size: int, device: torch.device) -> tuple[torch.Tensor, str | None]:
+    """So many bytes that other processes can map; on the host as a file without a name, and a path to it while the
+    tensor lives."""
+    if device.type == "cuda":
+        return torch.empty(size, dtype=torch.uint8, device=device), None
+    descriptor = os.memfd_create("weights")
+    os.truncate(descriptor, size)
+    buffer = torch.frombuffer(mmap(descriptor, size), dtype=torch.uint8)
+    weakref.finalize(buffer, os.close, descriptor)
+    return buffer, f"/proc/{os.getpid()}/fd/{descriptor}"
+
+
+def shared_tensor(handle: list[Any], size: int) -> torch.Tensor:
+    """The bucket of another process on this GPU, or on this host, uint8 [size]; it lives as long as the other one keeps
+    it."""
+    if len(handle) == 1:
+        with open(handle[0], "rb") as file:
+            return torch.frombuffer(mmap(file.fileno(), size, access=ACCESS_COPY), dtype=torch.uint8)
     storage = torch.UntypedStorage._new_shared_cuda(*handle)
     return torch.empty(0, dtype=torch.uint8, device=storage.device).set_(storage)[:size]
 

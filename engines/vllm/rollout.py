@@ -57,7 +57,7 @@ class VLLMRollout(SlotEngine):
         super().__init__(model, name=name, slots=slots, sampling=sampling, clock=clock)
         self._seed, self._drain_timeout_s, self._device = seed, options.drain_timeout_s, device
         self._process = VLLMProcess(Served(model, slots, device, tensor_parallel, routes), name, options)
-        self._sender = VLLMWeightSender(self._process, model, device, name, options, workers=tensor_parallel)
+        self._sender = VLLMWeightSender(self._process, model, device, name, options)
         self._workers = tensor_parallel
         self._routes = RouteShape.of(model) if routes else None
         self._numbers: dict[int, str] = {}  # of running samples, as vLLM knows them

@@ -1,4 +1,4 @@
-"""The worker's end of the weight link: buckets by Gloo on a CPU, by CUDA IPC on a GPU, as one of vLLM's backends."""
+"""The worker's end of the weight link: buckets of the adapter's memory, as one of vLLM's backends."""
 
 from __future__ import annotations
 
@@ -13,42 +13,27 @@ from vllm.model_executor.model_loader.reload.layerwise import get_layerwise_info
 
 from engines.buckets import BucketContents, shared_tensor, unpacked
 from engines.transfers import TransferEnd
-from engines.vllm.weights import ADAPTER, broadcast, gloo_group
-
-
-@dataclass
-class WorkerRendezvous(WeightTransferInitInfo):
-    """The facts by which a worker joins. store: the file at which `size` CPU processes meet; None on a GPU, where
-    memory is mapped."""
-
-    store: str | None
-    size: int
-    timeout_s: float
 
 
 @dataclass
 class BucketInfo(BucketContents, WeightTransferUpdateInfo):
-    """A bucket; `handle`: how to map its memory, where it does not travel."""
+    """A bucket; `handle`: how to map its memory."""
 
-    handle: list[Any] | None
+    handle: list[Any]
 
 
-class BucketTransfer(WeightTransferEngine[WorkerRendezvous, BucketInfo]):
+class BucketTransfer(WeightTransferEngine[WeightTransferInitInfo, BucketInfo]):
     """Puts each bucket in place as it comes: the adapter lets nothing be generated before the last one. On a GPU, and
     where they are quantised, vLLM's layerwise reload makes of a layer's weights what its kernels want, once all of them
     are there; else on a CPU, whose layers compute with the plain weights, they are changed in place. Each of several
     workers gets all weights whole, of which the model's own loading takes its part."""
 
-    init_info_cls = WorkerRendezvous
+    init_info_cls = WeightTransferInitInfo
     update_info_cls = BucketInfo
-    _group: torch.distributed.ProcessGroup | None = None
     _trainer: TransferEnd | None = None
 
-    def init_transfer_engine(self, init_info: WorkerRendezvous) -> None:
-        """Join the adapter's Gloo group, if there is one."""
-        if init_info.store is not None:
-            rank = ADAPTER + 1 + get_tensor_model_parallel_rank()
-            self._group = gloo_group(init_info.store, rank, init_info.size, init_info.timeout_s)
+    def init_transfer_engine(self, init_info: WeightTransferInitInfo) -> None:
+        """Do nothing: there is nobody to meet."""
 
     def join(self, path: str, data: bytes, number: int) -> str | None:
         """Become a receiver of the trainer, the first worker as this `number`: `engines.transfers.TransferEnd`."""
@@ -74,13 +59,9 @@ class BucketTransfer(WeightTransferEngine[WorkerRendezvous, BucketInfo]):
         self._synchronize()
 
     def receive_weights(self, update_info: BucketInfo) -> None:
-        """Receive a bucket and load its tensors into the model."""
-        if self._group is None:
-            # a copy: a layer of which a part has come keeps it until the rest does
-            buffer = shared_tensor(update_info.handle, update_info.size).to(self.device, copy=True)
-        else:
-            buffer = torch.empty(update_info.size, dtype=torch.uint8)
-            broadcast(self._group, buffer)
+        """Load a bucket's tensors into the model."""
+        # a copy: a layer of which a part has come keeps it until the rest does
+        buffer = shared_tensor(update_info.handle, update_info.size).to(self.device, copy=True)
         self.model.load_weights(unpacked(buffer, update_info))
 
     def finish_weight_update(self) -> None:
@@ -104,8 +85,7 @@ class BucketTransfer(WeightTransferEngine[WorkerRendezvous, BucketInfo]):
             torch.accelerator.synchronize()
 
     def shutdown(self) -> None:
-        """Leave the group."""
-        self._group = None
+        """Do nothing: there is nothing to leave."""
 
 
 def forget_partial_layers(model: torch.nn.Module) -> None:

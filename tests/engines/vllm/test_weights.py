@@ -1,18 +1,17 @@
 """The link between the vLLM adapter and vLLM's worker, without vLLM: buckets, and what travels between two ends."""
 
+import subprocess
+import sys
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
 
-from engines.buckets import PackedBucket, buckets
+from engines.buckets import PackedBucket, buckets, shared_tensor
 from engines.torch.model import build_model
 from engines.vllm import rollout
 from engines.vllm.rollout import VLLMRollout
-from engines.vllm.weights import ADAPTER, GlooLink, broadcast, gloo_group
 from harness.config import ModelConfig
 from harness.protocols import Sampling
 from tests.support.role_setting import TickingClock
@@ -62,28 +61,22 @@ def test_no_weights_are_no_bucket() -> None:
     assert list(buckets([], CPU, 1 << 20)) == []
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_bucket_arrives_at_every_worker_as_it_was_sent(workers: int) -> None:
-    link = GlooLink(timeout_s=60, workers=workers)
-    store, size = link.rendezvous()["store"], link.rendezvous()["size"]
-    with ThreadPoolExecutor(workers) as pool:
-        joining = [pool.submit(gloo_group, store, ADAPTER + 1 + rank, size, 60) for rank in range(workers)]
-        link.open()
-        groups = [ends.result() for ends in joining]
-        link.joined()
-        assert not Path(store).parent.exists()
-        for bucket in buckets(WEIGHTS.items(), CPU, 64):
-            arrived = [torch.zeros(bucket.size, dtype=torch.uint8) for _ in groups]
-            receiving = [pool.submit(broadcast, group, its) for group, its in zip(groups, arrived, strict=True)]
-            link.send(bucket)
-            for end, its in zip(receiving, arrived, strict=True):
-                end.result()
-                assert torch.equal(its, bucket.buffer[: bucket.size])
+def test_a_bucket_on_the_host_is_mapped_by_another_process_as_it_is() -> None:
+    for bucket in buckets(WEIGHTS.items(), CPU, 64):
+        reading = "import sys; sys.stdout.buffer.write(shared_tensor([sys.argv[1]], int(sys.argv[2])).numpy())"
+        asked = [sys.executable, "-c", f"from engines.buckets import shared_tensor; {reading}", *bucket.handle()]
+        read = subprocess.run([*asked, str(bucket.size)], capture_output=True, check=True).stdout
+        assert read == bucket.buffer[: bucket.size].numpy().tobytes()
 
 
-def test_an_end_that_stays_away_is_waited_for_no_longer_than_told(tmp_path: Path) -> None:
-    with pytest.raises(RuntimeError):
-        gloo_group(str(tmp_path / "store"), ADAPTER, 2, timeout_s=0.2)
+def test_what_is_mapped_is_read_only_and_its_memory_goes_with_the_bucket() -> None:
+    (bucket,) = buckets(WEIGHTS.items(), CPU, 1 << 20)
+    handle, before = bucket.handle(), bucket.buffer[: bucket.size].clone()
+    shared_tensor(handle, bucket.size).zero_()
+    assert torch.equal(bucket.buffer[: bucket.size], before)
+    del bucket
+    with pytest.raises(FileNotFoundError):
+        shared_tensor(handle, len(before))
 
 
 MODEL = ModelConfig("small", 32, 1, 2, 2, 16, 32, vocabulary=32, tied_embeddings=True, max_length=64)
