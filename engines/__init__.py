@@ -1,7 +1,5 @@
 """Engines, one folder each. An engine's packages load when it is used."""
 
-from __future__ import annotations
-
 EMBEDDED = "torch"
 """The engine that needs no environment of its own, and whose samples do not depend on what runs beside them."""
 

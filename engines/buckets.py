@@ -3,8 +3,6 @@
 Loaded in vLLM's workers and SGLang's schedulers: needs as little else as can be.
 """
 
-from __future__ import annotations
-
 import math
 import os
 import weakref

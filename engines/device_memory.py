@@ -4,8 +4,6 @@ An allocator keeps what was freed, for its own process alone. So before an engin
 it gives back what it does not use, and sees that there is enough: an engine that finds too little dies, and says less.
 """
 
-from __future__ import annotations
-
 import os
 
 import torch

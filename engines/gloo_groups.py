@@ -1,7 +1,5 @@
 """How the processes of a group over Gloo connect to each other and to nobody else, and what a wait for them says."""
 
-from __future__ import annotations
-
 import ctypes
 import os
 import re

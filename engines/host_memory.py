@@ -1,7 +1,5 @@
 """Memory of the host that GPUs copy from and to."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import torch

@@ -6,8 +6,6 @@ weights of each version: nothing is added to what was added before, so that noth
 be: it is loaded by vLLM's workers and SGLang's schedulers.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from collections.abc import Iterable, Iterator

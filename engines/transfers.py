@@ -3,8 +3,6 @@
 Loaded in vLLM's workers: needs as little else as can be.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 

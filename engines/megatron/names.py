@@ -5,8 +5,6 @@ group after group; `linear_fc1` has this rank's rows of the gate and then those 
 matrices of their own, which Hugging Face has in one tensor of a layer.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Refusals of what this engine cannot train, and whether this Python has megatron-core. Loads neither it nor torch."""
 
-from __future__ import annotations
-
 from importlib.metadata import version
 from importlib.util import find_spec
 

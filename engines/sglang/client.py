@@ -1,7 +1,5 @@
 """The HTTP protocol of an SGLang server, and the two dialects in which it takes weights. Knows no model."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import time

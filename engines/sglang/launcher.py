@@ -9,8 +9,6 @@ SGLang's CPU kernels come in a package, sgl_kernel, of which there is no wheel. 
 hash that turns a sample's seed into draws. It is defined here.
 """
 
-from __future__ import annotations
-
 import os
 import signal
 import socket

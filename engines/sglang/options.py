@@ -6,8 +6,6 @@ started with. CADENCE_SGLANG_TOKEN is the API key that they ask for. CADENCE_SGL
 SGLang, where it is not the one that `make setup-sglang` made.
 """
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -4,8 +4,6 @@ Loaded in SGLang's environment by `launcher.py`, as the extension that /update_w
 (`WeightUpdater.update_weights_from_ipc` of SGLang 0.5.21). Imports no SGLang: what it needs it is given.
 """
 
-from __future__ import annotations
-
 import base64
 import json
 from typing import Any

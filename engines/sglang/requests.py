@@ -4,8 +4,6 @@ Samples that start at once share one request, which costs a server half the time
 sample early, it goes on in another request from the tokens that it has by then.
 """
 
-from __future__ import annotations
-
 import asyncio
 from base64 import b64decode
 from collections.abc import Awaitable, Callable, Iterable, Sequence

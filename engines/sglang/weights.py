@@ -5,8 +5,6 @@ servers of others know too. The server puts each bucket in place when it is comp
 On a server that wants it so, all stand between begin and end of one update.
 """
 
-from __future__ import annotations
-
 import asyncio
 import socket
 import urllib.parse

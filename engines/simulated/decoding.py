@@ -16,8 +16,6 @@ SGLang 0.5 retracts those with the fewest new tokens, which are mostly the same.
 Where prefixes are cached, running samples of a group share its prompt: one fills it, and it takes room once.
 """
 
-from __future__ import annotations
-
 import math
 from abc import ABC, abstractmethod
 from bisect import bisect_left, bisect_right

@@ -5,8 +5,6 @@ An adapted layer computes W x + alpha / rank * B (A x), in training, in scoring 
 with a sum of W and B A, whose rounding would be another one. B begins as 0, so that the first policy is the base.
 """
 
-from __future__ import annotations
-
 import math
 import zlib
 from collections.abc import Iterator, Mapping

@@ -12,8 +12,6 @@ They are needed by a step alone. Of device memory a rank holds, in bytes for eac
 The arithmetic is that of the device in any case, in the same order: no bit of a result depends on this.
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 

@@ -1,7 +1,5 @@
 """Refusals of what this engine cannot train, and what its completions can have. Loads no torch."""
 
-from __future__ import annotations
-
 from harness.config import JobConfig
 from harness.config.model_folder import DRAWN, DRAWN_WITH_EXPERTS
 

@@ -1,7 +1,5 @@
 """The loss of a policy on one part of a micro-batch, by the settings of its algorithm."""
 
-from __future__ import annotations
-
 import numpy as np
 import torch
 

@@ -6,8 +6,6 @@ distribution, in vocabulary order, at that uniform. So a schedule can change the
 and never the draw.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

@@ -1,7 +1,5 @@
 """Options of a job for vLLM, and whether this Python has it. Loads neither torch nor vLLM."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from typing import Literal

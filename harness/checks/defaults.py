@@ -2,8 +2,6 @@
 and their layout, recomputation, where the optimizer's moments rest, slots, buckets of weights, bytes of logits. What
 the user says stays; without GPUs everything stays but micro-batches that do not divide a batch."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace

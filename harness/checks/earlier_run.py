@@ -1,8 +1,6 @@
 """A run that a job builds on: that it is there, and of the same job. `checkpoint.begin_with` goes on from its
 checkpoint, on other devices; `replay` does again what was recorded of it."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping
 from dataclasses import replace
 from pathlib import Path

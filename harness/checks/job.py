@@ -1,7 +1,5 @@
 """Everything that can be known before a job starts to be impossible. Raises ConfigError: the value and the fix."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,8 +1,6 @@
 """Whether devices divide into engines and ranks, layers over devices, and a batch into what ranks and steps train on.
 Raises ConfigError: the value and the fix."""
 
-from __future__ import annotations
-
 import math
 
 from harness.checks.plugins import looks_at_whole_batches

@@ -1,7 +1,5 @@
 """Whether a machine has the devices and the memory of a job. Raises HardwareMissing for what another one could do."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from typing import Any
 

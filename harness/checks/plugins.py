@@ -1,8 +1,6 @@
 """The code that settings name: the rollout engine with its options and its environment, and whether what they name by
 import path can be what it is to be."""
 
-from __future__ import annotations
-
 import sys
 from collections.abc import Iterable, Mapping
 from importlib.util import find_spec

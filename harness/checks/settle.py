@@ -1,8 +1,6 @@
 """Settles what was typed into a job that can run: composed, fitted to the machine, admitted; and split by a planner
 where it is simulated and nobody chose a split."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 

@@ -51,7 +51,7 @@ def _explain(setting: str, console: Console) -> None:
         options = [
             one.name if one.default is one.empty else f"{one.name}={one.default}"
             for one in own
-            if one.kind is one.KEYWORD_ONLY and one.name not in GIVEN and "Tensor" not in one.annotation
+            if one.kind is one.KEYWORD_ONLY and one.name not in GIVEN and "Tensor" not in str(one.annotation)
         ]
         say(console, f"  {name}  {' '.join(options)}".rstrip(), "bold")
         if told := inspect.getdoc(what):

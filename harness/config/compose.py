@@ -1,7 +1,5 @@
 """Makes a checked configuration of a command line: Hydra composes the files, typed config reads the result."""
 
-from __future__ import annotations
-
 import dataclasses
 import hashlib
 import json

@@ -1,7 +1,5 @@
 """Settings of what is simulated: how long work takes, and how long responses are."""
 
-from __future__ import annotations
-
 from typing import Annotated, Literal
 
 from pydantic import Field, Strict

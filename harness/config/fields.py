@@ -1,7 +1,5 @@
 """Types of settings, and what is said of a value that is off. Field comments elsewhere give units."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from typing import Annotated, Any

@@ -1,8 +1,6 @@
 """Files that others may have written, as plain values: none may be larger than its kind ever is, and nothing that one
 asks for is looked up."""
 
-from __future__ import annotations
-
 import glob
 import hashlib
 import json

@@ -3,8 +3,6 @@
 A setting that names a file or a folder stays as it is when somebody writes into it; what is computed does not.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterable, Mapping

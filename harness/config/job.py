@@ -1,7 +1,5 @@
 """Typed settings of a job, validated once at the door. The YAML files under experiments/ hold the values."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import MISSING, field, fields, is_dataclass

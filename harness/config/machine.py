@@ -1,7 +1,5 @@
 """The hardware of this machine, asked without loading torch."""
 
-from __future__ import annotations
-
 import math
 import os
 import platform

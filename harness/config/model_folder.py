@@ -9,8 +9,6 @@ shape, and where its bytes are behind the header (https://github.com/huggingface
 (.bin, .pt) are never read.
 """
 
-from __future__ import annotations
-
 import json
 import math
 import os

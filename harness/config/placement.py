@@ -13,8 +13,6 @@ transfer group, takes full tensors, and the engine gives each of its ranks a par
 training ranks that is the worker of the rank on its first device; its other devices have the workers of their ranks.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass

@@ -4,8 +4,6 @@ Wherever a setting takes a name of a registry, it takes such a path, too. Folder
 current one; worker processes get the same. What a path names is checked before anything starts.
 """
 
-from __future__ import annotations
-
 import hashlib
 import importlib
 import inspect

@@ -5,8 +5,6 @@ code from anywhere works as well. Adding a schedule, a loss, a storage is a file
 so that nothing is imported before it is used.
 """
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Mapping
 from itertools import product

@@ -1,8 +1,6 @@
 """The contents of a host's memory beside the devices of a job: what processes take, what rests there while a device
 has no room for it, weights on their way, rows of the queue, and what is being written."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Costs of a job's simulated work where it is placed, and whether it fits the devices that it is simulated on."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from harness.config import ConfigError, CostConfig, JobConfig, RooflineConfig

@@ -5,8 +5,6 @@ rollout takes turns with training (colocated), the one that waits keeps its stat
 large enough, and an engine may use `kv_share_colocated`. Whether all of a job fits, real or simulated, is counted by
 harness/cost_model/memory_plan.py."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from harness.config import ConfigError, DeviceConfig, EngineConfig, ModelConfig, RooflineConfig

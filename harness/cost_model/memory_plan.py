@@ -5,8 +5,6 @@ A plan has a row for each thing (weights, optimizer, activations, KV cache, ...)
 phases in which it is there. What a colocated engine holds is there while it generates, and on the host while it sleeps.
 """
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, get_args

@@ -5,8 +5,6 @@ times the share of the peak that is reached (Williams, Waterman and Patterson, "
 sent between devices is added, less the share `overlap` that hides behind computing. docs/simulator.md says what is left
 out."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, fields
 
 from harness.config import CostConfig, DeviceConfig, ModelConfig, RooflineConfig, SystemConfig

@@ -3,8 +3,6 @@
 Operations are floating-point operations, a multiplication and an addition counted as two. A mixture of experts holds
 `experts` feed-forward networks in each layer, and a token goes through `active_experts` of them."""
 
-from __future__ import annotations
-
 from harness.config import ModelConfig, TrainingConfig
 
 

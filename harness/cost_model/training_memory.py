@@ -5,8 +5,6 @@ A micro-batch has four moments, of which the largest decides: the loss, when eve
 output layer works; the backward pass of the last layer; its end, when gradients of embeddings are reduced; the
 optimizer's step. Held against a counting allocator by tests/integration/test_measured_memory.py."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from harness.config import ModelConfig, TrainingConfig

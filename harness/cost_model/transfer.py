@@ -1,7 +1,5 @@
 """How the weights of a job travel, by its settings: in buckets of which size, and through how many links at once."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

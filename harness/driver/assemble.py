@@ -15,8 +15,6 @@ Two bounds limit the lag of a sample (schedules/capacity.py): `admit` lets a gro
 it to an engine only below the dispatch limit of that engine's version. Nothing here depends on the backend.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -1,7 +1,5 @@
 """The three backends: what time is, where workers run, which engines they have, and what carries weights."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable
 from contextlib import ExitStack

@@ -4,8 +4,6 @@ What roles of one device can share, they share here: actor_fwd scores with the p
 a colocated engine takes its weights from there.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -13,8 +13,6 @@ unpickled. It may be a stranger's, whose digests are his own: of the run's folde
 no link is followed, and it speaks of no more samples than its files have bytes.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 import re

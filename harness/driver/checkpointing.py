@@ -12,8 +12,6 @@ Going on from it, the batch after v is trained again; what was finished of it, a
 as v was made, is there, sampled by v or before; the rest is sampled again, by v, from the same draws.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field

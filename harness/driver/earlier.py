@@ -1,7 +1,5 @@
 """The remains of an earlier attempt in a run's folder, from which the next one goes on."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Collection, Mapping, Sequence

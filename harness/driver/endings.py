@@ -1,7 +1,5 @@
 """How a run that did not come to its end says so, in a line and without a traceback."""
 
-from __future__ import annotations
-
 import errno
 import os
 import re

@@ -6,8 +6,6 @@ job's own reward scores them. What the job was doing goes on afterwards, at the 
 time, lag or throughput of the run has any of it. Where nothing is sampled, as in simulations, nothing is evaluated.
 """
 
-from __future__ import annotations
-
 import asyncio
 import math
 import time

@@ -12,8 +12,6 @@ order of training know nothing of a filter; and which prompt a place is dealt ne
 when it was refused: without staleness every schedule trains the same groups in the same order.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass

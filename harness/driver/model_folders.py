@@ -1,8 +1,6 @@
 """Folders of models: the policy that a run starts from, made once per model and recipe, then kept under results/; and
 that of its final weights, which transformers, vLLM and SGLang load, with a card that says what made it."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import os

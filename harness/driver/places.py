@@ -1,7 +1,5 @@
 """The fate of groups that filters judge, and of the places that they have in the queue: pure, no I/O."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import NoReturn

@@ -1,7 +1,5 @@
 """The source of prompts: groups are numbered, and brought into the queue as far as a schedule admits them."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import deque

@@ -1,7 +1,5 @@
 """Versions of the weights as a schedule brings them to engines, and what ends with each: an iteration."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
 from contextlib import asynccontextmanager

@@ -1,7 +1,5 @@
 """Turns what happens in a job into the run's files: ledger, samples, timeline, metrics."""
 
-from __future__ import annotations
-
 import math
 import time
 from collections import Counter

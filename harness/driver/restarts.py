@@ -4,8 +4,6 @@ What a role of the host does is a function of rows in the queue: its worker is s
 the dead one had taken and not answered, and it is asked the same once more. So no sample knows of it.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """One run: a configuration and a seed, from an empty folder to DONE."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import json

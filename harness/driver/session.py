@@ -1,7 +1,5 @@
 """One job under one schedule on one backend, from its parts to its last iteration; writes nothing."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 from collections import defaultdict

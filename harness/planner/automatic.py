@@ -1,7 +1,5 @@
 """The split of a simulated job whose user chose none: a short search, before the job is admitted."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 from harness.checks.layout import device_roles

@@ -1,8 +1,6 @@
 """Ways to use the devices: how many each role gets, how models lie on them, how far ahead rollout may run; and the grid
 of those that a search looks at, which grows with the logarithm of the devices (docs/planner.md)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass, replace

@@ -1,8 +1,6 @@
 """All ways to use the devices under one schedule: enumerate, drop what does not fit, bound, and try the likeliest: the
 fast event model, for a few iterations, on a part of each, then on the whole of the best."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Collection, Iterator, Sequence
 from dataclasses import dataclass, replace

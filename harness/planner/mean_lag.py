@@ -1,8 +1,6 @@
 """The mean lag of a job in closed form, without simulating it: what `cadence table --of staleness` derives
 (results/reference/simulated/staleness.md)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cache
 

@@ -1,7 +1,5 @@
 """The memory plan of a job as a table: for `make doctor`, and for the page of harness/studies/gpu_memory.py."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 

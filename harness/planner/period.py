@@ -3,8 +3,6 @@
 What happens at the same time is combined by `beside`. Of the least work, with `max`, it is a bound: no run takes less.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable
 from dataclasses import replace

@@ -1,7 +1,5 @@
 """A plan: which jobs it is for, every schedule explored on the same devices, and the command that runs the best."""
 
-from __future__ import annotations
-
 from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """A plan as tables and a picture for people, and as JSON for programs; and why one choice is slower than another."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Sequence
 from pathlib import Path

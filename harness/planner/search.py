@@ -1,7 +1,5 @@
 """Branch and bound over candidates, the best of all without running all; and what nothing beats in two respects."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Generic, Protocol, TypeVar

@@ -11,8 +11,6 @@ all samples could be scored; with the attribute `takes_nan = True` all groups, w
 is NaN.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from functools import wraps

@@ -10,8 +10,6 @@ where all have weight 1, and the micro-batch's part of the divisor. With the opt
 count those without a token that counts: so do TRL's, and verl's `geo_mean`.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from functools import partial
 

@@ -15,8 +15,6 @@ With r = pi / mu of each token, and tokens drawn from mu (d = log r):
 e^-10 and e^10 they are those.
 """
 
-from __future__ import annotations
-
 import math
 
 import torch

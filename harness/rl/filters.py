@@ -9,8 +9,6 @@ beside which others. Samples that could not be scored are not shown to it: of n,
 none is refused.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 

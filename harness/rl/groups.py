@@ -1,8 +1,6 @@
 """Functions of groups, of which no bit may depend on the groups beside them, and that are not shown samples that could
 not be scored, whose reward is NaN."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

@@ -5,8 +5,6 @@ the mask. It is part of the loss, or, with a coefficient that is fixed or follow
 (`algorithm.kl_in=reward`). The estimators are Schulman's ("Approximating KL divergence", 2020).
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 
 import torch

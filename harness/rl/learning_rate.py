@@ -1,7 +1,5 @@
 """The learning rate of each optimizer step: by the model's size, warmed up, decayed."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import replace
 

@@ -6,8 +6,6 @@ once. Their gradients wait, in the dtype of the model, for one product with each
 gradient as large as the vocabulary costs the same however many rows it is of (`harness.cost_model.training_memory`).
 """
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from typing import Any
 

@@ -1,7 +1,5 @@
 """Micro-batches cut by tokens: memory goes with the tokens of one pass, not with its samples."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Sequence
 from dataclasses import fields, replace
 from typing import Any, TypeVar

@@ -9,8 +9,6 @@ seq_sum, seq_mean and seq_max the last three are. What is left out is in no loss
 divided by.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 

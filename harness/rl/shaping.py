@@ -6,8 +6,6 @@ such parameters; it returns rewards [groups, n]. Samples that could not be score
 run reports stay those of its task.
 """
 
-from __future__ import annotations
-
 import inspect
 from typing import Any
 

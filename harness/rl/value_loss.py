@@ -1,7 +1,5 @@
 """The critic's loss, token by token, and what its training says of itself."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 
 import torch

@@ -5,8 +5,6 @@ right and the sampled one mostly wrong, so that reinforcement learning has somet
 come first because some initial weights learn little of the task from noisy ones alone (docs/algorithms.md).
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager

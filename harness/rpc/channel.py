@@ -4,8 +4,6 @@ A listener on TCP makes a certificate of its own, in memory alone, and its addre
 takes this certificate and no other, so that neither hosts' names, nor clocks, nor a list of authorities count.
 """
 
-from __future__ import annotations
-
 import os
 import socket
 import ssl

@@ -1,7 +1,5 @@
 """Accepting connections: of those who prove that they have a token, in their time, and of so many strangers at once."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import socket

@@ -1,7 +1,5 @@
 """Processes of this machine, and what they started, as Linux lists it."""
 
-from __future__ import annotations
-
 import os
 import signal
 import time

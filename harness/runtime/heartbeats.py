@@ -1,7 +1,5 @@
 """Whether workers answer: each is asked again and again, and one that says nothing for too long is ended."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Awaitable, Callable, Sequence

@@ -1,7 +1,5 @@
 """A worker of a Ray cluster, on its node: an actor that serves as any worker does, and what it prints."""
 
-from __future__ import annotations
-
 import asyncio
 import errno
 import os

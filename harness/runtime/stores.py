@@ -2,8 +2,6 @@
 between hosts a server of the run's own, inside TLS and for those who have its token, which is a part of the place that
 they are told. torch's own server asks nobody who they are."""
 
-from __future__ import annotations
-
 import asyncio
 import json
 import socket

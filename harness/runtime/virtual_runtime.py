@@ -1,8 +1,6 @@
 """The virtual runtime: every worker of a job in this process, on an event loop that never waits. When nothing is ready,
 its clock jumps to the next timer."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import math

@@ -1,7 +1,5 @@
 """Prompts and their verifiable rewards."""
 
-from __future__ import annotations
-
 import json
 import os
 from pathlib import Path

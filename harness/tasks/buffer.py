@@ -1,8 +1,6 @@
 """Problems dealt to groups by code of the user's, which hears what became of those before:
 `task.buffer=my_lab.buffers:Hard`. Its state is written with every version, and read where a run is to go on with it."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path

@@ -3,8 +3,6 @@
 A character is a token of the shipped tokenizer (`tokenizer.CHARACTER_TOKENIZER`), and text of any other.
 """
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Prompts and answers from rows: columns, templates, chats."""
 
-from __future__ import annotations
-
 import json
 import re
 from collections.abc import Mapping, Sequence

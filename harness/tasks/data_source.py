@@ -1,7 +1,5 @@
 """Rows of a data set, by the `datasets` library: a JSONL, Parquet or CSV file, or one of the Hugging Face hub."""
 
-from __future__ import annotations
-
 import csv
 import json
 import math

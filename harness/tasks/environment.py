@@ -1,7 +1,5 @@
 """Environments, which answer a policy between its turns: tools, games, users."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Sequence
 from dataclasses import dataclass

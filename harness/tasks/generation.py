@@ -9,8 +9,6 @@ in three methods, in the order in which it happens.
 And an evaluation of the user's own, besides held-out accuracy: `eval.function=my_lab.evaluation:robustness`.
 """
 
-from __future__ import annotations
-
 import asyncio
 import inspect
 import math

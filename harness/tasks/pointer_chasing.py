@@ -1,7 +1,5 @@
 """Pointer chasing: a task of several turns, in which the policy asks an environment for what it cannot know."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from functools import cached_property
 

@@ -1,7 +1,5 @@
 """A reward by name or of the user's own, in the place of a task's."""
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass, replace

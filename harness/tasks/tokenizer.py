@@ -1,7 +1,5 @@
 """A model's tokenizer: text to tokens and back, what ends a response, and how a chat is written."""
 
-from __future__ import annotations
-
 import json
 import os
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """Micro-batches of a task as a PyTorch data set, or as a plain iterable, synchronous or not."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import replace
 

@@ -3,8 +3,6 @@
 `local.LocalQueue` lives in one event loop, `remote.client.RemoteQueue` reaches one in a process of its own.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager

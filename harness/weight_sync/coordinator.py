@@ -1,7 +1,5 @@
 """The weights of a job: which version each receiver holds, what may happen at the same time, what is tried again."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -5,8 +5,6 @@ travels to them, as it does where that is less. Digests are of the whole bucket,
 that holds anything else notices. Exact: words are compared and copied, whatever numbers they are.
 """
 
-from __future__ import annotations
-
 import torch
 
 from harness.weight_sync.plan import Bucket

@@ -4,8 +4,6 @@
 drives one through its `Fleet`, which makes the calls that follow.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

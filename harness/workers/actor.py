@@ -5,8 +5,6 @@ The critic reads each row twice: prompt and response as they come, to write `val
 made of these, returns, to learn from them. Both are loops of one role, which computes one thing at a time.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Mapping, Sequence

@@ -19,8 +19,6 @@ environment wrote; `loss_mask` is True where the policy sampled. `finish_reason`
 could not be scored: `reward_failure` says why, `failure` why its environment failed, both "" elsewhere.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace

@@ -6,8 +6,6 @@ and each pass of sharded parameters is a collective. So the queue sees one reade
 are those of a world of one, and every rank makes as many passes as all others.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Mapping, Sequence
 from dataclasses import replace

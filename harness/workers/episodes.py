@@ -1,7 +1,5 @@
 """Samples of several turns: what an environment answers goes behind what the policy said, and the sample goes on."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 import sys

@@ -1,7 +1,5 @@
 """The spans in which an engine generated, and the device that it holds for that."""
 
-from __future__ import annotations
-
 from collections.abc import AsyncIterator
 from contextlib import AbstractAsyncContextManager, asynccontextmanager, nullcontext
 

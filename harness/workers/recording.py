@@ -5,8 +5,6 @@ The queue keeps a row until the driver knows that it is written, and finishes it
 cuts the files back to what the driver knows, reads the same rows, and writes them once.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hashlib
 import weakref

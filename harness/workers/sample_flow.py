@@ -1,8 +1,6 @@
 """Samples on their way from the queue into one engine, from turn to turn, and back into the queue; and what stops and
 ends them."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import replace

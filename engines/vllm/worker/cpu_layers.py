@@ -5,8 +5,6 @@ that packs them again misses the output layer where it is tied to the embeddings
 without an error. So linear layers compute with the plain weights, which `load_weights` changes in place.
 """
 
-from __future__ import annotations
-
 from typing import Any
 
 import torch

@@ -1,7 +1,5 @@
 """The module that vLLM's worker imports before it makes the model (`worker_extension_cls`)."""
 
-from __future__ import annotations
-
 from vllm.config import VllmConfig, set_current_vllm_config
 from vllm.distributed.weight_transfer import WeightTransferEngineFactory
 from vllm.platforms import current_platform

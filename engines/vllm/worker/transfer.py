@@ -1,7 +1,5 @@
 """The worker's end of the weight link: buckets of the adapter's memory, as one of vLLM's backends."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Any
 

@@ -9,8 +9,6 @@ once by the batch's divisor, before clipping and the optimizer step, gives a mea
 size in advance (docs/algorithms.md). What looks at a whole batch (`of_batch`) is not the same when a batch is cut.
 """
 
-from __future__ import annotations
-
 import inspect
 from collections.abc import Callable
 from typing import Any

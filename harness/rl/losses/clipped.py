@@ -1,7 +1,5 @@
 """PPO's clip, and what bounds it further."""
 
-from __future__ import annotations
-
 import torch
 
 from harness.config.fields import Above1, NotNegative, Part, Positive

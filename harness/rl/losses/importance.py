@@ -4,8 +4,6 @@ whose ratio is a sequence's; other bounds than PPO's on how far a token may go: 
 Where there are `lengths`, int64 [k], sequences lie one after the other: all tensors are [R].
 """
 
-from __future__ import annotations
-
 import torch
 
 from harness.config.fields import Above1, Below1, NotNegative, Positive

@@ -1,7 +1,5 @@
 """pi / mu: the policy in training over the behaviour policy that sampled, by token or by sequence."""
 
-from __future__ import annotations
-
 from typing import Literal
 
 import torch

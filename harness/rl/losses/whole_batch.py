@@ -1,7 +1,5 @@
 """Losses that look at all tokens of a batch together: cut into micro-batches or ranks they would be others."""
 
-from __future__ import annotations
-
 import math
 
 import torch

@@ -4,8 +4,6 @@ That bounds what a program can use up by accident. It is no sandbox against one 
 files that this user reads, and has the network.
 """
 
-from __future__ import annotations
-
 import ctypes
 import json
 import os

@@ -1,7 +1,5 @@
 """Mathematical answers, held against each other by `math-verify`."""
 
-from __future__ import annotations
-
 import logging
 import re
 from functools import lru_cache

@@ -1,8 +1,6 @@
 """The reading of an answer, one for all rewards that have names: which characters mean the same, which part of a text
 is the answer, and what a response earns that the limit cut off. docs/data.md has the rules and their edge cases."""
 
-from __future__ import annotations
-
 import re
 import unicodedata
 from collections.abc import Callable

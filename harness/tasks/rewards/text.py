@@ -1,7 +1,5 @@
 """Rewards that compare texts: the same, the same number, matched by a pattern, in a form, of a length."""
 
-from __future__ import annotations
-
 import re
 from collections.abc import Callable, Iterator
 from fractions import Fraction

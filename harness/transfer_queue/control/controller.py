@@ -1,7 +1,5 @@
 """The control plane: who may have which rows now. A pure state machine: no I/O, no waiting, times are passed in."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import islice

@@ -1,7 +1,5 @@
 """Micro-batches cut into shares, one for each data-parallel rank; and who holds which of them until when."""
 
-from __future__ import annotations
-
 from bisect import insort
 from collections import Counter
 from collections.abc import Iterator, Sequence

@@ -1,7 +1,5 @@
 """The live partitions: which cells are written (row x column), and how far each task is (row x task)."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple

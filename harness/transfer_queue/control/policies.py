@@ -7,8 +7,6 @@ partition's order. To add a policy, write a class and its line in POLICIES. What
 it adds or takes, not on how many there are.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import dataclass
 from heapq import heappop, heappush

@@ -1,7 +1,5 @@
 """The queue described for people: who waits for which rows and what these lack; counts, latencies and metrics."""
 
-from __future__ import annotations
-
 from collections import deque
 from collections.abc import Mapping, Sequence
 from math import inf

@@ -1,7 +1,5 @@
 """The parts of a queue (columns, the tasks that read them, how much it may hold), and what a get asks of it."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Mapping
 from dataclasses import KW_ONLY, dataclass
 from enum import Enum

@@ -4,8 +4,6 @@ Row ids, weights and lengths go as raw int64 bytes. A message is numbered by its
 carries the number of its request; 0 is that of no request.
 """
 
-from __future__ import annotations
-
 from functools import reduce
 from operator import or_
 from typing import Any

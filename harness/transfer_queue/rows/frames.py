@@ -1,7 +1,5 @@
 """How cells lie in memory: the packed buffers of one put, and which parts of them a micro-batch is made of."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
 

@@ -1,7 +1,5 @@
 """Agreements of the ranks of a world on an order, and counts of how far they are. Nobody polls; nothing is saved."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter, defaultdict
 from collections.abc import Iterable

@@ -1,7 +1,5 @@
 """The control plane inside one event loop: calls that have to wait do so here, and payload is freed when it can be."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping

@@ -1,7 +1,5 @@
 """The calls that wait: gets for rows, partitions for capacity; and the timer of what runs out meanwhile."""
 
-from __future__ import annotations
-
 import asyncio
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator

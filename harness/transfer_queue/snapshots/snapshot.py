@@ -3,8 +3,6 @@
 A snapshot is one file: the state as of one moment, then frame after frame, then a mark that this was all.
 """
 
-from __future__ import annotations
-
 import asyncio
 import os
 from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence

@@ -1,8 +1,6 @@
 """Payload without a place of its own: in the messages (small puts on any backend, all puts where only a stream connects
 the processes), or as it is in the memory of one process."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from itertools import accumulate

@@ -1,7 +1,5 @@
 """The protocols of a queue's storage: a writer's and reader's side, and the side of the control plane."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Protocol

@@ -3,8 +3,6 @@
 A backend of this kind only says what a unit is; a partition spreads over all of them, frame by frame.
 """
 
-from __future__ import annotations
-
 import asyncio
 import itertools
 from collections.abc import Collection, Iterable, Mapping, Sequence
