@@ -84,7 +84,7 @@ def buckets(weights: Iterable[tuple[str, torch.Tensor]], device: torch.device, l
 
 
 def _memory(size: int, device: torch.device) -> tuple[torch.Tensor, str | None]:
-    """So many bytes that other processes can map; on the host as a file without a name, and a path to it while the
+    """Memory of so many bytes that other processes can map; on the host a file without a name, and its path while the
     tensor lives."""
     if device.type == "cuda":
         return torch.empty(size, dtype=torch.uint8, device=device), None

@@ -36,8 +36,8 @@ class RouteShape:
 
 @dataclass(frozen=True)
 class Served:
-    """What processes of an engine's own serve. slots: samples at a time; device: the first of `tensor_parallel` that
-    share each layer; routes: whether experts are told."""
+    """A model as an engine's own processes serve it. slots: samples at a time; device: the first of `tensor_parallel`
+    that share each layer; routes: whether experts are told."""
 
     model: PreTrainedModel
     slots: int

@@ -103,6 +103,7 @@ class SentOffer:
 
     @property
     def plan(self) -> TransferPlan:
+        """The buckets in which weights travel."""
         return self.opened().plan
 
     def for_engine(self) -> TransferOffer:
@@ -115,6 +116,7 @@ class SentOffer:
     def receiver(
         self, number: int, device: torch.device, previous: WeightReceiver | HostReceiver | None = None
     ) -> WeightReceiver | HostReceiver:
+        """Join as `GroupOffer.receiver`."""
         return self.opened().receiver(number, device, previous)
 
 

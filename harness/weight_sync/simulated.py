@@ -65,6 +65,7 @@ class SimulatedOffer:
     def receiver(
         self, number: int, device: torch.device, previous: WeightReceiver | HostReceiver | None = None
     ) -> SimulatedReceiver:
+        """Join as `GroupOffer.receiver`."""
         staged = previous.kept if isinstance(previous, SimulatedReceiver) else frozenset[int]()
         return SimulatedReceiver(self.times, self.clock, staged)
 

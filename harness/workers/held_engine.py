@@ -60,13 +60,16 @@ class HeldEngine(WrappedEngine):
 
     @property
     def running(self) -> int:
+        """Samples that hold a slot, of the role's."""
         return self.engine.running if self._held is None else self._held.running
 
     @property
     def waiting(self) -> int:
+        """Samples of the role's that wait for one."""
         return self.engine.waiting if self._held is None else self._held.waiting + len(self._held.late)
 
     def submit(self, requests: Sequence[Request]) -> None:
+        """Queue samples; while it is held, until it is let go."""
         if self._held is None:
             self.engine.submit(requests)
         else:
@@ -74,16 +77,19 @@ class HeldEngine(WrappedEngine):
         self._requests |= {request.sample_id: request for request in requests}
 
     async def finished(self) -> list[Completion]:
+        """Wait for samples of the role's that are done."""
         await self._take_until(lambda: bool(self._done))
         done, self._done = self._done, []
         return done
 
     async def pause(self, mode: StopMode) -> None:
+        """Pause, once it is not held."""
         async with self._touching:
             await self.engine.pause(mode)
             self._paused = True
 
     async def resume(self) -> None:
+        """Go on, once it is not held."""
         async with self._touching:
             await self.engine.resume()
             self._paused = False
@@ -100,11 +106,13 @@ class HeldEngine(WrappedEngine):
             await self.engine.load_weights(version, weights)
 
     async def sleep(self, *, keep_weights: bool = True) -> None:
+        """Sleep, once it is not held."""
         async with self._touching:
             await self.engine.sleep(keep_weights=keep_weights)
             self._asleep = True
 
     async def wake(self) -> None:
+        """Wake, once it is not held."""
         async with self._touching:
             await self.engine.wake()
             self._asleep = False

@@ -145,9 +145,11 @@ class ReplayedEngine(WrappedEngine):
 
     @property
     def waiting(self) -> int:
+        """Samples without a slot, with those whose version has yet to come."""
         return self.engine.waiting + len(self._held)
 
     def submit(self, requests: Sequence[Request]) -> None:
+        """Queue samples, those of the recording until their version is there."""
         self.engine.submit([request for request in requests if request.sample_id not in self._runs])
         for request in requests:
             if request.sample_id in self._runs:
@@ -155,6 +157,7 @@ class ReplayedEngine(WrappedEngine):
         self._begin_due()
 
     async def finished(self) -> list[Completion]:
+        """Wait for samples that are done as they were recorded."""
         while not self._done:
             for completion in await self.engine.finished():
                 self._take(completion)
