@@ -1,11 +1,9 @@
 """Answers of the CPU to what megatron-core asks of CUDA by name. Where training is on GPUs none of them is active."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
 from functools import wraps
-from typing import Any
+from typing import Any, Self
 
 import torch
 import torch.distributed as dist
@@ -20,7 +18,7 @@ class _Done:
     def __init__(self, *_: Any, **__: Any) -> None:
         pass
 
-    def __getattr__(self, name: str) -> Callable[..., _Done]:
+    def __getattr__(self, name: str) -> Callable[..., Self]:
         return lambda *_, **__: self
 
 

@@ -5,15 +5,13 @@ Every rank writes the parts that it holds and reads those that it needs, whichev
 ranks, or another mesh, may go on.
 """
 
-from __future__ import annotations
-
 import hashlib
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import torch
 from pydantic import ConfigDict, TypeAdapter, ValidationError, with_config
@@ -115,7 +113,7 @@ class SavedState:
         self._stack = ExitStack()
         self._files: dict[str, list[tuple[Any, Place, tuple[int, ...]]]] = {}
 
-    def __enter__(self) -> SavedState:
+    def __enter__(self) -> Self:
         from safetensors import SafetensorError, safe_open
 
         paths = sorted(self.folder.glob("rank-*.safetensors"))

@@ -10,13 +10,11 @@ What a rank holds is a DTensor over those ranks, as all else is; FSDP2 shards it
 same experts, while everything else is sharded over all data-parallel ranks.
 """
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import torch
 import torch.distributed as dist
@@ -221,7 +219,7 @@ class Routers:
             router.register_forward_hook(partial(self._count, layer))
 
     @classmethod
-    def of(cls, model: Any) -> Routers | None:
+    def of(cls, model: Any) -> Self | None:
         """Return those of a model of transformers; None where it has none."""
         layers: list[Any] = [each for each in blocks_of(model) if hasattr(each.mlp, "experts")]
         if not layers:

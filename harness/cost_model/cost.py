@@ -1,10 +1,9 @@
 """How long simulated decode steps, prefill, micro-batches and transfers last: pure functions of `CostConfig`."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -39,7 +38,7 @@ class DecodeCost:
     prefix_caching: bool = False
 
     @classmethod
-    def of(cls, cost: CostConfig) -> DecodeCost:
+    def of(cls, cost: CostConfig) -> Self:
         """The costs of decoding in a job's costs."""
         return cls(
             step_s=cost.decode_step_s,

@@ -1,9 +1,8 @@
 """How long simulated responses are: a draw per (seed, sample id), whatever the schedule, the engine and the time."""
 
-from __future__ import annotations
-
 from functools import lru_cache
 from pathlib import Path
+from typing import Self
 
 import numpy as np
 
@@ -35,7 +34,7 @@ class ResponseLengths:
         self._trace = np.array(config.values, np.int64) if config.path is None else read_trace(Path(config.path))
 
     @classmethod
-    def of_job(cls, job: JobConfig, seed: int) -> ResponseLengths:
+    def of_job(cls, job: JobConfig, seed: int) -> Self:
         """The lengths of a job's run."""
         return cls(job.cost.lengths, seed, job.algorithm.group_size, job.algorithm.batch_samples)
 

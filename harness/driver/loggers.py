@@ -1,14 +1,12 @@
 """Loggers of a run: what hears its metrics besides its folder, by the same names and steps. The files are the truth; a
 logger that fails is said, left alone from then on, and ends no run."""
 
-from __future__ import annotations
-
 import os
 import shutil
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 from harness.config.files import yaml_text
 from harness.config.registries import find
@@ -71,7 +69,7 @@ class Loggers(Logger):
         self._sampler.close()
         self._tell(lambda logger: logger.finish())
 
-    def __enter__(self) -> Loggers:
+    def __enter__(self) -> Self:
         self._sampler.__enter__()
         return self
 

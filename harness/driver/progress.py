@@ -1,13 +1,12 @@
 """The display of a run while it runs."""
 
-from __future__ import annotations
-
 import threading
 import time
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
@@ -92,7 +91,7 @@ class ProgressDisplay(RunListener):
         self._said_at = time.monotonic()
         self._live = Live(get_renderable=self._render, console=console, refresh_per_second=4, transient=True)
 
-    def __enter__(self) -> ProgressDisplay:
+    def __enter__(self) -> Self:
         if self._console.is_terminal:
             self._live.__enter__()
         else:

@@ -5,11 +5,9 @@ Every proposal goes through the event model once for each draw of experiments/pr
 part of its devices and batch. What the part leaves out is taken from the plan's own trial of the whole, by the ratio of
 both at the plan's costs."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import numpy as np
 
@@ -129,7 +127,7 @@ class InTurn:
     devices: int
 
     @classmethod
-    def of(cls, q: Mapping[str, float], step_s: float, generation_s: float, devices: int) -> InTurn:
+    def of(cls, q: Mapping[str, float], step_s: float, generation_s: float, devices: int) -> Self:
         """Return what surrounds a simulated step, and generating in it, by the quantities of a system."""
         around_s = q["around_share"] / (1 - q["around_share"]) * generation_s
         step_s = (step_s + around_s) / (1 - q["rest_share"])
@@ -138,7 +136,7 @@ class InTurn:
         before_s = around_s * (1 - q["around_sharing"])
         return cls(step_s, before_s, serial_s, q["rest_hidden"] * (rest_s - serial_s), devices)
 
-    def of_part(self, share: float) -> InTurn:
+    def of_part(self, share: float) -> Self:
         """The same around batches that are this share of its own."""
         before_s, serial_s, hidden_s = (share * one for one in (self.before_s, self.serial_s, self.hidden_s))
         return replace(self, step_s=share * self.step_s, before_s=before_s, serial_s=serial_s, hidden_s=hidden_s)

@@ -2,10 +2,9 @@
 
 Both are computed from the response lengths that the run will draw."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from typing import Self
 
 import numpy as np
 
@@ -27,7 +26,7 @@ class LengthSamples:
     group_size: int
 
     @classmethod
-    def of(cls, config: JobConfig, seed: int, batches: int) -> LengthSamples:
+    def of(cls, config: JobConfig, seed: int, batches: int) -> Self:
         """Draw the lengths of the first `batches` batches."""
         algorithm, cost = config.algorithm, config.cost
         lengths = ResponseLengths.of_job(config, seed).batches(0, batches, algorithm.batch_samples)

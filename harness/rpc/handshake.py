@@ -7,15 +7,13 @@ Every step has a fixed size, so that nothing is decoded, and nothing else kept, 
 Over TCP all of it is said inside TLS (`channel`), whose certificate the client has held against its address before.
 """
 
-from __future__ import annotations
-
 import asyncio
 import hmac
 import secrets
 import socket
 from collections.abc import Callable, Generator, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Literal, Self
 
 from harness.rpc.channel import Channel, channel_to, open_channel
 
@@ -65,7 +63,7 @@ class Handshake:
         return hmac.digest(self.token, use + self.challenge + self.answer, "sha256")
 
     @classmethod
-    def admitted(cls, token: bytes, challenge: bytes, said: bytes) -> Handshake | None:
+    def admitted(cls, token: bytes, challenge: bytes, said: bytes) -> Self | None:
         """The server's, of what a client said; None where it does not prove that it has the token."""
         handshake = cls(token, challenge, said[:STEP])
         return handshake if hmac.compare_digest(handshake.client_proof(), said[STEP:]) else None

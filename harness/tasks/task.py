@@ -1,14 +1,12 @@
 """Tasks: prompts that follow from a seed, and a reward for each response."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from decimal import Decimal
 from numbers import Real
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -30,7 +28,7 @@ class Problem:
     answer: str
     row: str = ""
 
-    def numbered(self, number: int) -> Problem:
+    def numbered(self, number: int) -> Self:
         """The problem with this row, where it has none."""
         return self if self.row else replace(self, row=str(number))
 

@@ -1,10 +1,8 @@
 """A queue in a Ray actor, for processes on all nodes of its cluster: the server of `remote`, over TCP inside TLS."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 import ray
 from ray.exceptions import GetTimeoutError, RayActorError, RayTaskError
@@ -54,7 +52,7 @@ class QueueActor(HostedQueue):
         saves: str | None = None,
         run: str = "",
         **actor_options: Any,
-    ) -> QueueActor:
+    ) -> Self:
         """Start the actor, in the Ray that this process is connected to; it lives until `stop`, or until this process
         ends. backend: all payloads are in its messages, and so inside TLS, unless given; a `RayBackend` stays to be
         stopped; node: for the actor, by Ray's name of it; saves, run: see `QueueProcess`; actor_options: Ray's (`name`,

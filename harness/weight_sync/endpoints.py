@@ -1,12 +1,10 @@
 """Both ends of a transfer: what a transport provides, and the calls by which the coordinator drives the workers."""
 
-from __future__ import annotations
-
 from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass
-from typing import Any, Protocol, get_args, runtime_checkable
+from typing import Any, Protocol, Self, get_args, runtime_checkable
 
 import torch
 import torch.distributed as dist
@@ -86,7 +84,7 @@ class SentOffer:
     data: bytes
 
     @classmethod
-    def of(cls, transport: str, offer: GroupOffer) -> SentOffer:
+    def of(cls, transport: str, offer: GroupOffer) -> Self:
         """Encode an offer of this transport."""
         from harness.runtime.messages import encode
 

@@ -5,8 +5,6 @@ trainer's, and the trainer nothing of the engine's. `BucketSender` and `BucketRe
 that move bucket after bucket through them.
 """
 
-from __future__ import annotations
-
 import threading
 import time
 from abc import ABC, abstractmethod
@@ -14,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import Any, cast
+from typing import Any, Self, cast
 
 import torch
 import torch.distributed as dist
@@ -114,7 +112,7 @@ class BucketInFlight:
     works: list[dist.Work]
 
     @classmethod
-    def start(cls, group: TransferGroup, tensors: list[torch.Tensor]) -> BucketInFlight:
+    def start(cls, group: TransferGroup, tensors: list[torch.Tensor]) -> Self:
         """Start to broadcast these tensors."""
         return cls(group, tensors, [group.broadcast(tensor) for tensor in tensors if tensor.numel()])
 

@@ -1,13 +1,11 @@
 """The queue in any process with an event loop: a TransferQueue over a socket."""
 
-from __future__ import annotations
-
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 
@@ -37,7 +35,7 @@ class Connection:
         abandon_in_children(self)
 
     @classmethod
-    async def open(cls, endpoint: calls.Endpoint) -> Connection:
+    async def open(cls, endpoint: calls.Endpoint) -> Self:
         """PermissionError without the right token, ConnectionError where no queue listens."""
         address = endpoint.address
         try:
@@ -184,7 +182,7 @@ class RemoteQueue(calls.Verbs):
 
     endpoint: calls.Endpoint
 
-    def for_role(self, role: Role) -> RemoteQueue:
+    def for_role(self, role: Role) -> Self:
         """The queue for a process that is to do no more than this role may."""
         return RemoteQueue(replace(self.endpoint, token=token_for(role, self.endpoint.token)))
 

@@ -1,7 +1,5 @@
 """A queue in a process of its own, which ends with the process that started it, however that ends."""
 
-from __future__ import annotations
-
 import asyncio
 import importlib
 import os
@@ -89,7 +87,7 @@ class QueueProcess(HostedQueue):
         resume: str | None = None,
         saves: str | None = None,
         run: str = "",
-    ) -> QueueProcess:
+    ) -> Self:
         """backend: a dataclass, shared memory of this node unless given; address: see `address`, an unnamed one unless
         given. resume: a folder with a saved queue to go on with; saves: one below which it may be saved; run: that its
         log names. TimeoutError if the process is not ready in time, ConnectionError if it ended."""

@@ -1,11 +1,9 @@
 """The queue's process: one event loop, in which the control plane answers the connected clients."""
 
-from __future__ import annotations
-
 import asyncio
 import secrets
 import socket
-from typing import Any, get_args
+from typing import Any, Self, get_args
 
 from harness.rpc.channel import Channel
 from harness.rpc.handshake import Role, new_token, token_for
@@ -107,7 +105,7 @@ class QueueServer:
             client.stream.close()
         self.store.close()
 
-    async def __aenter__(self) -> QueueServer:
+    async def __aenter__(self) -> Self:
         self.start()
         return self
 

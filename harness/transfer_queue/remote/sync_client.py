@@ -1,12 +1,10 @@
 """The queue for threads without an event loop: the verbs of a TransferQueue, blocking."""
 
-from __future__ import annotations
-
 import socket
 import threading
 from collections.abc import Callable, Coroutine, Sequence
 from functools import wraps
-from typing import Any, Concatenate, ParamSpec, TypeVar
+from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 import msgspec
 
@@ -247,7 +245,7 @@ class SyncQueue:
         if self._connection is not None:
             self._connection.end("this client has disconnected")
 
-    def __enter__(self) -> SyncQueue:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, *exception: Any) -> None:

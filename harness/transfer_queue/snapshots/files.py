@@ -7,8 +7,6 @@ A snapshot is records, only ever appended to: a message (plain data and arrays i
 the payload that belongs to it, with checksums.
 """
 
-from __future__ import annotations
-
 import fcntl
 import os
 import struct
@@ -16,7 +14,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from zlib import crc32
 
 import msgspec
@@ -139,7 +137,7 @@ class FileHeader(msgspec.Struct, frozen=True):
     version: int = VERSION
 
     @classmethod
-    def of(cls, spec: QueueSpec) -> FileHeader:
+    def of(cls, spec: QueueSpec) -> Self:
         """The header of a queue of this spec."""
         return cls(SNAPSHOT, msgspec.to_builtins(spec))
 

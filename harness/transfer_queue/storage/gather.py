@@ -1,14 +1,13 @@
 """Rows that lie in several places of shared memory or messages, read straight into arrays of the reader's own: as few
 system calls as there are stretches, and no other copy."""
 
-from __future__ import annotations
-
 import math
 import os
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from itertools import accumulate
 from operator import itemgetter
+from typing import Self
 
 import numpy as np
 
@@ -40,7 +39,7 @@ class Source:
     reads: list[tuple[int, memoryview]] = field(default_factory=list)
 
     @classmethod
-    def of(cls, frame: Frame) -> Source:
+    def of(cls, frame: Frame) -> Self:
         """A frame with the start of each column."""
         if isinstance(frame.place, bytes):  # back to back
             ends = np.cumsum([0, *frame.sizes.values()]).tolist()
