@@ -1,8 +1,10 @@
 """Weight transports as those see them who place, price and plan a job: what each says of itself, beside its code."""
 
+from __future__ import annotations
+
 from abc import ABC, abstractmethod
 from dataclasses import dataclass
-from typing import Any, ClassVar, Literal, Self
+from typing import Any, ClassVar, Literal
 
 from harness.config.cost import CostConfig
 from harness.config.fields import ConfigError
@@ -75,7 +77,7 @@ class Transport(ABC):
         receiver. As it is, none."""
         return 0.0, 0.0
 
-    def with_ends(self) -> Self:
+    def with_ends(self) -> Transport:
         """The same, with both ends; loads torch."""
         made: Transport = load(self.ends, "schedule.transport")() if self.ends else self
         return made

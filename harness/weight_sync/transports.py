@@ -1,10 +1,12 @@
 """Transports of weights: the calls that connect one, the order in which both sides act, and what came of it."""
 
+from __future__ import annotations
+
 import asyncio
 from collections.abc import Awaitable, Callable, Coroutine, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate
-from typing import Any, Self, TypeVar
+from typing import Any, TypeVar
 
 import torch
 
@@ -32,14 +34,14 @@ class TransferOutcome:
     spans: list[list[Span]] = field(default_factory=list)
     failed: dict[str, Exception] = field(default_factory=dict)
 
-    def __add__(self, other: Self) -> Self:
+    def __add__(self, other: TransferOutcome) -> TransferOutcome:
         return TransferOutcome(self.spans + other.spans, self.failed | other.failed)
 
     def succeeded(self, handles: Sequence[Handle[Role]]) -> list[Handle[Role]]:
         """The handles that did not fail."""
         return [handle for handle in handles if handle.name not in self.failed]
 
-    def skipping(self, receivers: Sequence[Receiver]) -> Self:
+    def skipping(self, receivers: Sequence[Receiver]) -> TransferOutcome:
         """The same, where these failures kept receivers from being called at all: none of them got anything."""
         first = next(iter(self.failed.values()))
         errors = {receiver.name: TransferError(f"nothing was sent: {first}") for receiver in receivers}

@@ -1,11 +1,13 @@
 """The queue in any process with an event loop: a TransferQueue over a socket."""
 
+from __future__ import annotations
+
 import asyncio
 import weakref
 from collections.abc import AsyncGenerator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
-from typing import Any, Self
+from typing import Any
 
 import msgspec
 
@@ -35,7 +37,7 @@ class Connection:
         abandon_in_children(self)
 
     @classmethod
-    async def open(cls, endpoint: calls.Endpoint) -> Self:
+    async def open(cls, endpoint: calls.Endpoint) -> Connection:
         """PermissionError without the right token, ConnectionError where no queue listens."""
         address = endpoint.address
         try:
@@ -182,7 +184,7 @@ class RemoteQueue(calls.Verbs):
 
     endpoint: calls.Endpoint
 
-    def for_role(self, role: Role) -> Self:
+    def for_role(self, role: Role) -> RemoteQueue:
         """The queue for a process that is to do no more than this role may."""
         return RemoteQueue(replace(self.endpoint, token=token_for(role, self.endpoint.token)))
 
