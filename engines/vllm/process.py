@@ -52,6 +52,8 @@ class VLLMProcess:
         """Bytes on each of its devices, of what it gives back when it sleeps."""
         disable_progress_bar()
         self._folder = tempfile.TemporaryDirectory(prefix="cadence-vllm-model-")
+        self._sockets = tempfile.TemporaryDirectory(prefix="cadence-vllm-")  # of its processes, which leave them
+        os.environ["VLLM_RPC_BASE_PATH"] = self._sockets.name
         try:
             write_model(model, Path(self._folder.name))
             self.base = base_of(model, Path(self._folder.name))
@@ -62,6 +64,7 @@ class VLLMProcess:
             self.llm = _start(self._folder.name, arguments, options.log_level, self._count)
         except BaseException:
             self._folder.cleanup()
+            self._sockets.cleanup()
             raise
         self._core: BaseProcess = self.llm.engine_core.resources.engine_manager.processes[0]
         assert self._core.pid is not None, "vLLM answers once its core has started"
@@ -166,6 +169,7 @@ class VLLMProcess:
             socket.close(linger=0)
         talk.ctx.term()  # vLLM leaves it to the garbage collector, which complains
         await asyncio.to_thread(end_within, _STOP_S, self._processes)
+        self._sockets.cleanup()
         del self.llm  # or it would be shut down again when the interpreter has gone
 
     def _watched(self) -> asyncio.Future[None]:

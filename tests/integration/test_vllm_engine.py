@@ -3,6 +3,7 @@
 import asyncio
 import os
 import signal
+import tempfile
 from collections.abc import AsyncIterator, Iterator, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -49,19 +50,27 @@ def model_folder_is_there(engine: VLLMRollout) -> bool:
     return Path(engine._process._folder.name).exists()
 
 
+def left_in(folder: Path) -> list[Path]:
+    """Sockets and files of the engine's own; vLLM's and torch's caches stay."""
+    return [file for file in folder.rglob("*") if file.is_socket() or file.name.startswith("cadence-")]
+
+
 @asynccontextmanager
 async def running(model: Qwen3ForCausalLM, **settings: Any) -> AsyncIterator[VLLMRollout]:
     sampling = Sampling(max_tokens=40, temperature=0)
     clock = RealClock.starting_now()
-    engine = VLLMRollout(model, sampling=sampling, slots=4, seed=0, clock=clock, name="here", **settings)
-    processes = [psutil.Process(number) for number in engine.process_ids]
-    assert model_folder_is_there(engine), "vLLM's core may not have read all of it"
-    try:
-        async with asyncio.timeout(WAIT_S):
-            yield engine
-    finally:
-        await engine.close()
-        assert not [process for process in processes if process.is_running()] and not model_folder_is_there(engine)
+    with tempfile.TemporaryDirectory() as files, pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", files)
+        patch.setenv("TMPDIR", files)  # of its processes
+        engine = VLLMRollout(model, sampling=sampling, slots=4, seed=0, clock=clock, name="here", **settings)
+        processes = [psutil.Process(number) for number in engine.process_ids]
+        assert model_folder_is_there(engine), "vLLM's core may not have read all of it"
+        try:
+            async with asyncio.timeout(WAIT_S):
+                yield engine
+        finally:
+            await engine.close()
+            assert not left_in(Path(files)) and not [process for process in processes if process.is_running()]
 
 
 def spread(model: Qwen3ForCausalLM) -> Qwen3ForCausalLM:
