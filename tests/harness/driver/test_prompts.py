@@ -118,6 +118,9 @@ async def test_dropped_groups_are_heard_and_as_many_more_are_admitted() -> None:
     assert (heard.dropped_rows, heard.reasons) == (list(range(3 * N)), ["stale"])
     assert await prompts.drop(started_below=BATCH) == 0
     assert heard.reasons == ["stale"], "nothing was dropped, and nothing is told"
+    resumed, _, _ = source(iterations=2)
+    resumed.recall(prompts.state(range(3, 2 * BATCH)), {}, [])
+    assert [await resumed.drop(started_below=BATCH) for _ in range(2)] == [3, 0], "as before, of an empty queue"
     await prompts.admit(below=2 * BATCH + 1)
     await prompts.admit(below=1000)
     assert heard.rows == list(range((2 * BATCH + 3) * N))
