@@ -137,8 +137,13 @@ def page(study: ScalingStudy, seconds: float) -> str:
     """The whole page."""
     sizes = sorted({point.devices for point in study.points})
     values = {
-        **{"study": study, "sizes": sizes, "minutes": seconds / 60, "SHARED": SHARED, "SURE": SURE},
-        **{"rates": _rates, "plans": _plans},
+        "study": study,
+        "sizes": sizes,
+        "minutes": seconds / 60,
+        "SHARED": SHARED,
+        "SURE": SURE,
+        "rates": _rates,
+        "plans": _plans,
         "speedups": _speedups if any(point.speedup is not None for point in study.points) else None,
     }
     return rendered(__package__, "scaling.md.jinja", values)

@@ -238,10 +238,19 @@ def page(study: TableStudy, minutes: float) -> str:
     """The whole page: what was compared, every schedule's rate against the best one, where `half_step` pays, and what
     slow tools and more devices leave of each rate."""
     usual, agents, sizes = ({each: study[each] for each in those} for those in (CONDITIONS, AGENTS, SIZES))
-    rates = {name: [_between(usual, one, name) for one in GENERATE_S] for name in next(iter(usual.values()))}
     rows = next(iter(usual.values()))
+    rates = {name: [_between(usual, one, name) for one in GENERATE_S] for name in rows}
     values = {
-        **{name: value for name, value in globals().items() if name.isupper()},
+        "WARMUP": WARMUP,
+        "GROUP": GROUP,
+        "DEVICES": DEVICES,
+        "SLOTS": SLOTS,
+        "TRAIN_S": TRAIN_S,
+        "TURNS": TURNS,
+        "TURN_TOKENS": TURN_TOKENS,
+        "OBSERVATION": OBSERVATION,
+        "GROUPS_PER_DEVICE": GROUPS_PER_DEVICE,
+        "PAGE": PAGE,
         "minutes": minutes,
         "rates": _table([*GENERATE_S], rates),
         "kept": [f"{_between(usual, one, 'half_step', 'delayed_update')} where {one}" for one in GENERATE_S],

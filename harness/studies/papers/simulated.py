@@ -3,6 +3,7 @@ ways of working as Gantt charts."""
 
 from __future__ import annotations
 
+import shlex
 from dataclasses import replace
 
 from pydantic.dataclasses import dataclass
@@ -85,7 +86,7 @@ def prediction_result(name: str, predicted: Predicted) -> Result:
         if (off := predicted.checks.get(one.row.label)) is not None:
             told.append(f"the schedule's own file differs by {off:.2%} of a step at most")
         notes += [f"{row}, {len(one.step_s)} draws: {text}" for text in told if text]
-    command = f"cadence predict --table {experiment.source} --given {predicted.given}"
+    command = shlex.join(["cadence", "predict", "--table", experiment.source, "--given", predicted.given])
     return Result(experiment, lines, notes, command=command)
 
 
