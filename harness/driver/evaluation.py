@@ -9,7 +9,7 @@ time, lag or throughput of the run has any of it. Where nothing is sampled, as i
 import asyncio
 import math
 import time
-from collections.abc import AsyncIterator, Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 from functools import cached_property
@@ -120,10 +120,14 @@ class Evaluation:
         passed = version // self.settings.period > self.newest // self.settings.period
         return passed or self.newest < version == self.iterations
 
-    async def evaluate(self, version: int, held_by: Collection[str] | None = None) -> None:
-        """Evaluate a version that these engines have, None: all. Returns when the job goes on."""
-        async with self._standing_still() as all_engines:
-            engines = [engine for engine in all_engines if held_by is None or engine.name in held_by]
+    async def evaluate(self, version: int) -> None:
+        """Evaluate a version by the engines that hold it; by none, where an engine that was started again holds a newer
+        one. Returns when the job goes on."""
+        await self.fleet.any_back(None)
+        engines = self.fleet.holding(version)
+        if not engines:
+            return
+        async with self._standing_still():
             start = time.monotonic()
             problems, requests = self._requests()
             completions = await self._completed(engines, problems, requests)
@@ -256,14 +260,14 @@ class Evaluation:
         )
 
     @asynccontextmanager
-    async def _standing_still(self) -> AsyncIterator[Sequence[Handle[RolloutRole]]]:
+    async def _standing_still(self) -> AsyncIterator[None]:
         """The job, and its clock. Engines last: they work on while others come to the end of what they compute."""
         engines = list(self.fleet.working)
         while any(await ask_all(self.others, lambda role: role.hold())):
             continue  # one that waited for a device may have got it when another's turn was over
         await ask_all(engines, lambda engine: engine.hold())
         at = max(self.clock.stop(), await self.runtime.stop_clocks())
-        yield engines
+        yield
         self.clock.restart(at)
         await self.runtime.start_clocks(self.clock)
         await ask_all(engines, lambda engine: engine.let_go())

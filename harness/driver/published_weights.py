@@ -1,7 +1,7 @@
 """Versions of the weights as a schedule brings them to engines, and what ends with each: an iteration."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable, Collection, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -43,7 +43,6 @@ class PublishedWeights:
         self._already = already or AlreadyDone()
         self.cut: Callable[[int], Callable[[], Cut]] = _nothing_to_cut
         """Called as a version was made that is to have a checkpoint; what that returns, when it is written down."""
-        self._versions: dict[str, int] = {}  # of engines that swapped
         self._evaluating = asyncio.Lock()
         self._recording: asyncio.Task[None] | None = None
 
@@ -80,24 +79,25 @@ class PublishedWeights:
         self.observer.doing("weights", f"version {version} arrived")
 
     async def swap(self, rollout: Rollout, version: int) -> None:
-        held_by = await self._swap(rollout, version)
-        if self.evaluation is not None and len(held_by) == len(self.evaluation.fleet.working):
-            await self.evaluate(version, held_by)
+        if await self._swap(rollout, version):
+            versions = self.coordinator.versions
+            if all(versions[engine.name] >= version for engine in self.coordinator.fleet.working):
+                await self.evaluate(version)
 
     async def swap_newest(self, rollout: Rollout) -> int:
         """Evaluated, where it is due, by those that have it by now: others may never."""
         version = max(self.coordinator.arrived, self._already.done)
-        if held_by := await self._swap(rollout, version):
-            await self.evaluate(version, held_by)
+        if await self._swap(rollout, version):
+            await self.evaluate(version)
         return version
 
-    async def _swap(self, rollout: Rollout, version: int) -> list[str]:
-        """Names of the engines that then hold this version, where it is one to evaluate."""
+    async def _swap(self, rollout: Rollout, version: int) -> bool:
+        """Whether the job's own engines got it, since the run went on from a checkpoint: it may be evaluated."""
         assert isinstance(rollout, RolloutPool)
         if rollout.fleet is not self.coordinator.fleet:  # lent: they hold it while training devices are theirs
             if version >= self._already.done:
                 await self.coordinator.load_beside(rollout.workers, version)
-            return []
+            return False
         if version <= self._already.done:
             rollout.swapped = version
         else:
@@ -105,28 +105,25 @@ class PublishedWeights:
             await self.coordinator.wait_arrived(version)  # until then engines may come and go
             await self.coordinator.swap(rollout.workers, version)
             self.observer.doing(rollout.name, f"at version {version}")
-        if self.evaluation is None or version < self._already.done:
-            return []
-        self._versions |= {worker.name: version for worker in rollout.ready}
-        working = [engine.name for engine in self.evaluation.fleet.working]
-        return [name for name in working if self._versions.get(name) == version]
+        return version >= self._already.done
 
     async def evaluate_last(self, version: int) -> None:
         """The last version, after the schedule: some never bring it to the engines."""
         if self.evaluation is None or not self.evaluation.due(version):
             return
-        if self._versions:
+        await self.coordinator.finish()
+        if version <= self.coordinator.arrived:
             await self.coordinator.swap(self.evaluation.fleet.working, version)
         else:
             await self.coordinator.distribute(version)
         await self.evaluate(version)
 
-    async def evaluate(self, version: int, held_by: Collection[str] | None = None) -> None:
-        """Evaluate a version that these engines have, None: all, where it is due."""
+    async def evaluate(self, version: int) -> None:
+        """Evaluate a version, where it is due, by the engines that hold it."""
         async with self._evaluating:  # engines may come to versions side by side
             if self.evaluation is not None and self.evaluation.due(version):
                 self.observer.doing("evaluation", f"version {version}")
-                await self.evaluation.evaluate(version, held_by)
+                await self.evaluation.evaluate(version)
                 self.observer.doing("evaluation", f"evaluated version {version}")
 
     @asynccontextmanager

@@ -2,7 +2,6 @@
 
 import asyncio
 import math
-from collections.abc import Collection
 from contextlib import ExitStack
 from pathlib import Path
 
@@ -32,7 +31,7 @@ class PlayedEvaluation(Evaluation):
         self.newest, self.fleet = session.run.evaluated, session.assembly.coordinator.fleet
         self._session = session
 
-    async def evaluate(self, version: int, held_by: Collection[str] | None = None) -> None:
+    async def evaluate(self, version: int) -> None:
         self.newest = version
         at = self._session.clock.now()
         self._session.recorder.evaluated(Evaluated(version, at, 0, 0, 0.0, 0.0, None, None, 0.0, 0, 0.0, 0.0), {})

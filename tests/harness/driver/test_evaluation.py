@@ -16,6 +16,7 @@ from harness.driver.evaluation import FIRST_SAMPLE, MOST_SAMPLES, Evaluated, Eva
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.runtime import RealClock
 from harness.tasks import Problem, make_task
+from harness.weight_sync.membership import Fleet
 from harness.workers.stages import Judged
 
 TASK = make_task(compose_job([]))
@@ -34,19 +35,26 @@ class Job:
         self.responses: list[Any] = []
         self.times: list[float] = []
         self.unscored = set[tuple[int, int]]()  # problems, and numbers of their responses
+        self.fleet: Any = Fleet([self.role("rollout[0]"), self.role("rollout[1]")])
         self.evaluation: Any = Evaluation(
             EvalConfig(every=2, samples=PROBLEMS, k=K),
             task=TASK,
             sampling=TRAINING,
             iterations=7,
             devices=3,
-            fleet=SimpleNamespace(working=[self.role("rollout[0]"), self.role("rollout[1]")]),  # type: ignore[arg-type]
+            fleet=self.fleet,
             reward=SimpleNamespace(name="reward[0]", role=self),  # type: ignore[arg-type]
             others=[self.role("actor[0]")],
             runtime=self,  # type: ignore[arg-type]
             clock=self.clock,
             hear=lambda found, responses: (self.found.append(found), self.responses.append(responses)),
         )
+
+    async def evaluate_held(self, version: int) -> None:
+        """Evaluate a version that all engines hold."""
+        for engine in self.fleet.working:
+            self.fleet.membership.set_version(engine.name, version)
+        await self.evaluation.evaluate(version)
 
     def role(self, name: str) -> Any:
         async def hold() -> bool:
@@ -65,7 +73,10 @@ class Job:
             self.times.append(self.clock.now())
             return [completion(request) for request in requests]
 
-        return SimpleNamespace(name=name, role=SimpleNamespace(hold=hold, let_go=let_go, evaluate=generate))
+        async def end() -> None:
+            self.log.append(f"end {name}")
+
+        return SimpleNamespace(name=name, role=SimpleNamespace(hold=hold, let_go=let_go, evaluate=generate), end=end)
 
     async def stop_clocks(self) -> float:
         self.log.append("stop")
@@ -97,7 +108,7 @@ def completion(request: Request) -> Completion:
 
 async def test_what_is_found_is_counted_by_problem_and_tied_to_the_version() -> None:
     job = Job()
-    await job.evaluation.evaluate(4)
+    await job.evaluate_held(4)
     (found,) = job.found
     assert (found.version, found.problems, found.k, found.tokens) == (4, PROBLEMS, K, PROBLEMS * (1 + K) * 4)
     assert found.greedy == 3 / 5 and found.reward == pytest.approx(0.8) and found.truncated == 1 / 5
@@ -111,7 +122,7 @@ async def test_what_is_found_is_counted_by_problem_and_tied_to_the_version() -> 
 
 async def test_every_response_is_told_and_one_without_a_score_is_no_wrong_one() -> None:
     job = Job()
-    await job.evaluation.evaluate(4)
+    await job.evaluate_held(4)
     (told,) = job.responses
     assert told["version"] == [4] * PROBLEMS * (1 + K) and told["number"] == list(range(1 + K)) * PROBLEMS
     for place, row in enumerate(told["row"]):
@@ -122,7 +133,7 @@ async def test_every_response_is_told_and_one_without_a_score_is_no_wrong_one() 
     assert told["finish_reason"].count("length") == 1 + K and set(told["response"].lengths) == {4}
     job = Job()
     job.unscored = {(0, 0), (1, 0), (2, 3), *((0, number) for number in range(1, 1 + K))}
-    await job.evaluation.evaluate(4)
+    await job.evaluate_held(4)
     (found,) = job.found
     assert found.failed == found.metrics["eval/failed"] == 3 + K
     assert found.greedy == 2 / 3 and found.reward == pytest.approx((1 + 0.5 + 1) / 3)
@@ -130,12 +141,12 @@ async def test_every_response_is_told_and_one_without_a_score_is_no_wrong_one() 
     for numbers, which in ((range(1), "5 greedy"), (range(1, 1 + K), "15 sampled")):
         job.unscored = {(index, number) for index in range(PROBLEMS) for number in numbers}
         with pytest.raises(NothingScored, match=f"none of the {which} responses to held-out problems could be scored"):
-            await job.evaluation.evaluate(6)
+            await job.evaluate_held(6)
 
 
 async def test_engines_share_the_problems_each_answered_greedily_and_k_times_with_draws_of_its_own() -> None:
     job = Job()
-    await job.evaluation.evaluate(0)
+    await job.evaluate_held(0)
     first, second = job.asked["rollout[0]"], job.asked["rollout[1]"]
     assert abs(len(first) - len(second)) <= 1
     every = sorted([*first, *second], key=lambda request: request.sample_id)
@@ -148,13 +159,36 @@ async def test_engines_share_the_problems_each_answered_greedily_and_k_times_wit
 
 async def test_the_job_stands_still_meanwhile_and_so_does_its_clock() -> None:
     job = Job()
-    await job.evaluation.evaluate(0)
+    await job.evaluate_held(0)
     assert job.log == [
         *("hold actor[0]", "hold actor[0]", "hold rollout[0]", "hold rollout[1]", "stop"),
         *("start", "let go rollout[0]", "let go rollout[1]", "let go actor[0]"),
     ]
     assert len(set(job.times)) == 1, "the clock went on"
     assert job.clock.now() - job.times[0] < job.found[0].seconds + 60 and job.clock.now() >= job.times[0]
+
+
+async def test_engines_that_hold_another_version_have_no_share_and_one_that_is_started_again_is_waited_for() -> None:
+    job = Job()
+    first, second = (engine.name for engine in job.fleet.working)
+
+    async def start_again(engine: Any, why: str) -> int:
+        await asyncio.sleep(0)
+        assert not job.found, "nobody holds a version meanwhile"
+        return 4
+
+    job.fleet.membership.set_version(first, 4)
+    job.fleet.membership.set_version(second, 5)
+    await job.evaluation.evaluate(4)
+    assert list(job.asked) == [first] and len(job.asked[first]) == PROBLEMS * (1 + K)
+    job.asked.clear()
+    job.found.clear()
+    job.fleet.replace = start_again
+    await job.fleet.lose({first: "killed", second: "killed"})
+    await job.evaluation.evaluate(3)
+    assert not job.found and job.evaluation.newest == 4, "both came back with version 4"
+    await job.evaluation.evaluate(4)
+    assert len(job.found) == 1 and list(job.asked) == [first, second]
 
 
 def test_due_versions_are_the_first_from_each_multiple_on_and_calls_are_cut() -> None:
