@@ -267,13 +267,17 @@ class ReceivingWorker(ABC):
 
     async def join(self, offer: SentOffer, number: int) -> None:
         """Become receiver `number` of the trainer's weights, or with its engine's processes so many from there on;
-        again, where receivers changed or a transfer failed. In a simulation the offer is one of that."""
+        again, where receivers changed or a transfer failed."""
         engine = self.receiving_engine
         if engine is None or transport_of(offer.transport).staged:
             self.receiver = offer.receiver(number, self.device, self.receiver)
             return
         await engine.join(offer.for_engine(), number)
         self.receiver = ElsewhereReceiver()
+
+    async def use(self, receiver: WeightReceiver | HostReceiver) -> None:
+        """Take weights from this receiver, which needs not join."""
+        self.receiver = receiver
 
     async def load(self, version: int) -> list[Span]:
         """Take the weights of `version` from the trainer."""

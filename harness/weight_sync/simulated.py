@@ -3,21 +3,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 
 import torch
 
 from harness.config.transports import TransferTimes, transport_of
 from harness.protocols import Clock
-from harness.weight_sync.endpoints import HostReceiver, WeightReceiver
 from harness.weight_sync.host_staged import require_sent, require_staged
 from harness.weight_sync.plan import TransferPlan
 from harness.weight_sync.transports import (
     Receiver,
     Sender,
     TransferOutcome,
-    join_all,
     send_and_receive,
     stage_then_swap,
     write_then_read,
@@ -37,7 +35,9 @@ class SimulatedTransport:
     async def connect(self, trainers: Sequence[Sender], receivers: Sequence[Receiver], plan: TransferPlan) -> None:
         self._sender = SimulatedSender(self.times, self.clock, self._sender)
         await trainers[0].role.use(self._sender)
-        await join_all(receivers, SimulatedOffer(plan, self.times, self.clock), [1] * len(receivers))
+        for receiver in receivers:
+            if receiver.role.receiver is None:
+                await receiver.role.use(SimulatedReceiver(self.times, self.clock))
 
     async def transfer(
         self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int
@@ -52,22 +52,6 @@ class SimulatedTransport:
 
     async def abort(self) -> None:
         """Do nothing: nothing waits."""
-
-
-@dataclass(frozen=True)
-class SimulatedOffer:
-    """An offer of weights that only take their time."""
-
-    plan: TransferPlan
-    times: TransferTimes
-    clock: Clock
-
-    def receiver(
-        self, number: int, device: torch.device, previous: WeightReceiver | HostReceiver | None = None
-    ) -> SimulatedReceiver:
-        """Join as `GroupOffer.receiver`."""
-        staged = previous.kept if isinstance(previous, SimulatedReceiver) else frozenset[int]()
-        return SimulatedReceiver(self.times, self.clock, staged)
 
 
 class SimulatedSender:
@@ -99,17 +83,11 @@ class SimulatedSender:
 
 
 class SimulatedReceiver:
-    """A receiver that yields no tensors. staged: versions that are there from before its transport was connected
-    anew."""
+    """A receiver that yields no tensors."""
 
-    def __init__(self, times: TransferTimes, clock: Clock, staged: Collection[int] = ()) -> None:
+    def __init__(self, times: TransferTimes, clock: Clock) -> None:
         self._times, self._clock = times, clock
-        self._staged = set(staged)
-
-    @property
-    def kept(self) -> frozenset[int]:
-        """Versions that have arrived, and were not loaded."""
-        return frozenset(self._staged)
+        self._staged = set[int]()
 
     def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         return iter(())

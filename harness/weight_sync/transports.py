@@ -77,7 +77,8 @@ class GroupTransport:
                 tasks.create_task(first.role.meet_receivers())
                 for number, sender in enumerate(beside, start=1):
                     tasks.create_task(sender.role.send_beside(sent, number))
-                tasks.create_task(join_all(receivers, sent, ends))
+                for receiver, number in zip(receivers, accumulate(ends, initial=0), strict=False):
+                    tasks.create_task(receiver.role.join(sent, number))
         except Exception:
             await self.abort()
             raise
@@ -103,14 +104,6 @@ class GroupTransport:
         """End all waits after one end died: the others are not to wait for it. They have to be connected again."""
         if self._rendezvous is not None:
             await asyncio.to_thread(self._rendezvous.abort)
-
-
-async def join_all(receivers: Sequence[Receiver], offer: Any, ends: Sequence[int]) -> None:
-    """Let every receiver, of so many ends, join under the number of its first one, all at once. offer: a `SentOffer`,
-    or one of a simulation."""
-    async with asyncio.TaskGroup() as tasks:
-        for receiver, number in zip(receivers, accumulate(ends, initial=0), strict=False):
-            tasks.create_task(receiver.role.join(offer, number))
 
 
 async def ask_each(

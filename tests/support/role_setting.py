@@ -162,13 +162,10 @@ def responses(rows: Iterable[int]) -> dict[str, Column]:
 
 
 class FixedWeights:
-    """Offer and receiver in one, of all transports: version v is the model drawn from seed v."""
+    """A receiver of all transports: version v is the model drawn from seed v."""
 
     def __init__(self) -> None:
         self.there: list[int] = []
-
-    def receiver(self, number: int, device: torch.device, previous: object = None) -> "FixedWeights":
-        return self
 
     def receive(self, version: int) -> Iterator[tuple[str, torch.Tensor]]:
         model = build_model(SMALL, seed=version)

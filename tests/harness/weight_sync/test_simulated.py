@@ -3,13 +3,12 @@
 import asyncio
 
 import pytest
-import torch
 
 from harness.config.transports import TransferTimes
 from harness.runtime.virtual_runtime import LocalRole, VirtualClock
 from harness.weight_sync.endpoints import HostReceiver, HostSender, WeightReceiver, WeightSender
 from harness.weight_sync.plan import TransferPlan
-from harness.weight_sync.simulated import SimulatedOffer, SimulatedReceiver, SimulatedSender, SimulatedTransport
+from harness.weight_sync.simulated import SimulatedReceiver, SimulatedSender, SimulatedTransport
 from tests.support.local_queue import virtual
 
 TIMES = TransferTimes(send_s=2.0, stage_s=5.0, load_s=1.0)
@@ -19,7 +18,7 @@ TIMES = TransferTimes(send_s=2.0, stage_s=5.0, load_s=1.0)
 async def test_staged_weights_arrive_in_the_background_and_are_read_once() -> None:
     clock = VirtualClock(asyncio.get_running_loop())
     sender = SimulatedSender(TIMES, clock)
-    receiver = SimulatedOffer(TransferPlan(()), TIMES, clock).receiver(0, torch.device("cpu"))
+    receiver = SimulatedReceiver(TIMES, clock)
     _: tuple[HostSender, WeightSender, HostReceiver, WeightReceiver] = (sender, sender, receiver, receiver)
     await sender.send(1, {})
     assert clock.now() == 2.0
@@ -54,13 +53,15 @@ async def test_a_sender_that_is_connected_anew_can_send_again_what_it_had_under_
 
 
 @virtual
-async def test_a_receiver_that_joins_anew_still_has_what_had_arrived() -> None:
+async def test_a_receiver_that_is_connected_anew_still_has_what_had_arrived() -> None:
     """An engine that comes back has all connect again, and some have not loaded the version before."""
 
-    offer = SimulatedOffer(TransferPlan(()), TIMES, VirtualClock(asyncio.get_running_loop()))
-    before = offer.receiver(0, torch.device("cpu"))
-    await before.stage(1)
-    assert list(offer.receiver(1, torch.device("cpu"), before).staged(1)) == []
+    trainer, engine = (LocalRole(name, Worker(name, [])) for name in ("trainer", "engine"))
+    transport = SimulatedTransport("host_staged", TIMES, VirtualClock(asyncio.get_running_loop()))
+    await transport.connect([trainer], [engine], TransferPlan(()))  # type: ignore[list-item]
+    await engine.role.stage(1)
+    await transport.connect([trainer], [engine], TransferPlan(()))  # type: ignore[list-item]
+    await engine.role.swap(1)
 
 
 class Worker:
@@ -69,13 +70,13 @@ class Worker:
     def __init__(self, name: str, notes: list[str]) -> None:
         self.name, self.notes = name, notes
         self.sender: SimulatedSender
-        self.receiver: SimulatedReceiver
+        self.receiver: SimulatedReceiver | None = None
 
-    async def use(self, sender: SimulatedSender) -> None:
-        self.sender = sender
-
-    async def join(self, offer: SimulatedOffer, number: int) -> None:
-        self.receiver = offer.receiver(number, torch.device("cpu"))
+    async def use(self, end: SimulatedSender | SimulatedReceiver) -> None:
+        if isinstance(end, SimulatedSender):
+            self.sender = end
+        else:
+            self.receiver = end
 
     async def send(self, version: int) -> list[object]:
         return await self._note("send", self.sender.send(version, {}))

@@ -82,7 +82,7 @@ async def streaming(engine: RolloutEngine, **told: bool) -> tuple[CountingQueue,
     await queue.admit(0)
     await queue.close()
     role = rollout_role(engine, queue, **told)  # type: ignore[arg-type]
-    await role.join(FixedWeights(), 0)
+    await role.use(FixedWeights())
     return queue, role, asyncio.create_task(role.stream())
 
 
@@ -317,7 +317,7 @@ async def test_who_retires_takes_no_more_finishes_what_it_has_and_takes_again_on
     queue, engine = CountingQueue(), HandEngine(slots=2 * GROUP)
     await queue.admit(0)
     role = rollout_role(engine, queue)
-    await role.join(FixedWeights(), 0)
+    await role.use(FixedWeights())
     running = asyncio.create_task(role.stream())
     await settle()
     if paused:
@@ -365,7 +365,7 @@ async def test_a_load_waits_for_a_batch_that_is_taken_over() -> None:
     queue, engine = CountingQueue(), HandEngine()
     await queue.admit(0)
     role = rollout_role(engine, queue)
-    await role.join(FixedWeights(), 0)
+    await role.use(FixedWeights())
     running = asyncio.create_task(role.generate(0))
     await settle()
     loading = asyncio.create_task(role.load(1))
@@ -390,7 +390,7 @@ async def test_an_engine_that_streams_holds_its_device_from_its_first_sample_unt
     assert device.holder == "rollout[0].generate" and engine.running == ROWS
     await role.pause("keep")
     assert device.holder is None and engine.running == ROWS
-    await role.join(FixedWeights(), 0)
+    await role.use(FixedWeights())
     await role.load(1)
     assert device.holder is None
     await role.resume(below=100)

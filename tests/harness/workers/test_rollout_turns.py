@@ -105,7 +105,7 @@ async def test_a_pause_that_drains_lasts_until_the_last_turn_of_all_that_had_beg
     role, engine = tooled(queue, tools, slots=2 * GROUP)
     rows = await queue.admit(0, SIMULATED)
     await queue.close()
-    await role.join(FixedWeights(), 0)
+    await role.use(FixedWeights())
     running = asyncio.create_task(role.stream())
     await asyncio.sleep(asked_at)
     await role.pause("wait")
@@ -170,7 +170,7 @@ async def test_a_tool_that_hangs_or_raises_costs_its_own_sample_only(which: dict
     role, _ = tooled(queue, tools)
     rows = await queue.admit(0, SIMULATED)
     await queue.close()
-    await role.join(FixedWeights(), 0)
+    await role.use(FixedWeights())
     running = asyncio.create_task(role.stream())
     if drained:
         await asyncio.sleep(SAYS_S + 1)

@@ -312,7 +312,7 @@ async def slow_stage() -> tuple[OldLogProbStage, SlowScorer, CountingQueue]:
     """It has joined, version 1 is in its host memory, and a micro-batch waits for it."""
     queue, engine = CountingQueue(), SlowScorer()
     stage = OldLogProbStage(engine, CPU, **stage_options(queue, MICRO_BATCH))
-    await stage.join(FixedWeights(), 0)
+    await stage.use(FixedWeights())
     await queue.admit(0)
     await queue.respond(range(MICRO_BATCH))
     (span,) = await stage.stage(1)
