@@ -127,14 +127,12 @@ def test_a_drop_takes_what_a_dead_writer_left_and_nothing_of_other_partitions_or
 
 async def test_a_snapshot_gets_the_buffers_of_a_frame(backend: RedisBackend) -> None:
     storage, store = backend.storage(QueueSession("queue", 1)), backend.store("queue")
-    inline = replace(backend, inline_bytes=4096).storage(QueueSession("queue", 2))
-    for writer in (storage, inline):
-        frame = writer.write("train_0", columns(range(4)))
-        buffers = await store.fetch("train_0", frame)
-        asked = assignment((frame, 0, 4))
-        read = assemble(asked, {(0, name): buffer.copy() for name, buffer in buffers.items()}, SPECS)
-        assert_read(read, [0, 1, 2, 3])
-        writer.close()
+    frame = storage.write("train_0", columns(range(4)))
+    buffers = await store.fetch("train_0", frame)
+    asked = assignment((frame, 0, 4))
+    read = assemble(asked, {(0, name): buffer.copy() for name, buffer in buffers.items()}, SPECS)
+    assert_read(read, [0, 1, 2, 3])
+    storage.close()
     store.close()
 
 

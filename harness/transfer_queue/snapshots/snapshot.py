@@ -50,22 +50,14 @@ class Payload:
     pieces: list[Piece]
 
 
-def at_hand(frame: Frame) -> Payload | None:
-    """The payload of a frame that carries it itself; None if a storage has it."""
+async def fetch(store: PayloadStore, partition: str, frame: Frame) -> Payload:
+    """The payload: from the frame, if it carries that itself, or from the store."""
     if isinstance(frame.place, bytes):
         return Payload(dict(frame.sizes), [frame.place])
-    if not isinstance(frame.place, Mapping):
-        return None
-    arrays = {name: pack(column) for name, column in frame.place.items()}
-    pieces: list[Piece] = [array.reshape(-1).view(np.uint8).data for some in arrays.values() for array in some]
-    return Payload({name: sum(array.nbytes for array in some) for name, some in arrays.items()}, pieces)
-
-
-async def fetch(store: PayloadStore, partition: str, frame: Frame) -> Payload:
-    """The payload, wherever it is."""
-    carried = at_hand(frame)
-    if carried is not None:
-        return carried
+    if isinstance(frame.place, Mapping):
+        arrays = {name: pack(column) for name, column in frame.place.items()}
+        pieces: list[Piece] = [array.reshape(-1).view(np.uint8).data for some in arrays.values() for array in some]
+        return Payload({name: sum(array.nbytes for array in some) for name, some in arrays.items()}, pieces)
     buffers = await store.fetch(partition, frame)
     return Payload(dict(frame.sizes), [buffers[name].data for name in frame.sizes])
 

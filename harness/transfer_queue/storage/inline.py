@@ -8,7 +8,7 @@ from itertools import accumulate
 import numpy as np
 
 from harness.transfer_queue.rows.columns import Column, ColumnSpec
-from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame, assemble, cut, in_one_piece, joined, pack
+from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame, assemble, cut, joined, pack
 from harness.transfer_queue.storage.protocol import QueueSession
 
 SMALL = 4096
@@ -44,6 +44,9 @@ class _Held:
     def drop(self, partition: str) -> None:
         """Frames go with the partition's record."""
 
+    async def fetch(self, partition: str, frame: Frame) -> dict[str, Buffer]:
+        raise AssertionError("every frame carries its buffers")
+
     def close(self) -> None:
         """Nothing is held."""
 
@@ -63,9 +66,6 @@ class InlineStorage(_Held):
         }
         return assemble(assignment, buffers, specs)
 
-    async def fetch(self, partition: str, frame: Frame) -> dict[str, Buffer]:
-        return inline_buffers(frame)
-
 
 class LocalStorage(_Held):
     """A frame carries its columns: for one process."""
@@ -83,9 +83,6 @@ class LocalStorage(_Held):
                 column = joined(pieces, specs[name])
                 columns[name] = column.copy() if len(pieces) == 1 else column
         return columns
-
-    async def fetch(self, partition: str, frame: Frame) -> dict[str, Buffer]:
-        return {name: in_one_piece(pack(column)) for name, column in _columns(frame).items()}
 
 
 def _columns(frame: Frame) -> Mapping[str, Column]:

@@ -40,7 +40,7 @@ class PayloadStore(Protocol):
         """Free all that was written for the partition; nothing to do if that is nothing. Does not wait for long."""
 
     async def fetch(self, partition: str, frame: Frame) -> dict[str, Buffer]:
-        """The buffers of a frame of this partition, by column: for a snapshot."""
+        """The buffers, by column, of a frame of this partition that does not carry them itself: for a snapshot."""
 
     def close(self) -> None:
         """Free everything."""

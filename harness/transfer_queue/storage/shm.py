@@ -21,7 +21,7 @@ import numpy as np
 from harness.transfer_queue.rows.columns import Column, ColumnSpec
 from harness.transfer_queue.rows.frames import BatchAssignment, Buffer, Frame, Part, assemble, pack
 from harness.transfer_queue.storage.gather import ALIGNMENT, gathered, layout
-from harness.transfer_queue.storage.inline import SMALL, inline, inline_buffers
+from harness.transfer_queue.storage.inline import SMALL, inline
 from harness.transfer_queue.storage.protocol import QueueSession
 
 MAPPED = 4 << 20
@@ -121,8 +121,6 @@ class ShmStore:
             self.dropped(partition, {unit >> 32 for unit in units})
 
     async def fetch(self, partition: str, frame: Frame) -> dict[str, Buffer]:
-        if isinstance(frame.place, bytes):
-            return inline_buffers(frame)
         assert isinstance(frame.place, tuple)
         unit, start = frame.place
         buffers = {}

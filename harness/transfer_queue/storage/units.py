@@ -111,8 +111,7 @@ class UnitStore:
             self._dropping.submit(_drop, unit, due, partition)
 
     async def fetch(self, partition: str, frame: Frame) -> dict[str, Buffer]:
-        if not isinstance(frame.place, tuple):
-            return inline_buffers(frame)
+        assert isinstance(frame.place, tuple)
         cells = [_cell(frame, name) for name in frame.sizes]
         found = await asyncio.to_thread(_load, self._units, frame.place[0], partition, cells)
         return dict(zip(frame.sizes, found, strict=True))

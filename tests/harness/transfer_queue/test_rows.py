@@ -113,13 +113,6 @@ def test_stores_give_buffers_and_every_reader_arrays_of_its_own() -> None:
     assert described.stdout.strip() == "[]"
 
 
-async def test_a_store_gives_the_buffers_of_a_frame() -> None:
-    storage = LocalStorage()
-    frame = storage.write("p", {"r": RAGGED, "d": DENSE})
-    fetched = await storage.fetch("p", frame)
-    check(assemble(assignment([frame], ((0, 0, 4),)), {(0, name): b for name, b in fetched.items()}, SPECS), range(4))
-
-
 @pytest.mark.parametrize(
     ("sizes", "place", "message"),
     [
