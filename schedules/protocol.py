@@ -172,14 +172,6 @@ class Job(Protocol):
         """The engines on training devices, which are none of `rollout`. For schedules that declare `lends`."""
 
     @property
-    def device_stages(self) -> Sequence[Stage]:
-        """Stages whose roles have devices."""
-
-    @property
-    def host_stages(self) -> Sequence[Stage]:
-        """Stages whose roles compute on the host."""
-
-    @property
     def stages(self) -> Sequence[Stage]:
         """All stages: those on the host, then those on devices."""
 

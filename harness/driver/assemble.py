@@ -55,7 +55,7 @@ from harness.workers.training import RememberingRole
 from harness.workers.turns import PlacedTurns
 from schedules import Schedule
 
-STAGES = ("reference", "actor_fwd", "critic", "reward", "advantages")
+STAGES = ("reward", "advantages", "reference", "actor_fwd", "critic")
 _BEFORE_KEPT = ("reward", "filter")
 
 Roles = Mapping[str, Sequence[Handle[Any]]]
@@ -71,16 +71,10 @@ class RunningJob:
     prompts: PromptSource
     rollout: RolloutPool
     lent: RolloutPool
-    device_stages: Sequence[StagePool]
-    host_stages: Sequence[StagePool]
+    stages: Sequence[StagePool]
     trainer: TrainerPool
     weights: PublishedWeights
     already: AlreadyDone = field(default_factory=AlreadyDone)
-
-    @property
-    def stages(self) -> Sequence[StagePool]:
-        """All stages, those of the host first."""
-        return (*self.host_stages, *self.device_stages)
 
 
 @dataclass(frozen=True)
@@ -161,8 +155,7 @@ def assemble(run: RunSpec, backend: RunBackend, observer: Recorder, recording: R
         prompts=prompts,
         rollout=rollout,
         lent=lent,
-        device_stages=[pool for role, pool in stages.items() if role not in HOST_ROLES],
-        host_stages=[pool for role, pool in stages.items() if role in HOST_ROLES and role != "filter"],
+        stages=[pool for role, pool in stages.items() if role != "filter"],
         trainer=TrainerPool(roles["actor"], observer, already, prompts.trained, critics=roles.get("critic", ())),
         weights=PublishedWeights(
             coordinator,

@@ -20,7 +20,7 @@ from schedules.rolling_update import RollingUpdate
 from schedules.separated_sync import SeparatedSync
 from schedules.tail_rounds import TailRounds
 from schedules.windowed import Windowed
-from tests.support.fake_job import DEVICE, HOST, FakeJob
+from tests.support.fake_job import STAGES, FakeJob
 
 # -- colocate_sync
 
@@ -28,7 +28,7 @@ from tests.support.fake_job import DEVICE, HOST, FakeJob
 async def test_colocated_roles_take_the_devices_phase_by_phase() -> None:
     log = await FakeJob().play(ColocateSync())
     for i in range(4):
-        batch, scores = (f"admit {8 * (i + 1)}", f"generate {i}"), [f"{name} {i}" for name in (*HOST, *DEVICE)]
+        batch, scores = (f"admit {8 * (i + 1)}", f"generate {i}"), [f"{name} {i}" for name in STAGES]
         for phase, following in pairwise([batch, scores, (f"train {i}",), (f"publish {i + 1}",)]):
             assert max(log.at(f"{line} done") for line in phase) < min(map(log.at, following))
         for phase in (batch, scores):
@@ -42,7 +42,7 @@ async def test_a_failing_stage_ends_a_colocated_run_before_training() -> None:
     async def fail(iteration: int) -> None:
         raise OSError("no reward model")
 
-    job.host_stages[0].process = fail  # type: ignore[method-assign]
+    job.stages[0].process = fail  # type: ignore[method-assign]
     with pytest.raises(ExceptionGroup) as caught:
         await ColocateSync().run(job)
     assert caught.group_contains(OSError, match="no reward model") and not job.log.of("train")
@@ -69,14 +69,14 @@ async def test_what_is_put_off_begins_again_once_a_batch_of_it_has_come_together
 async def test_separated_roles_begin_a_batch_together_where_they_stream_and_else_wait() -> None:
     log = await FakeJob().play(SeparatedSync(streaming=False))
     for i in range(4):
-        for name in (*HOST, *DEVICE):
+        for name in STAGES:
             assert log.at(f"generate {i} done") < log.at(f"{name} {i}")
             assert log.at(f"{name} {i} done") < log.at(f"train {i}")
         assert log.at(f"actor_fwd {i}") < log.at(f"reference {i} done"), "they have devices of their own"
     log = await FakeJob().play(SeparatedSync())
     for i in range(4):
-        begun = [log.at(f"{what} {i}") for what in ("generate", *HOST, *DEVICE, "train")]
-        ended = [log.at(f"{what} {i} done") for what in ("generate", *HOST, *DEVICE, "train")]
+        begun = [log.at(f"{what} {i}") for what in ("generate", *STAGES, "train")]
+        ended = [log.at(f"{what} {i} done") for what in ("generate", *STAGES, "train")]
         assert max(begun) < min(ended) and max(ended) < log.at(f"publish {i + 1}")
 
 
@@ -87,7 +87,7 @@ async def test_one_step_off_generates_the_next_batch_while_it_trains_and_meets_f
     log = await FakeJob().play(OneStepOff())
     assert log.of("admit") == [f"admit {8 * (version + 2)}" for version in (0, 0, 1, 2, 3)]
     for i in range(4):
-        for name in (*HOST, *DEVICE):
+        for name in STAGES:
             assert log.at(f"generate {i} done") < log.at(f"{name} {i}") < log.at(f"train {i}")
             assert log.at(f"{name} {i} done") < log.at(f"train {i}"), "training starts when the batch is complete"
         assert log.at(f"train {i} done") < log.at(f"publish {i + 1}")
@@ -150,7 +150,7 @@ async def test_training_goes_on_while_staged_weights_travel(schedule: Schedule) 
     assert [line for line in asked if not line.endswith("done")] == [*expected, "close"]
     assert log.at("send 1 done") < log.at("train 1") < log.at("here 1"), "one version travels while the next is made"
     assert log.at("here 4"), "nothing is under way when the run ends"
-    for name in (*HOST, *DEVICE):
+    for name in STAGES:
         assert log.of(f"{name} ") == [f"{name} streams"]
 
 
@@ -312,7 +312,7 @@ async def test_streaming_pauses_engines_in_the_mode_that_it_was_given(mode: Paus
 async def test_every_stage_streams_through_the_whole_job_until_the_prompts_are_closed() -> None:
     job = FakeJob()
     await FullyAsync().run(job)
-    for name in (*HOST, *DEVICE):
+    for name in STAGES:
         assert job.log.of(f"{name} ") == [f"{name} streams"]
         assert job.log.at("close") < job.log.at(f"{name} streams done")
     assert job.log.at("admit 56 done") < job.log.at("close") < job.log.at("stream done")

@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from schedules import Schedule
 from schedules.protocol import PauseMode
 
-HOST, DEVICE = ("reward", "advantages"), ("reference", "actor_fwd")
+STAGES = ("reward", "advantages", "reference", "actor_fwd")
 
 
 class Log:
@@ -202,14 +202,9 @@ class FakeJob:
         closed = self.prompts.closed
         self.rollout = FakeRollout(self.log, closed, engines)
         self.lent = FakeRollout(self.log, asyncio.Event(), engines, "lent: ")
-        self.host_stages: Sequence[FakeStage] = [FakeStage(self.log, name, closed) for name in HOST]
-        self.device_stages: Sequence[FakeStage] = [FakeStage(self.log, name, closed) for name in DEVICE]
+        self.stages: Sequence[FakeStage] = [FakeStage(self.log, name, closed) for name in STAGES]
         self.trainer = FakeTrainer(self.log, fail_at)
         self.weights = FakeWeights(self.log)
-
-    @property
-    def stages(self) -> Sequence[FakeStage]:
-        return (*self.host_stages, *self.device_stages)
 
     async def play(self, schedule: Schedule) -> Log:
         """Runs the schedule to its end, and gives what was asked for."""

@@ -40,7 +40,7 @@ class Prompts:
     async def close(self) -> None:
         job = self._job
         job.queue.closed = True
-        for arrivals in (job.arrivals, job.rewards.arrivals, *(stage.arrivals for stage in job.device_stages)):
+        for arrivals in (job.arrivals, job.rewards.arrivals, *(stage.arrivals for stage in job.scoring)):
             arrivals.close()
         job.queue.serve()
 
@@ -385,7 +385,7 @@ class Trainer:
     async def _in_order(self, iteration: int) -> AsyncIterator[Sequence[int]]:
         job = self._job
         self.trained.append(range(iteration * job.batch, (iteration + 1) * job.batch))
-        inputs = [stage.done for stage in job.device_stages]
+        inputs = [stage.done for stage in job.scoring]
         for groups in job.micro_batches("actor", iteration):
             since = job.now
             await job.rewarded.reached(job.rewards.needed(groups.stop))
@@ -434,7 +434,7 @@ class Weights:
     """`schedules.protocol.Weights`; see `harness.weight_sync.coordinator`."""
 
     def __init__(self, job: Job) -> None:
-        self._job, self._scorers = job, [stage for stage in job.device_stages if stage.loads]
+        self._job, self._scorers = job, [stage for stage in job.scoring if stage.loads]
         carrier = transport_of(job.schedule.transport)
         self._staged, self._in_turn = carrier.staged, carrier.in_turn and not job.schedule.colocated
         self._left_at, self._arrived = 0.0, 0

@@ -102,9 +102,9 @@ class Job:
         )
         self.lent = Lent(self, [one for one in self.engines if one.role == "lent"])
         self.rewards = Rewards(self)
-        self.host_stages = [self.rewards]
         scoring = [role for role in ("reference", "actor_fwd") if role in devices]
-        self.device_stages = [Scoring(self, role, place) for place, role in enumerate(scoring)]
+        self.scoring = [Scoring(self, role, place) for place, role in enumerate(scoring)]
+        self.stages = [self.rewards, *self.scoring]
         self.trainer, self.weights = Trainer(self), Weights(self)
         self._until, self._enough = until, loop.create_future()
         # what came out
@@ -112,11 +112,6 @@ class Job:
         self.generating_s = dict.fromkeys(ENGINE_ROLES, 0.0)  # of its engines, but for what is under way
         self.worked: dict[str, float] = {}  # seconds, of roles, of loading and of sending
         self._worked_s: list[dict[str, float]] = []  # as each iteration ended, those of an engine that generates too
-
-    @property
-    def stages(self) -> list[Rewards | Scoring]:
-        """All but the trainer."""
-        return [*self.host_stages, *self.device_stages]
 
     @property
     def now(self) -> float:
@@ -238,7 +233,7 @@ class Job:
         if self.in_order:
             self.generated.add(groups)
         else:
-            for stage in self.device_stages:
+            for stage in self.scoring:
                 stage.arrivals.add(groups)
 
     def judge(self, group: int) -> None:
@@ -262,7 +257,7 @@ class Job:
             self.rewarded.add(groups)
             return
         for group in groups:
-            self._lacking[group] = self._lacking.get(group, 1 + len(self.device_stages)) - 1
+            self._lacking[group] = self._lacking.get(group, 1 + len(self.scoring)) - 1
         self._ready_at += 1
         ready = [group for group in groups if not self._lacking[group] and group not in self._stale]
         self.arrivals.add(ready, self._ready_at)
