@@ -13,7 +13,8 @@ import numpy as np
 from harness.comparison.runs import Run
 from harness.comparison.selection import sampled_tokens
 from harness.config.job import trained_in_iteration
-from harness.metrics.samples import FATES, read_columns
+from harness.metrics.parquet import read_columns
+from harness.metrics.samples import FATES
 from harness.metrics.schemas import reading
 
 _RESPONSES = "responses.parquet"

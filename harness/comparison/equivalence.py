@@ -14,8 +14,9 @@ import pyarrow.compute as pc
 
 from harness.config.files import MIB, read_json
 from harness.metrics.done import CRITIC
+from harness.metrics.parquet import read_as
 from harness.metrics.run_files import load_metrics, load_samples, weight_files
-from harness.metrics.samples import read_responses
+from harness.metrics.samples import RESPONSES_SCHEMA
 from harness.metrics.schemas import reading
 
 GATE = "gate.json"  # file of the gate's result in an experiment's folder
@@ -30,7 +31,7 @@ def differences(one: Path, other: Path) -> list[str]:
     """Differences between the runs in two folders, time aside; empty where they are equal to the bit. Compared are
     samples with their rewards and lags (`timeless`), tokens and log-probs of every response, what was learnt in each
     iteration, and the final weights, the critic's as well."""
-    a, b = (read_responses(folder / "responses.parquet") for folder in (one, other))
+    a, b = (read_as(folder / "responses.parquet", RESPONSES_SCHEMA) for folder in (one, other))
     samples = [timeless(load_samples(folder)).select(_SAMPLES) for folder in (one, other)]
     equal = {
         "samples, rewards and lags": samples[0].equals(samples[1]),

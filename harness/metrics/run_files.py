@@ -24,6 +24,7 @@ from harness.metrics.atomic_files import GrowingFile, Lock, write_text
 from harness.metrics.definitions import AXES, Found, check_names, found_faults
 from harness.metrics.done import DONE, INCOMPLETE, MODEL, is_done, write_done
 from harness.metrics.ledger import Ledger
+from harness.metrics.parquet import read_as, write_table, write_tokens
 from harness.metrics.parts import (
     PART_FILES,
     PARTS,
@@ -37,17 +38,7 @@ from harness.metrics.parts import (
     read_samples_so_far,
     read_timeline_so_far,
 )
-from harness.metrics.samples import (
-    HELD_OUT_SCHEMA,
-    PROBLEMS_SCHEMA,
-    RESPONSES_SCHEMA,
-    TEXT_FIELDS,
-    Texts,
-    read_as,
-    read_samples,
-    write_table,
-    write_tokens,
-)
+from harness.metrics.samples import HELD_OUT_SCHEMA, PROBLEMS_SCHEMA, RESPONSES_SCHEMA, TEXT_FIELDS, Texts, read_samples
 from harness.metrics.schemas import (
     LARGEST,
     ConfigFile,

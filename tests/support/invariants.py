@@ -6,8 +6,7 @@ import numpy as np
 
 from harness.comparison import promises
 from harness.comparison.promises import FinishedRun
-from harness.metrics.run_files import load_metrics, load_samples
-from harness.metrics.samples import read_responses
+from harness.metrics.run_files import load_kept, load_metrics, load_samples
 from harness.metrics.timeline import WORK_KINDS, Timeline
 from harness.protocols import Span
 
@@ -40,7 +39,7 @@ def check_lags(run: FinishedRun, *, newer: bool = False) -> None:
 def check_turns(folder: Path) -> None:
     """Some samples had several turns; what their environments wrote is masked, and has no log-prob; and the trainer
     finds for the rest the log-probs that the engine had, where both had the same weights."""
-    samples, responses = load_samples(folder).to_pydict(), read_responses(folder / "responses.parquet").to_pydict()
+    samples, responses = load_samples(folder).to_pydict(), load_kept(folder, "responses").to_pydict()
     assert max(samples["turns"]) > 1
     written = dict(zip(samples["sample_id"], samples["environment_tokens"], strict=True))
     for sample, turns in zip(samples["sample_id"], samples["turns"], strict=True):

@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from harness.comparison.equivalence import timeless
-from harness.metrics.run_files import load_ledger, weight_files
-from harness.metrics.samples import read_responses, read_samples
+from harness.metrics.run_files import load_kept, load_ledger, weight_files
+from harness.metrics.samples import read_samples
 from tests.support.project import ROOT
 
 RUN_TIMEOUT_S = 840
@@ -83,7 +83,7 @@ def check_equal(broken: Path, whole: Path) -> None:
     """Bit for bit, but for rewards of what was dropped."""
     (ours,), (theirs,) = weight_files(broken), weight_files(whole)
     assert ours.read_bytes() == theirs.read_bytes()
-    assert read_responses(broken / "responses.parquet").equals(read_responses(whole / "responses.parquet"))
+    assert load_kept(broken, "responses").equals(load_kept(whole, "responses"))
     names = ("sample_id", "fate", "reward", "trained_iteration", "version_first", "version_last", "lag_worst")
     columns = [timeless(read_samples(folder / "samples.parquet")).select(names) for folder in (broken, whole)]
     assert columns[0].equals(columns[1])

@@ -9,8 +9,9 @@ from typing import Any
 
 import numpy as np
 
+from harness.metrics.parquet import write_table
 from harness.metrics.parts import PARTS, SampleParts, read_samples_so_far
-from harness.metrics.samples import SampleRecord, TrainedSamples, trained_records, write_table
+from harness.metrics.samples import SampleRecord, TrainedSamples, trained_records
 from harness.protocols import FINISH_REASONS, FinishReason
 
 

@@ -26,8 +26,8 @@ from harness.driver.session import worker_places
 from harness.metrics.definitions import METRIC_NAMES
 from harness.metrics.ledger import LedgerError
 from harness.metrics.parts import PARTS, RESPONSES, SAMPLES, SPANS, GrowingTable, read_growing, read_samples_so_far
-from harness.metrics.run_files import RunDirectory, load_ledger, load_metrics, load_samples, load_timeline
-from harness.metrics.samples import RESPONSES_SCHEMA, SCHEMA, Texts, read_responses
+from harness.metrics.run_files import RunDirectory, load_kept, load_ledger, load_metrics, load_samples, load_timeline
+from harness.metrics.samples import RESPONSES_SCHEMA, SCHEMA, Texts
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Completion, Span
 from harness.rl.diagnostics import diagnostics
@@ -470,7 +470,7 @@ def test_a_recorder_that_writes_remembers_nothing_settled(recorder: Recorder, ru
         (sample, "".join(map(str, range(sample // N, sample // N + 3)))[:3] + "…", "71") for sample in (0, 60, 120, 180)
     ]
     assert problems[7] == {"group_id": 7, "row": "a.jsonl:7", "prompt": [7, 8, 9, 10], "answer": "answer 7"}
-    responses = read_responses(run.path / "responses.parquet")
+    responses = load_kept(run.path, "responses")
     assert responses["sample_id"].to_pylist() == list(range(40 * BATCH * N))
     assert responses["version_runs"][13].as_py() == [{"version": 2, "tokens": 2}]
     assert responses["response"][5].as_py() == [7, 1] and not (run.path / PARTS).exists()
@@ -496,4 +496,4 @@ def test_a_recorder_that_died_over_an_iteration_writes_it_once(recorder: Recorde
     assert growing == {path: (run.path / path).stat().st_size for path in growing}
     recorder.write(run)
     assert load_samples(run.path)["sample_id"].to_pylist() == list(range(2 * BATCH * N))
-    assert read_responses(run.path / "responses.parquet")["sample_id"].to_pylist() == list(range(2 * BATCH * N))
+    assert load_kept(run.path, "responses")["sample_id"].to_pylist() == list(range(2 * BATCH * N))

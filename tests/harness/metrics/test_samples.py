@@ -14,6 +14,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.metrics.definitions import LATENCIES
+from harness.metrics.parquet import read_columns
 from harness.metrics.parts import read_growing
 from harness.metrics.samples import (
     FILE_SCHEMA,
@@ -27,7 +28,6 @@ from harness.metrics.samples import (
     latency_metrics,
     length_metrics,
     masked_metrics,
-    read_columns,
     read_samples,
     record_of,
     reward_metrics,
@@ -294,7 +294,7 @@ def test_a_table_with_any_byte_of_its_end_changed_is_read_or_refused(tmp_path: P
     pq.write_table(pa.table({"a": [1, 2], "b": ["x", None]}), path, store_schema=False)
     program = f"""
 from pathlib import Path
-from harness.metrics.samples import read_columns
+from harness.metrics.parquet import read_columns
 path = Path({str(path)!r})
 whole, refused = path.read_bytes(), 0
 for at in range(len(whole) - 8 - int.from_bytes(whole[-8:-4], "little"), len(whole)):
