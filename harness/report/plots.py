@@ -169,7 +169,7 @@ def idle_times(times: Mapping[str, Sequence[RoleTime]]) -> pd.DataFrame:
 
 
 def draw_idle(figure: Figure, data: pd.DataFrame) -> None:
-    """Draw what the time of each role went to: a panel for each label, below it."""
+    """Draw what the time of each role went to: a panel for each label, which a single run has none of, below it."""
     counts = data.groupby("label", sort=False).size()
     figure.set_figheight(lines_high(4 + 1.8 * len(data) + 2.2 * len(counts)))
     panels = figure.subplots(len(counts), 1, sharex=True, squeeze=False, height_ratios=counts.tolist())[:, 0]
@@ -184,7 +184,7 @@ def draw_idle(figure: Figure, data: pd.DataFrame) -> None:
         axes.set(xlim=(0, 1), ylim=(len(shares) - 0.5, -0.5))
         axes.xaxis.set_major_formatter(PercentFormatter(1.0, decimals=0))
         axes.grid(axis="y", visible=False)
-    across = "share of the time after warm-up, mean over devices and seeds"
+    across = f"share of the time after warm-up, mean over devices{' and seeds' * any(counts.index)}"
     panels[-1].set_xlabel(fill(across, letters_across(figure, 0.8)))
     there = [part for part in OF_TIME if data[part].max() >= _SEEN]
     legend_below(figure, [Patch(facecolor=OF_TIME[part][1], label=OF_TIME[part][0]) for part in there])
