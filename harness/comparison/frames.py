@@ -12,7 +12,8 @@ from harness.comparison.comparison import Comparison
 from harness.comparison.measures import Measure
 from harness.comparison.runs import Cell
 from harness.comparison.statistics import Interval
-from harness.metrics.atomic_files import replacing, write_text
+from harness.metrics.atomic_files import replacing
+from harness.metrics.tables import write_csv
 
 
 def measures_frame(comparison: Comparison) -> pd.DataFrame:
@@ -53,8 +54,7 @@ def write_frames(comparison: Comparison, folder: Path) -> list[Path]:
     """measures and comparison, each as CSV and as Parquet, into `folder`; returns their paths."""
     paths = []
     for name, frame in (("measures", measures_frame(comparison)), ("comparison", comparison_frame(comparison))):
-        paths += [folder / f"{name}.csv", folder / f"{name}.parquet"]
-        write_text(paths[-2], frame.to_csv(index=False, float_format="%.12g"))
+        paths += [write_csv(folder / f"{name}.csv", frame, digits=12), folder / f"{name}.parquet"]
         with replacing(paths[-1]) as temporary:
             frame.to_parquet(temporary, index=False)
     return paths

@@ -1,4 +1,5 @@
-"""Tables, of which no figure is ever cut: on a terminal as wide as it is, for a pipe a line a row, and as values."""
+"""Tables, of which no figure is ever cut: on a terminal as wide as it is, for a pipe a line a row, and as values; and
+CSV files."""
 
 from __future__ import annotations
 
@@ -6,13 +7,19 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
-from itertools import chain
+from itertools import chain, takewhile
+from pathlib import Path
 from textwrap import wrap
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.cells import cell_len
 from rich.console import Console, ConsoleOptions
 from rich.text import Text
+
+from harness.metrics.atomic_files import write_text
+
+if TYPE_CHECKING:
+    import pandas as pd
 
 PIPE = 10_000  # columns of a console that is no terminal: no line is broken there
 WHOLE_WORDS: Any = {"break_long_words": False, "break_on_hyphens": False}
@@ -93,6 +100,20 @@ class Table:
                     continue
                 named = f"{head:<{longest}}"
                 yield from wrap(f"{named} {cell}", width, initial_indent=_GAP, subsequent_indent=below, **WHOLE_WORDS)
+
+
+def read_csv(path: Path) -> pd.DataFrame:
+    """The table of a CSV file, without the remarks above it."""
+    import pandas as pd
+
+    remarks = sum(1 for _ in takewhile(lambda line: line.startswith("# "), path.read_text().splitlines()))
+    return pd.read_csv(path, skiprows=remarks, keep_default_na=False, na_values=[""])
+
+
+def write_csv(path: Path, data: pd.DataFrame, remarks: Sequence[str] = (), digits: int = 5) -> Path:
+    """Write a table, its floats with so many digits, below the remarks; returns the path."""
+    write_text(path, "".join(f"# {one}\n" for one in remarks) + data.to_csv(index=False, float_format=f"%.{digits}g"))
+    return path
 
 
 def _grid(heads: Sequence[str], rows: Sequence[Sequence[str]], width: int, rule: str = "") -> list[str]:

@@ -5,7 +5,6 @@ A published row is predicted by priors that have not seen its system. Scores are
 
 from __future__ import annotations
 
-import csv
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Sequence
@@ -18,13 +17,13 @@ import pandas as pd
 from pydantic import TypeAdapter
 
 from harness.config.compose import EXPERIMENTS
+from harness.metrics.tables import read_csv, write_csv
 from harness.prediction.evidence import SHARED, Evidence, StepRow, Workload
 from harness.prediction.forecast import SURE, Forecast
 from harness.prediction.posterior import OLD, SECOND, TRAINED, Given, System
 from harness.prediction.prediction import Predicted, RowDraws, posteriors, predict
 from harness.prediction.priors import Draws, Priors, read_priors
 from harness.prediction.table import read_evidence
-from harness.report.drawing import write_table
 from harness.rpc.children import parallel_map
 
 SCORES = EXPERIMENTS / "predictions" / "scores.csv"  # scores of published rows, as they were last
@@ -177,7 +176,7 @@ def write_scores(path: Path, scores: Sequence[Score]) -> None:
     names = ("covered", "own_phases_skill", "no_change_skill")
     rows = [vars(one) | {name: getattr(summary([one]), name) for name in names} for one in scores]
     about = f"Made by `cadence predict --score`: seconds of a step; low and high: {SURE:.0%} of {DRAWS} draws."
-    write_table(path, pd.DataFrame(rows), [about])
+    write_csv(path, pd.DataFrame(rows), [about])
 
 
 def read_scores(path: Path) -> list[Score]:
@@ -192,7 +191,7 @@ def write_summaries(path: Path, scores: Sequence[Score]) -> None:
         of = summary([one for one in scores if (one.row, one.given) == (row, given)])
         rows.append({"row": row, "given": given, **vars(of)})
     about = "Made by `cadence predict --score`: simulated truths (harness/prediction/scores.py), means of them."
-    write_table(path, pd.DataFrame(rows), [about])
+    write_csv(path, pd.DataFrame(rows), [about])
 
 
 def read_summaries(path: Path) -> list[Summary]:
@@ -202,8 +201,7 @@ def read_summaries(path: Path) -> list[Summary]:
 
 def _read(path: Path, kind: type[Line]) -> list[Line]:
     adapter, names = TypeAdapter(kind), [one.name for one in dataclasses.fields(kind)]
-    lines = [line for line in path.read_text(encoding="utf-8").splitlines() if not line.startswith("#")]
-    return [adapter.validate_python({name: line[name] for name in names}) for line in csv.DictReader(lines)]
+    return [adapter.validate_python(line) for line in read_csv(path)[names].to_dict("records")]
 
 
 def how_often() -> str:

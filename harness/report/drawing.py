@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from html import escape
 from io import StringIO
-from itertools import takewhile
 from pathlib import Path
 from textwrap import fill
 from typing import TYPE_CHECKING, Any
@@ -19,7 +18,8 @@ from matplotlib.axes import Axes
 from matplotlib.backends.backend_agg import FigureCanvasAgg
 from matplotlib.figure import Figure
 
-from harness.metrics.atomic_files import replacing, write_text
+from harness.metrics.atomic_files import replacing
+from harness.metrics.tables import read_csv, write_csv
 from harness.report.palette import EDGE, GRID, INK, MUTED, ON_PAGE
 
 if TYPE_CHECKING:
@@ -61,7 +61,7 @@ def theme(context: str) -> Any:
 def save_figure(path: Path, title: str, draw: Draw) -> Path:
     """Draw for screens, below a title, into a PNG at `path`, and write what was drawn as CSV beside it; returns it."""
     if (data := _save([path], title, draw, "notebook")) is not None:
-        write_table(path.with_suffix(".csv"), data)
+        write_csv(path.with_suffix(".csv"), data)
     return path
 
 
@@ -71,7 +71,7 @@ def save_in_every_format(
     """Draw a table for the width of a paper's page, as `name` in `folder` in all of `FORMATS`, PNG first, and for that
     of a column, as `name`-column.pdf, and write it as CSV, below the remarks; returns their paths."""
     paths = _save_in_every_format(folder, name, title, draw, data)
-    return [*paths, write_table(folder / f"{name}.csv", data, remarks)]
+    return [*paths, write_csv(folder / f"{name}.csv", data, remarks)]
 
 
 def draw_again(folder: Path, drawings: Mapping[DrawTable, frozenset[str]]) -> list[Path]:
@@ -84,24 +84,10 @@ def draw_again(folder: Path, drawings: Mapping[DrawTable, frozenset[str]]) -> li
         with Image.open(path) as picture:
             table, title = path.with_suffix(".csv"), picture.info.get("Title")
         if title and table.is_file():
-            data = read_table(table)
+            data = read_csv(table)
             draw = next((draw for draw, columns in drawings.items() if columns <= {*data}), None)
             made += _save_in_every_format(folder, path.stem, title, draw, data) if draw else []
     return made
-
-
-def read_table(path: Path) -> pd.DataFrame:
-    """The table of a CSV file, without the remarks above it."""
-    import pandas as pd
-
-    remarks = sum(1 for _ in takewhile(lambda line: line.startswith("# "), path.read_text().splitlines()))
-    return pd.read_csv(path, skiprows=remarks, keep_default_na=False, na_values=[""])
-
-
-def write_table(path: Path, data: pd.DataFrame, remarks: Sequence[str] = ()) -> Path:
-    """Write a table as CSV, below the remarks; returns the path."""
-    write_text(path, "".join(f"# {one}\n" for one in remarks) + data.to_csv(index=False, float_format="%.5g"))
-    return path
 
 
 def _save_in_every_format(folder: Path, name: str, title: str, draw: DrawTable, data: pd.DataFrame) -> list[Path]:

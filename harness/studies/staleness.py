@@ -206,8 +206,8 @@ def page(cases: Sequence[Case], fixed: Mapping[str, float]) -> str:
     def over(those: Sequence[Case], more: str, less: str = "completion") -> float:
         return float(np.mean([getattr(case, more) - getattr(case, less) for case in those])) if those else math.nan
 
+    constants = {"JOBS": JOBS, "ITERATIONS": ITERATIONS, "TAILS": TAILS, "BUSY": BUSY, "PAGE": PAGE}
     values = {
-        **{"JOBS": JOBS, "ITERATIONS": ITERATIONS, "TAILS": TAILS, "BUSY": BUSY, "PAGE": PAGE},
         "over": over,
         "error": error,
         "apart": _errors("", regimes, PAIRS),
@@ -220,7 +220,7 @@ def page(cases: Sequence[Case], fixed: Mapping[str, float]) -> str:
         "rho": float(np.mean([case.flow.train_s / case.flow.generate_s for case in free])) if free else math.nan,
         "fixed": _fixed(fixed),
     }
-    return rendered(__package__, "staleness.md.jinja", values)
+    return rendered(__package__, "staleness.md.jinja", constants | values)
 
 
 def _fixed(simulated_by: Mapping[str, float]) -> str:

@@ -42,6 +42,7 @@ def verdict_table(comparison: Comparison) -> pd.DataFrame | None:
         title = f"{measure.title} ({'ratio' if ratio else scale.step_unit})"
         title += ", simulated" if comparison.simulated and measure.key == SPEED else ""
         title += f", {measure.better} is better" if measure.better else ""
+        panel = {"measure": title, "margin": speed.margin_text, "none": int(ratio)}
         for index, cell in enumerate(cells):
             found, told = measure.against_baseline(index), against(measure, index)
             values = {"mean": float(ratio), "low": math.nan, "high": math.nan}
@@ -54,12 +55,13 @@ def verdict_table(comparison: Comparison) -> pd.DataFrame | None:
                 values |= {"mean": math.nan}
             rows.append(
                 {
-                    **{"measure": title, "margin": speed.margin_text, "none": int(ratio), "label": cell.label},
-                    **{"baseline": index == comparison.baseline, "best": index in comparison.best, **values},
+                    **panel,
+                    "label": cell.label,
+                    "baseline": index == comparison.baseline,
+                    "best": index in comparison.best,
+                    **values,
                     "significant": found is not None and found.distinguishable,
-                    "value": f"{told.value if ratio else told.figure}{' =' * (told.verdict == 'equal')}"
-                    if told
-                    else "",
+                    "value": (told.value if ratio else told.figure) + " =" * (told.verdict == "equal") if told else "",
                 }
             )
     return pd.DataFrame(rows)

@@ -17,8 +17,8 @@ from rich.console import Console
 
 from harness.metrics.atomic_files import write_text
 from harness.metrics.formatting import latex, latex_table, markdown_table
-from harness.metrics.tables import Table
-from harness.report.drawing import legend_below, letters_across, lines_high, save_in_every_format, write_table
+from harness.metrics.tables import Table, write_csv
+from harness.report.drawing import legend_below, letters_across, lines_high, save_in_every_format
 from harness.report.gantt import draw_same_seconds
 from harness.report.palette import BLUE, GREEN, INK, OTHER
 from harness.studies.papers.result import ROLES, Result, ResultLine, error, figures, overview, tables_of, text
@@ -54,10 +54,10 @@ def write(result: Result, folder: Path) -> list[Path]:
         pictures = save_in_every_format(folder, name, title, draw_bars, data, remarks)
     else:
         pictures = save_in_every_format(folder, f"{name}-timelines", title, draw_same_seconds, result.timelines)
-        pictures.append(write_table(folder / f"{name}.csv", data, remarks))
+        pictures.append(write_csv(folder / f"{name}.csv", data, remarks))
     paths = []
     for number, table in enumerate(result.tables, 1):
-        paths.append(write_table(folder / f"{name}-{number}.csv", _frame(table), [table.title]))
+        paths.append(write_csv(folder / f"{name}-{number}.csv", _frame(table), [table.title]))
     page, tables = folder / f"{name}.md", folder / f"{name}.tex"
     write_text(page, markdown(result, pictures[0].name))
     write_text(tables, _latex(tables_of(result)))
@@ -103,14 +103,16 @@ def write_overview(results: Sequence[Result], folder: Path) -> list[Path]:
     page, tables = folder / "overview.md", folder / "overview.tex"
     write_text(page, "\n\n".join([*parts, markdown_table(table.columns, table.rows)]) + "\n")
     write_text(tables, _latex([table]))
-    return [write_table(folder / "overview.csv", _frame(table), [table.title]), page, tables]
+    return [write_csv(folder / "overview.csv", _frame(table), [table.title]), page, tables]
 
 
 def as_table(lines: Sequence[ResultLine]) -> pd.DataFrame:
     """A row for each line: figures, error, promise, interval, verdict, every seed; empty where there is none."""
     rows = [
         {
-            **{"quantity": line.quantity, "row": line.label, "role": line.role},
+            "quantity": line.quantity,
+            "row": line.label,
+            "role": line.role,
             **dict(zip(_SERIES, figures(line), strict=True)),
             "error": error(line),
             "within": "" if line.within is None else line.within,

@@ -23,9 +23,10 @@ from harness.comparison.curves import RoleTime
 from harness.metrics.done import write_done
 from harness.metrics.formatting import number
 from harness.metrics.run_files import RunDirectory, load_metrics, load_samples
+from harness.metrics.tables import read_csv
 from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
-from harness.report.drawing import COLUMN, PAGE, draw_again, read_table, save_in_every_format
+from harness.report.drawing import COLUMN, PAGE, draw_again, save_in_every_format
 from harness.report.gantt import MOST_BARS, data_versions, draw_same_seconds, same_seconds
 from harness.report.page.markdown import TEXT_PT
 from harness.report.page.pictures import DRAWINGS, PICTURES, draw_comparison, draw_front, draw_matrix
@@ -156,7 +157,7 @@ def test_the_front_has_the_cells_that_no_other_is_ahead_of(tmp_path: Path) -> No
     cells = [make_cell(tmp_path, f"cell {one.lag}", one, range(3)) for one in made]
     figure = Figure(layout="constrained")
     draw_comparison(compare(cells), tmp_path)
-    draw_front(figure, drawn := read_table(tmp_path / "front.csv"))
+    draw_front(figure, drawn := read_csv(tmp_path / "front.csv"))
     for _, own in drawn.iterrows():
         ahead = drawn[(drawn.samples_per_s >= own.samples_per_s) & (drawn.learnt >= own.learnt)]
         assert own.front == (len(ahead) == 1)
