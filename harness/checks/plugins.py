@@ -153,7 +153,6 @@ def _check_order(order: str) -> None:
     if is_path(order):
         found = load(order, "schedule.order")
         missing = [name for name in vars(Policy) if not name.startswith("_") and not hasattr(found, name)]
-        missing += [name for name in Policy.__annotations__ if not hasattr(found, name)]
         if not isinstance(found, type) or missing:
             raise ConfigError(
                 f"schedule.order={order} lacks {', '.join(missing)}; extend a policy of "

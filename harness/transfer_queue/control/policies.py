@@ -24,11 +24,11 @@ NEVER = np.iinfo(np.int64).max
 class Policy(Protocol):
     """The order of one task's units in one partition."""
 
-    strict_partitions: ClassVar[bool]
+    strict_partitions: ClassVar[bool] = False
     """Whether a reader of any partition waits for the oldest one that has units left, rather than pass it over."""
-    takes_turns: ClassVar[bool]
+    takes_turns: ClassVar[bool] = False
     """Whether `turn` says which partition goes first; otherwise the oldest one does."""
-    weighs: ClassVar[bool]
+    weighs: ClassVar[bool] = False
     """Whether it needs the units' weights."""
 
     def __init__(self, units: int) -> None: ...
@@ -53,6 +53,7 @@ class Policy(Protocol):
     def turn(self, limit: int, among: Units | None) -> int:
         """The turn: of several partitions, the one with the lowest goes first; of equal ones, the oldest. It is that of
         the ready units below `limit`, or of ready units `among`. Asked only where the policy takes turns."""
+        return 0
 
     def __len__(self) -> int:
         """Ready units that were not taken, whether their turn has come or not."""
@@ -64,12 +65,8 @@ class Policy(Protocol):
         """A new one goes on as that one was."""
 
 
-class Ready:
+class Ready(Policy):
     """The lowest ready unit first; what is not ready holds nothing up."""
-
-    strict_partitions: ClassVar[bool] = False
-    takes_turns: ClassVar[bool] = False
-    weighs: ClassVar[bool] = False
 
     def __init__(self, units: int) -> None:
         self._ready = bytearray(units)  # 1 = waits to be dispatched; searched at the speed of memory
@@ -116,9 +113,6 @@ class Ready:
 
     def in_order(self, units: Units) -> Units:
         return units
-
-    def turn(self, limit: int, among: Units | None) -> int:
-        return 0
 
     def __len__(self) -> int:
         return self._count
@@ -172,16 +166,12 @@ _UNIT_MASK = (1 << _UNIT_BITS) - 1
 _LIMITS_KEPT = 4
 
 
-class Keyed:
+class Keyed(Policy):
     """The ready unit with the lowest key first; of equal ones, the lowest unit.
 
     A heap for each limit that readers have, of `key << 32 | unit`. What leaves out of turn is left in the heaps and
     passed over when it comes up; a heap for a new limit is made of what is ready.
     """
-
-    strict_partitions: ClassVar[bool] = False
-    takes_turns: ClassVar[bool] = False
-    weighs: ClassVar[bool] = False
 
     def __init__(self, units: int) -> None:
         self._units = units
@@ -286,9 +276,6 @@ class LongestFirst(Keyed):
         if weights is not None:
             self._key[units] = -weights
         self.put_back(units)
-
-    def turn(self, limit: int, among: Units | None) -> int:
-        return 0
 
 
 POLICIES: dict[str, type[Policy]] = {
