@@ -1,14 +1,14 @@
 """The memory of three models on described machines, as chosen where nobody says more, and as planned."""
 
-from __future__ import annotations
-
-import csv
 import shlex
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
+import pandas as pd
+
 from harness.config.compose import DOCS, as_arguments, compose_job
 from harness.cost_model.memory_plan import GIB, USABLE
+from harness.metrics.tables import write_csv
 from harness.planner.memory import COLUMNS, every_schedule, merged, planned_memory, row
 from harness.planner.plan import EFFORT, Plan, explore_all, layout, plan_jobs, why_none
 
@@ -28,7 +28,7 @@ RESPONSE = 8192
 
 def write_page(progress: Callable[[str], None] = lambda said: None) -> Path:
     """Writes docs/gpu_memory.csv: every schedule on every machine, and the settings chosen."""
-    lines: list[tuple[str, ...]] = [("model", "machine", "usable", *COLUMNS)]
+    lines: list[tuple[str, ...]] = []
     for model in MODELS:
         for machine, (device, gpus) in (MACHINES | (PLANNED if model != MODELS[0] else {})).items():
             progress(f"{model} on {machine}")
@@ -36,10 +36,7 @@ def write_page(progress: Callable[[str], None] = lambda said: None) -> Path:
             usable = f"{USABLE * compose_job(job).device.memory_bytes / GIB:.1f}"
             made = list(proposed(job)) if machine in PLANNED else every_schedule(job)
             lines += [(model, machine, usable, *cells) for cells in merged(made)]
-    path = DOCS / "gpu_memory.csv"
-    with path.open("w", encoding="utf-8", newline="") as file:
-        csv.writer(file, lineterminator="\n").writerows(lines)
-    return path
+    return write_csv(DOCS / "gpu_memory.csv", pd.DataFrame(lines, columns=["model", "machine", "usable", *COLUMNS]))
 
 
 def proposed(job: list[str]) -> Iterator[tuple[str, ...]]:

@@ -2,23 +2,23 @@
 
 What is compared, and how the conditions are made, is said in the text that goes above the tables."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import astuple, dataclass, fields, replace
+from dataclasses import asdict, astuple, dataclass, replace
 from itertools import product
 from pathlib import Path
 from statistics import NormalDist
 from typing import Any
 
 import numpy as np
+import pandas as pd
 
 from harness.config import CostConfig, JobConfig, LatencyConfig, LengthsConfig
 from harness.config.compose import DOCS, choices, compose_job, make_schedule
 from harness.driver.event_model import FastSteps, fast_steps
 from harness.metrics.atomic_files import write_text
 from harness.metrics.formatting import markdown_table
+from harness.metrics.tables import write_csv
 from harness.report.templates import rendered
 
 PAGE = DOCS.parent / "results/reference/simulated/schedule_table.md"
@@ -218,20 +218,18 @@ def write_page(progress: Callable[[str], None]) -> Path:
     started = time.process_time()
     found = study(progress)
     PAGE.parent.mkdir(parents=True, exist_ok=True)
-    write_text(PAGE.with_suffix(".csv"), as_csv(found))
+    write_csv(PAGE.with_suffix(".csv"), as_table(found))
     write_text(PAGE, page(found, (time.process_time() - started) / 60))
     return PAGE
 
 
-def as_csv(study: TableStudy) -> str:
+def as_table(study: TableStudy) -> pd.DataFrame:
     """A row for each condition and schedule; units as `ScheduleFigures` has them."""
-    conditions, names = ([one.name for one in fields(kind)] for kind in (Condition, ScheduleFigures))
-    lines = [",".join([*conditions, "schedule", *names])]
-    for condition, rows in study.items():
-        for schedule, its in rows.items():
-            values = (f"{abs(getattr(its, name)):.4g}" for name in names)  # an idle share may be -0
-            lines.append(",".join([*map(str, astuple(condition)), schedule, *values]))
-    return "\n".join(lines) + "\n"
+    return pd.DataFrame(
+        asdict(condition) | {"schedule": schedule} | {name: abs(value) for name, value in asdict(its).items()}  # -0
+        for condition, rows in study.items()
+        for schedule, its in rows.items()
+    )
 
 
 def page(study: TableStudy, minutes: float) -> str:

@@ -24,7 +24,7 @@ from harness.studies.papers.result import Result, ResultLine
 from harness.studies.papers.run import KINDS, run_papers
 from harness.studies.papers.scaling import ScalingStep, ScalingVariation, jobs_of, linearity
 from harness.studies.papers.simulated import Gantt, run_gantt
-from harness.studies.schedule_table import AGENTS, CONDITIONS, SIZES, ScheduleFigures, as_csv, page
+from harness.studies.schedule_table import AGENTS, CONDITIONS, SIZES, ScheduleFigures, as_table, page
 
 SMALL = (
     "model=qwen1.5b algorithm.batch_groups=8 algorithm.group_size=4 algorithm.micro_batch_groups=1 "
@@ -318,8 +318,8 @@ def test_a_page_says_what_each_schedule_reaches_of_the_best_and_what_tools_and_d
     assert "| half_step | 0.312 | 0.039 | 0.005 | 2% | 0.50 |" in text
 
 
-def test_all_figures_stand_in_the_csv_by_condition_and_schedule() -> None:
-    first, second, *_ = csv.DictReader(as_csv(STUDY).splitlines())
+def test_all_figures_stand_in_the_table_by_condition_and_schedule() -> None:
+    first, second, *_ = as_table(STUDY).to_dict("records")
     assert first["schedule"] == "half_step" and second["transfer"] == "fast transfer"
-    assert (first["tools"], first["devices"]) == ("no tools", "16")
-    assert float(first["rollout_idle"]) == 0.25 and second["samples_per_s"] == "20"
+    assert (first["tools"], first["devices"]) == ("no tools", 16)
+    assert first["rollout_idle"] == 0.25 and second["samples_per_s"] == 20
