@@ -1,7 +1,5 @@
 """Prints the licence of every installed package, as its metadata has it. Exit code 1 where one names none."""
 
-from __future__ import annotations
-
 import sys
 from importlib.metadata import Distribution, distributions
 from pathlib import Path

@@ -8,8 +8,6 @@ Digests are those of the package index, of all files for CPython 3.11 and 3.12 o
 index has builds of its own under the same version, for CPUs and for every CUDA.
 """
 
-from __future__ import annotations
-
 import re
 import runpy
 import subprocess

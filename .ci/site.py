@@ -1,7 +1,5 @@
 """The files of the site: pages, and every file that they link to, each in its place of the repository."""
 
-from __future__ import annotations
-
 import re
 from pathlib import Path
 

@@ -3,8 +3,6 @@
 
 Everything else is in the package `harness`, and on the command line: `cadence --help`."""
 
-from __future__ import annotations
-
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:

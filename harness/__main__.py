@@ -1,7 +1,5 @@
 """`python -m harness <command> [options] [settings]`, or `cadence <command> ...`; the Makefile is thin over this."""
 
-from __future__ import annotations
-
 import os
 import sys
 from typing import NoReturn

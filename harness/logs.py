@@ -1,7 +1,5 @@
 """Logs of a run's process: a JSON object a line, which says of which run, role and version it is."""
 
-from __future__ import annotations
-
 import json
 import logging
 import os

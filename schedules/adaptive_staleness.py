@@ -1,7 +1,5 @@
 """Adaptive staleness: as fully asynchronous as keeps the trainer busy, and no more."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from schedules.base import Schedule, gather, go_on, option

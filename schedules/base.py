@@ -1,7 +1,5 @@
 """The base of every schedule, by which it describes itself. What it may ask of a job is in `schedules.protocol`."""
 
-from __future__ import annotations
-
 import asyncio
 import dataclasses
 import math

@@ -1,7 +1,5 @@
 """The rules that bound staleness, as arithmetic on group numbers."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

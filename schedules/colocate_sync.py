@@ -1,7 +1,5 @@
 """Colocated synchronous training: every role shares one pool of devices, in turn."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from schedules.base import Schedule, gather

@@ -1,7 +1,5 @@
 """Delayed parameter update: weights travel while engines generate, and each swaps them in between two batches."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from schedules.base import Schedule, gather, train_handing_over

@@ -1,7 +1,5 @@
 """Fully asynchronous streaming: every role has its own devices and lives off the queue."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """Half a step off policy: cohorts of engines take new weights in turn, so that rollout as a whole never stops."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """K steps off policy: a rollout batch of k training batches is generated while the one before is trained on."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from schedules.base import Schedule, gather, option

@@ -1,7 +1,5 @@
 """Separate pools, of which the trainer's generates, too, while the trainer would only wait for samples."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from dataclasses import dataclass

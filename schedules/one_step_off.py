@@ -1,7 +1,5 @@
 """One step off policy: the next batch is generated while the last one is trained on (verl's one_step_off_policy)."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from schedules.base import Schedule, gather

@@ -1,7 +1,5 @@
 """Synchronous training on partial rollouts: more groups than a batch are begun, and the slow ones go on after it."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,7 +1,5 @@
 """Rolling updates: each engine takes the newest weights by itself, so that several versions sample at the same time."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Separated synchronous training: a pool of devices per role, and nobody ahead of anybody."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 
 from schedules.base import Schedule, gather, option

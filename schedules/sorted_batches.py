@@ -1,7 +1,5 @@
 """Batches sorted by length: the responses of several batches are generated together, and the short ones train first."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

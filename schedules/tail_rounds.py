@@ -1,7 +1,5 @@
 """Synchronous training whose slow groups are put off, and generated together in rounds of their own."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

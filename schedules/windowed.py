@@ -1,7 +1,5 @@
 """Windowed first-in first-out: groups overtake each other, but none is overtaken from beyond a window."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

@@ -1,19 +1,15 @@
 """The place of a rank in a training world of this engine: the policy, what scores beside it, and a critic."""
 
-from __future__ import annotations
-
 from functools import cached_property
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from engines.torch.critic import FSDPCritic, value_model
 from engines.torch.first_weights import Outline
 from engines.torch.fsdp import FSDPEngine, init_world, sharded_reference
 from engines.torch.lora import with_adapters
 from engines.torch.model import outline_model
+from harness.config import AlgorithmConfig
 from harness.protocols import Scorer, TrainingSetting
-
-if TYPE_CHECKING:
-    from harness.config import AlgorithmConfig
 
 
 class TorchWorld:

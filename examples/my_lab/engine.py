@@ -1,8 +1,6 @@
 """The simplest engine that keeps the contract: a forward over all tokens for each new one, and no cache
 (docs/adding_an_engine.md)."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterable
 

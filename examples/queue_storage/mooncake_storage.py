@@ -8,8 +8,6 @@ A running `mooncake_master` keeps its index; the queue's own process lends it me
 pinned: a store without room refuses a put, and evicts nothing. Mooncake knows no passwords: only for networks in which
 every process may read everything."""
 
-from __future__ import annotations
-
 import re
 import socket
 from collections.abc import Collection, Mapping, Sequence

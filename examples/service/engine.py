@@ -2,8 +2,6 @@
 
 It loads the newest weights whenever there are some, and samples what the service gives it under them."""
 
-from __future__ import annotations
-
 import sys
 
 import torch

@@ -1,7 +1,5 @@
 """A policy so small that it learns in seconds: of each prompt, a token, it learns to say the same token four times."""
 
-from __future__ import annotations
-
 import torch
 
 TOKENS, LENGTH = 8, 4

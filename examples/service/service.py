@@ -1,7 +1,5 @@
 """The service from Python's standard library and safetensors: what a trainer or an engine of your own needs of it."""
 
-from __future__ import annotations
-
 import json
 import os
 import urllib.error

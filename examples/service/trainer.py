@@ -3,8 +3,6 @@
 REINFORCE with the mean of a group as its baseline and truncated importance weights. The schedule is in `main`: prompts
 of the next batches are admitted before this one is trained, as far as the staleness that the service bounds."""
 
-from __future__ import annotations
-
 import math
 import sys
 

@@ -1,7 +1,5 @@
 """Durations of pieces of work in recorded runs of synchronous schedules, from their timelines and their samples."""
 
-from __future__ import annotations
-
 from bisect import bisect_left
 from collections import defaultdict
 from collections.abc import Iterable, Sequence

@@ -1,8 +1,6 @@
 """Costs from finished runs of a synchronous schedule: reads their folders, and fits each cost as a fixed part and a
 part per unit. `make calibrate` is a line over it."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path

@@ -1,7 +1,5 @@
 """The cells of a comparison: settings as given, the devices they share, and the complete job that each stands for."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace

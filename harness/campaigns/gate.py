@@ -3,8 +3,6 @@
 Three short real runs, seed 0: colocate_sync, and separated_sync and fully_async at staleness 0. The training world is
 one rank in all of them, and the engine batch-invariant (torch on the CPU): then docs/equivalence.md has them equal."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Sequence
 from dataclasses import dataclass

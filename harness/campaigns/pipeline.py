@@ -1,7 +1,5 @@
 """A comparison from request to conclusion: cells, equivalence gate, runs, verdict and report."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """`make chaos`, `make gate-gpu`: random faults over runs and what is promised of them; what only a machine shows."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from pathlib import Path

@@ -1,7 +1,5 @@
 """Command lines: what is for the command itself, and what are settings of the job."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 
 from harness.config import ConfigError

@@ -4,8 +4,6 @@
 Needs the standard library only, so that `make help` is answered, and a misspelt variable refused, before anything is
 installed: `python -m harness.cli.commands [command VARIABLE=value ...]`."""
 
-from __future__ import annotations
-
 import os
 import re
 import sys

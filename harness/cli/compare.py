@@ -1,7 +1,5 @@
 """`make compare`, `sweep`, `matrix`: schedules, settings, and off-policy corrections side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 

@@ -1,7 +1,5 @@
 """Scripts by which shells complete commands, options, names and lists of them, experiments, files, settings."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable
 from typing import Any
 

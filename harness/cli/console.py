@@ -1,7 +1,5 @@
 """Consoles that commands print on: a terminal does what control characters say, and texts come from anybody's files."""
 
-from __future__ import annotations
-
 import os
 import re
 import signal

@@ -1,7 +1,5 @@
 """`make doctor`: is this machine fit for the main job, and if not? With settings: what lies on each device of a job."""
 
-from __future__ import annotations
-
 import shutil
 import socket
 import sys

@@ -1,7 +1,5 @@
 """Runs of a comparison: each driver, and its workers, from one process that has imported what all of them need."""
 
-from __future__ import annotations
-
 import os
 import signal
 import sys

@@ -1,7 +1,5 @@
 """Settings from words, as argparse reads them; `cadence --help`, `--version`, `--print-completion`."""
 
-from __future__ import annotations
-
 import argparse
 import os
 import sys

@@ -1,7 +1,5 @@
 """`make list`, `make metrics`: what can be chosen, and what is measured."""
 
-from __future__ import annotations
-
 import inspect
 import re
 from collections.abc import Sequence

@@ -1,8 +1,6 @@
 """Runs the command that was typed. Exit codes: 0 done, 1 failed, 2 a setting that cannot work, 3 a comparison beyond a
 threshold, 75 left with a checkpoint, as SIGTERM asked, 130 interrupted, 143 ended by SIGTERM."""
 
-from __future__ import annotations
-
 import errno
 import json
 import os

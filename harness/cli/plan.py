@@ -1,7 +1,5 @@
 """`make plan`: the fastest split and layout of every schedule."""
 
-from __future__ import annotations
-
 import hashlib
 import json
 import time

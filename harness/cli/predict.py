@@ -1,7 +1,5 @@
 """`make predict`: what asynchrony would gain, from a table of step times or from a log, with its interval."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

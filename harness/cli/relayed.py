@@ -2,8 +2,6 @@
 
 python -m harness.cli.relayed '{"what": "torn", "whom": "queue", "size": 0.5, "go": "<file>"}' <settings>"""
 
-from __future__ import annotations
-
 import sys
 
 import msgspec

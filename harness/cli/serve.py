@@ -1,7 +1,5 @@
 """`cadence serve`: rows and weights of a job over HTTP, for trainers and engines that are not Cadence's."""
 
-from __future__ import annotations
-
 import asyncio
 import os
 import signal

@@ -1,7 +1,5 @@
 """`make speedrun`: how soon a schedule gets a frozen job to its target."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

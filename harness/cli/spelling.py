@@ -1,8 +1,6 @@
 """How whoever called spells commands and settings. Messages name them as Python does, `cadence bench`,
 `cluster.devices=2`; what is printed has options of the command, `--devices 2`, or make's variables, `DEVICES=2`."""
 
-from __future__ import annotations
-
 import os
 import re
 from collections.abc import Sequence

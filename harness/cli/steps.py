@@ -1,11 +1,10 @@
 """How far a command is that works for long."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import TracebackType
+from typing import Self
 
 from rich.console import Console
 from rich.text import Text
@@ -37,7 +36,7 @@ class StepsBar:
         if not self._console.is_terminal:
             self._console.print(f"[{steps}/{of}] {last}; {left}", highlight=False, markup=False)
 
-    def __enter__(self) -> StepsBar:
+    def __enter__(self) -> Self:
         self._bar.__enter__()
         return self
 

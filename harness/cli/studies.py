@@ -1,7 +1,5 @@
 """`make paper`, `make table`, `make sample`: published experiments, simulated tables, a model to try text with."""
 
-from __future__ import annotations
-
 import os
 import shlex
 from collections.abc import Sequence

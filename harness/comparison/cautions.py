@@ -1,7 +1,5 @@
 """Warnings of a comparison: few seeds, odd runs, a busy machine, no steady part, and all that went wrong in a run."""
 
-from __future__ import annotations
-
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 

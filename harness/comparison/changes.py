@@ -1,7 +1,5 @@
 """Changes from one experiment to another, cell by cell, and how sure: of code, machine or a setting."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any

@@ -1,7 +1,5 @@
 """A comparison: what cells of finished runs say of each other, how surely, and its warnings."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 

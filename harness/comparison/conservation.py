@@ -1,7 +1,5 @@
 """Whether every sample and token of finished runs is accounted for: ledger, samples, responses, metrics agree."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """A comparison on the terminal: the verdict, tables with every seed, and warnings under them."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 from rich.console import Console

@@ -1,7 +1,5 @@
 """A comparison of schedules and off-policy corrections as a matrix: a row per schedule, a column per correction."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Curves of a comparison: learning curves, histograms of staleness, performance profiles, time of devices."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """Whether two runs are the same to the bit (docs/equivalence.md), and what a gate made of such pairs found."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable
 from dataclasses import asdict, dataclass

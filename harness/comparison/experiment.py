@@ -1,7 +1,5 @@
 """An experiment's folder: which comparison was asked for in it, which runs are finished, and how they compare."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace

@@ -1,7 +1,5 @@
 """Whether runs may be compared: everything that differs must differ on purpose."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Iterable, Mapping, Sequence
 from itertools import combinations

@@ -1,7 +1,5 @@
 """A comparison as tables for other programs: what every seed measured, and what every cell is against the baseline."""
 
-from __future__ import annotations
-
 import math
 from pathlib import Path
 from typing import Any

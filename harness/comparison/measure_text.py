@@ -1,7 +1,5 @@
 """Measures of cells in words, the same for terminal, page and Markdown: values, intervals, against the baseline."""
 
-from __future__ import annotations
-
 import math
 from dataclasses import dataclass
 

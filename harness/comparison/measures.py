@@ -1,7 +1,5 @@
 """The measures of a comparison: how a run gives each of them, and what each cell is against the baseline."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

@@ -1,7 +1,5 @@
 """Promises of a schedule to a finished run (docs/schedules.md), on either clock: a line for each that was broken."""
 
-from __future__ import annotations
-
 from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field

@@ -1,12 +1,10 @@
 """Finished runs, read from their folders, and cells of them."""
 
-from __future__ import annotations
-
 from collections.abc import Container
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
 import msgspec
 import pyarrow as pa
@@ -85,7 +83,7 @@ class Cell:
         """Seeds of its runs, in their order."""
         return tuple(run.identity.seed for run in self.runs)
 
-    def of_seeds(self, seeds: Container[int]) -> Cell:
+    def of_seeds(self, seeds: Container[int]) -> Self:
         """The cell with its runs of these seeds alone."""
         return replace(self, runs=tuple(run for run in self.runs if run.identity.seed in seeds))
 

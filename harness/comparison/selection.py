@@ -1,8 +1,6 @@
 """Trained samples of a run against completed ones: tokens by fate, length and difficulty. A schedule that drops samples
 may be fast because they were long."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 
 import numpy as np

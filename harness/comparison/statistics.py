@@ -4,11 +4,10 @@ two groups (paired by seed where seeds are shared, corrected for several), and w
 Of SciPy, what takes a second to import is imported where it is used: single runs need means with their intervals only.
 """
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from typing import Self
 
 import numpy as np
 from scipy import special
@@ -34,7 +33,7 @@ class Interval:
         """Whether both bounds are finite."""
         return math.isfinite(self.low) and math.isfinite(self.high)
 
-    def within(self, low: float, high: float) -> Interval:
+    def within(self, low: float, high: float) -> Self:
         """The part of it that is possible, which covers just as often. One without bounds stays without."""
         if not self.bounded:
             return self
@@ -198,7 +197,7 @@ class Difference:
     judged: bool = True
 
     @property
-    def unjudged(self) -> Difference:
+    def unjudged(self) -> Self:
         """The same figures, of which nothing is called."""
         return replace(self, distinguishable=False, equal=False, judged=False)
 

@@ -1,7 +1,5 @@
 """Thresholds beyond which a comparison fails, for a script that goes by exit codes: `samples_per_s < 0.95`."""
 
-from __future__ import annotations
-
 import operator
 import re
 from collections.abc import Iterable, Sequence

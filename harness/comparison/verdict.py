@@ -1,8 +1,6 @@
 """The verdict of a comparison, in a sentence or two that claim no more than its intervals; and runs that collapsed:
 seldom, and so far below the others that a mean of few seeds does not know of them."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 

@@ -3,14 +3,12 @@
 
 Every line is {"crc32": of the bytes of what it tells, "told": ...}; the first one tells which run it is."""
 
-from __future__ import annotations
-
 import hashlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 from zlib import crc32
 
 import msgspec
@@ -76,7 +74,7 @@ class Recording:
         """All responses that were trained."""
         return (sampled for iteration in self.iterations for sampled in iteration.sampled)
 
-    def with_whole_groups(self) -> Recording:
+    def with_whole_groups(self) -> Self:
         """The same, each group sampled by the engine of its first sample: where an attempt or an engine was lost,
         others may have sampled the rest, and which ones decides nothing."""
         n = self.run.group_size

@@ -1,7 +1,5 @@
 """The metrics of a run, as definitions.toml has them: tables, pages, warnings, verdicts and MLflow read these."""
 
-from __future__ import annotations
-
 import math
 import re
 import tomllib

@@ -1,7 +1,5 @@
 """DONE, the last file of a run: that it finished, when, and what its files were then."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from datetime import UTC, datetime
 from pathlib import Path, PurePosixPath

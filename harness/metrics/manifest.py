@@ -1,7 +1,5 @@
 """The origin of a run: its names, code, packages, hardware, seeds. Imports neither torch nor ray to find out."""
 
-from __future__ import annotations
-
 import os
 import platform
 import shutil

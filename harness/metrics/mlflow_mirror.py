@@ -4,8 +4,6 @@ The files are the truth. A `Tracker` mirrors a run while it goes on, and a mirro
 MLflow up to date from the files. Import this module only where it is used: mlflow takes seconds to load."""
 # ruff: noqa: E402
 
-from __future__ import annotations
-
 import json
 import logging
 import os
@@ -19,7 +17,7 @@ from datetime import datetime
 from functools import partial
 from itertools import islice
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 # Read when mlflow is imported, or when it calls a server; what the user has set stays. With its own defaults, a server
 # that is gone is waited for during four minutes by each call.
@@ -331,7 +329,7 @@ class Tracker:
         self._thread.join()
         self._attempt(lambda: self._end(status, artifacts))
 
-    def __enter__(self) -> Tracker:
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:

@@ -1,7 +1,5 @@
 """Parquet files of runs: written whole or not at all, and read within bounds."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 

@@ -1,13 +1,11 @@
 """How busy the machine is while a run goes on: samples in the course of it, and how much of it was other processes."""
 
-from __future__ import annotations
-
 import os
 import threading
 import time
 from collections import defaultdict
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any
+from typing import Any, Self
 
 import psutil
 
@@ -28,7 +26,7 @@ class SystemSampler:
         self._failure: BaseException | None = None
         self._thread = threading.Thread(target=self._sample_until_closed, name="system-metrics", daemon=True)
 
-    def __enter__(self) -> SystemSampler:
+    def __enter__(self) -> Self:
         self._thread.start()
         return self
 

@@ -1,7 +1,5 @@
 """A step that was predicted, as draws: its median, interval, and what can be said of its speed-up."""
 
-from __future__ import annotations
-
 from dataclasses import dataclass
 from typing import Literal
 

@@ -1,7 +1,5 @@
 """How long responses are, and how long a batch of them takes to generate: for many draws at once."""
 
-from __future__ import annotations
-
 from heapq import heapify, heapreplace
 
 import numpy as np

@@ -6,8 +6,6 @@ share of the peak that a phase reaches, the time of engines over the roofline's)
 prior says of that solution. A row is one run, whose noise is drawn too. What several rows say of one quantity, and
 statistics of lengths, weigh by how far they are from the draw. Then draws are taken in proportion to their weights."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace

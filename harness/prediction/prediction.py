@@ -1,7 +1,5 @@
 """`make predict`: rows never run, by their schedules on the virtual clock, in each draw of what is unknown."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace

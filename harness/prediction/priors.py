@@ -1,12 +1,10 @@
 """Distributions of what is not said of a system (experiments/priors.yaml), and draws from them."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Collection, Mapping
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 import numpy as np
 from numpy.typing import NDArray
@@ -77,7 +75,7 @@ class Priors:
     workload: dict[str, int | str]
     defaults: dict[str, dict[str, int]] = dataclasses.field(default_factory=dict)
 
-    def without(self, systems: Collection[str]) -> Priors:
+    def without(self, systems: Collection[str]) -> Self:
         """The priors as if these systems had not been seen."""
         left = {
             name: dataclasses.replace(one, systems={its: v for its, v in one.systems.items() if its not in systems})

@@ -3,8 +3,6 @@
 A published row is predicted by priors that have not seen its system. Scores are committed
 (`experiments/predictions/`), so that a row that moves is noticed, and predictions quote them."""
 
-from __future__ import annotations
-
 import dataclasses
 import math
 from collections.abc import Callable, Collection, Sequence

@@ -1,7 +1,5 @@
 """A row in one draw of what is unknown: its job, with the costs of that draw, and its steps on the virtual clock."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

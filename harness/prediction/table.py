@@ -1,7 +1,5 @@
 """Tables of step times, as evidence: every column is read or refused, and phases add up to their step."""
 
-from __future__ import annotations
-
 import csv
 import dataclasses
 from collections.abc import Mapping, Sequence

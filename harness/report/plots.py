@@ -1,7 +1,5 @@
 """Pictures of one run, drawn from the files in its folder and from nothing else."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from textwrap import fill

@@ -1,7 +1,5 @@
 """Samples of a run to look at: problem, response, reward and its parts, versions of its tokens, and its fate."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import cached_property

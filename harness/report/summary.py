@@ -1,7 +1,5 @@
 """The table at the end of a run, or of several, read from their folders."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path

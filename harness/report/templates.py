@@ -1,7 +1,5 @@
 """Pages from Jinja templates that stand beside the code which has their figures."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping
 from importlib.resources import files
 from typing import Any

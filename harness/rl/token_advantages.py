@@ -5,9 +5,7 @@ A response's tokens are its steps; those that an environment wrote are none, and
 [R], one response after the other, of `lengths` int64 [k]; `mask` is bool [R], False where nothing was sampled.
 """
 
-from __future__ import annotations
-
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from typing import NamedTuple
 
@@ -161,7 +159,7 @@ def gae_of(algorithm: AlgorithmConfig) -> ByValues:
     return of_batch
 
 
-def _responses(lengths: torch.Tensor, *columns: torch.Tensor) -> zip[tuple[torch.Tensor, ...]]:
+def _responses(lengths: torch.Tensor, *columns: torch.Tensor) -> Iterator[tuple[torch.Tensor, ...]]:
     return zip(*(column.split(lengths.tolist()) for column in columns), strict=True)
 
 

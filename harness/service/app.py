@@ -18,8 +18,6 @@ docs/service.md has a trainer and an engine that use nothing else.
     GET  /ledger, /metrics, /health what became of the samples; for Prometheus; whether it is there
     GET  /openapi.json              all of that for programs"""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Coroutine

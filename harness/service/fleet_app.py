@@ -10,8 +10,6 @@ loopback:
     POST   /members/{name}/leave       finish what it runs and get no more weights, from the next transfer on
     POST   /members/{name}/join        come back with the weights of the next transfer"""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any

@@ -6,8 +6,6 @@ group N only if N < ceil((u + 1 + max_staleness) batch_groups), batch i is train
 taken once all of batch i was given to the trainer. So no sample lags by more than ceil(max_staleness) versions,
 whatever trainer and engines do. When what is admitted, and when weights are sent, is the trainer's to say."""
 
-from __future__ import annotations
-
 import asyncio
 import math
 from collections import Counter

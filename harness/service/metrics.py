@@ -1,7 +1,5 @@
 """Metrics as Prometheus reads them: of a run its newest iteration and each of its roles; of a served job."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Iterator, Mapping
 from types import SimpleNamespace
 from typing import Any

@@ -1,9 +1,7 @@
 """Requests of the service's clients, with bounds on everything that they may ask for."""
 
-from __future__ import annotations
-
 from collections import Counter
-from typing import Annotated, Literal
+from typing import Annotated, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, model_validator
 
@@ -57,7 +55,7 @@ class JobRequest(_Request):
     max_staleness: Annotated[float, Field(ge=0, le=1000)] = 0.0
 
     @model_validator(mode="after")
-    def _fits(self) -> JobRequest:
+    def _fits(self) -> Self:
         for name in (GENERATE, TRAIN):
             if name not in self.tasks:
                 raise ValueError(f"tasks has no {name!r}: engines read {GENERATE!r}, the trainer {TRAIN!r}")

@@ -4,8 +4,6 @@ as safetensors: tensors by name, and nothing that could be run.
 A dense column is a tensor [k, *shape]; a ragged one its values back to back [sum(lengths)], beside `<column>.lengths`,
 int64 [k]. `rows`, int64 [k], are the ids of the rows."""
 
-from __future__ import annotations
-
 import os
 import tempfile
 from collections.abc import Iterator, Mapping

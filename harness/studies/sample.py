@@ -3,8 +3,6 @@
 The model is a Qwen2 of 1.1 million parameters with a tokenizer trained on its texts and a chat template. It has seen
 demonstrations that became noisy, and answers some prompts right: so that there is something to sharpen."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Callable, Iterator
 from pathlib import Path

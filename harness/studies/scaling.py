@@ -1,7 +1,5 @@
 """The scaling study: every schedule planned for 32 to 1,024 devices, one job, judged beside taking turns."""
 
-from __future__ import annotations
-
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass

@@ -1,7 +1,5 @@
 """The mean lag in closed form beside the simulated one, over random jobs, with the derivation."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace

@@ -1,7 +1,5 @@
 """The simulated table of transfers by host_staged: training rank 0 sends all weights, or every rank its share."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

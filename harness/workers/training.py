@@ -1,8 +1,6 @@
 """One rank's part in training a model: it reads its share of a batch, and makes of it optimizer steps. The actor's and
 the critic's."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import AbstractAsyncContextManager, aclosing, nullcontext

@@ -6,8 +6,6 @@ begin in the same order on every rank, though their rows become ready at differe
 where they meet, in the process of the queue.
 """
 
-from __future__ import annotations
-
 import asyncio
 import re
 from collections import Counter

@@ -1,7 +1,5 @@
 """Which engines the suite runs on, and one running engine for all tests of it."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import suppress

@@ -1,7 +1,5 @@
 """What an engine is compared with: plain transformers forwards of small random models, and textbook sampling."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from functools import lru_cache
 

@@ -1,7 +1,5 @@
 """The engines that the contract suite runs, and what it has to know about each."""
 
-from __future__ import annotations
-
 import os
 from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import replace

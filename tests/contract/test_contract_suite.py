@@ -1,7 +1,5 @@
 """The contract suite itself: engines that are wrong in one way each, and the test of it that has to notice."""
 
-from __future__ import annotations
-
 from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 from typing import Any

@@ -1,8 +1,6 @@
 """A set of weights is loaded whole or not at all; where they change under running samples, each token names the version
 that sampled it, and it is true."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

@@ -1,8 +1,6 @@
 """Stopping and going on: what each mode of a pause promises, that no token is lost by any; the end of single samples;
 and sleep, which gives the device back to those it is shared with."""
 
-from __future__ import annotations
-
 import asyncio
 from dataclasses import replace
 

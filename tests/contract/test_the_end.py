@@ -1,7 +1,5 @@
 """How an engine ends: closed, or killed. Last of its tests (conftest.py): what ran is gone afterwards."""
 
-from __future__ import annotations
-
 import os
 import signal
 

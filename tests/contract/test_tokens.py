@@ -1,8 +1,6 @@
 """What a sample is, from its submission to its record; whether an engine computes what transformers does, also after an
 update; what it draws, and with which log-probabilities: the ones that importance weights are made of."""
 
-from __future__ import annotations
-
 from dataclasses import replace
 
 import numpy as np

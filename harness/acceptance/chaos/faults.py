@@ -1,8 +1,6 @@
 """Faults of a run, drawn from a seed: what happens, to whom, and as which turn of its event loop; files of its
 checkpoints that are damaged between two attempts; and what is checked of it afterwards."""
 
-from __future__ import annotations
-
 import os
 from dataclasses import dataclass
 from pathlib import Path

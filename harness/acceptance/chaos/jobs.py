@@ -2,8 +2,6 @@
 critic, limits of samples, room for contexts, rollout against training from 1:5 to 5:1, transfers of 0 to several
 iterations."""
 
-from __future__ import annotations
-
 import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace

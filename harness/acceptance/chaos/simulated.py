@@ -1,8 +1,6 @@
 """Simulated chaos. One seed: a random job, faults while it runs, the same command again until it has ended, and what is
 promised of it then; many seeds: in as many processes as there are cores, within a time; and what came of it."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 import io

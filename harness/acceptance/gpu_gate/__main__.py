@@ -1,8 +1,6 @@
 """Runs the gate on a machine without the rest of Cadence: python -m harness.acceptance.gpu_gate [device=cpu]
 [parts=a,b] [force=true] [limit_s=590] [results=<folder>]. `make gate-gpu` is the same."""
 
-from __future__ import annotations
-
 import sys
 from pathlib import Path
 

@@ -4,8 +4,6 @@ came of it, on a console and as a page.
 A part that hangs or crashes is named as such, with the end of what it printed, and the next one goes on. Results are
 kept: a second call goes on with what is missing."""
 
-from __future__ import annotations
-
 import math
 import re
 import signal

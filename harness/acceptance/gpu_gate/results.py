@@ -1,13 +1,11 @@
 """Results of the gate's parts: a file of JSON for each, written anew whenever there is more in it; all of them as one
 page (`gate.md`), and as one file of figures, by which `make calibrate` fits costs (`results.json`)."""
 
-from __future__ import annotations
-
 import json
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
-from typing import Literal
+from typing import Literal, Self
 
 from harness.calibration.profile.rows import GATE
 from harness.metrics.atomic_files import write_text
@@ -58,7 +56,7 @@ class PartResult:
     checks: tuple[Check, ...] = ()
     why: str = ""
 
-    def ended(self, status: Status, seconds: float, why: str = "") -> PartResult:
+    def ended(self, status: Status, seconds: float, why: str = "") -> Self:
         """The result of a part that has ended."""
         return replace(self, status=status, seconds=round(seconds, 1), why=why)
 

@@ -4,8 +4,6 @@ python -m harness.calibration.profile experiments/model/qwen7b.yaml profile.json
 
 `make profile PROFILE=profile.json` fits costs to it, anywhere."""
 
-from __future__ import annotations
-
 import argparse
 from functools import partial
 from pathlib import Path

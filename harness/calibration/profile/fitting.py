@@ -2,8 +2,6 @@
 ones; and the shares of the device's peaks that they imply. `make profile` is a line over it. What composes settings is
 imported where it is needed: a machine that only records profiles has no Hydra."""
 
-from __future__ import annotations
-
 from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import pairwise

@@ -1,16 +1,14 @@
 """Records a profile of a model on this machine's device: which sizes, with as many layers as it holds; their times."""
 
-from __future__ import annotations
-
 import gc
 import platform
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from importlib.metadata import version
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import torch
+from transformers import PreTrainedModel
 
 from engines.torch.model import build_model
 from harness.calibration.profile.rows import DeviceProfile, TimingRow, TransferRow
@@ -28,10 +26,6 @@ from harness.calibration.profile.transfers import time_transfers
 from harness.config import ConfigError, ModelConfig, TrainingConfig
 from harness.config.machine import cpu_model
 from harness.cost_model import shape
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 PACKAGES = ("torch", "transformers", "numpy")
 

@@ -1,7 +1,5 @@
 """Rows of a profile: timings, as a JSON file that any machine can read; and models of more layers by a line."""
 
-from __future__ import annotations
-
 import json
 from collections import defaultdict
 from collections.abc import Callable, Sequence

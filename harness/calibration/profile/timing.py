@@ -1,19 +1,17 @@
 """Times the embedded engine on one device: rollout, scoring, training, copies to the host's memory and back. Each is
 the median of several times, after some that do not count."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
 from torch.distributed import HashStore, destroy_process_group
 from torch.distributed.device_mesh import DeviceMesh
+from transformers import PreTrainedModel
 
 from engines.torch.fsdp import FSDPEngine, init_world
 from engines.torch.kv_slots import SlotModel
@@ -24,10 +22,6 @@ from harness.config import AlgorithmConfig, TrainingConfig
 from harness.protocols import Request, Sampling, TrainBatch
 from harness.runtime.runtime import RealClock
 from harness.transfer_queue import Ragged
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
-
 
 Sizes = tuple[tuple[int, int], ...]  # (samples, tokens of each)
 _FEWEST = 3  # timings behind a median

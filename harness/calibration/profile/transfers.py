@@ -1,8 +1,6 @@
 """Times the transports of `harness.weight_sync` between processes of this machine, as a real run connects them:
 training ranks with a shard each, and one receiver that copies what comes to memory of its own, as an engine does."""
 
-from __future__ import annotations
-
 import asyncio
 import multiprocessing
 import time

@@ -6,8 +6,6 @@ waits for.
 What it does not cover (`not_covered`) is left to `simulate`, and the result says so.
 """
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Mapping
 from dataclasses import replace

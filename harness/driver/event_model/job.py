@@ -1,7 +1,5 @@
 """A simulated job of numbers: what its fronts share, and what came out."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Awaitable, Mapping, Sequence
 from dataclasses import dataclass

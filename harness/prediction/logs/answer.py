@@ -1,7 +1,5 @@
 """Whether the run of a log would gain by another schedule, split or staleness on its own devices, and how surely."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace

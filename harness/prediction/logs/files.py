@@ -1,8 +1,6 @@
 """Logs of any training software as files have them: text of a console, JSON, CSV, TensorBoard's event files, folders of
 MLflow, read into steps with named numbers, and settings. Names stay as they are."""
 
-from __future__ import annotations
-
 import csv
 import json
 import re

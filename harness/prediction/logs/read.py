@@ -1,7 +1,5 @@
 """The log of a run as evidence for predictions: which software wrote it, which steps count, and what they took."""
 
-from __future__ import annotations
-
 import math
 import re
 import statistics

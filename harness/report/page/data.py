@@ -1,7 +1,5 @@
 """The page's data as plain JSON values: curves of every cell, and the timeline of each cell's first run."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Iterable
 from typing import Any

@@ -1,7 +1,5 @@
 """The report of a comparison: report.html, the template with style, scripts, data and tables put in; and report.md."""
 
-from __future__ import annotations
-
 import json
 from base64 import b64encode
 from collections.abc import Mapping, Sequence

@@ -1,7 +1,5 @@
 """report.md: what the page says, without what needs interaction."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Sequence
 
 from harness.comparison.comparison import Comparison

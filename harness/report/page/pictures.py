@@ -1,8 +1,6 @@
 """The pictures of a comparison, in the page's colours, and the matrix of schedules and corrections as a heat map: of
 each the table that it is drawn from, and what draws it."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Iterator
 from itertools import cycle

@@ -1,7 +1,5 @@
 """Rows, drawings without a script, samples and shades that the page's template shows besides the comparison itself."""
 
-from __future__ import annotations
-
 import math
 import re
 from collections.abc import Callable, Iterator, Sequence

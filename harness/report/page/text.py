@@ -1,7 +1,5 @@
 """Texts of the page and its Markdown twin: headings, captions, checks, and how the runs were made."""
 
-from __future__ import annotations
-
 import shlex
 from collections.abc import Mapping
 from typing import Any

@@ -1,8 +1,6 @@
 """The chart of the verdict: what each cell is against the baseline, paired by seed as the sentence is: how fast it
 trains, what it learns, how stale its samples are; drawn for wide windows and pictures, and for narrow windows."""
 
-from __future__ import annotations
-
 import math
 from functools import partial
 from html import escape

@@ -5,8 +5,6 @@ training, fitted to a speed-up; in units of the time that a batch takes to gener
 describes, training takes 1 / ratio of it, and reference log-probs `reference_share` of that. Each pool of devices that
 work together is one device of the simulation, each rollout engine another (as in `make predict`)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass as plain_dataclass

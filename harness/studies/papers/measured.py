@@ -1,7 +1,5 @@
 """Cells that are run for real, in miniature, beside what was published at full size; some are simulated as well."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import field
 from statistics import fmean, stdev

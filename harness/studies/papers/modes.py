@@ -1,8 +1,6 @@
 """The ways of working that an experiment compares: how long a step of each takes, and how busy its devices are; also in
 systems drawn, by the draws of plans (`harness.planner.judgement`)."""
 
-from __future__ import annotations
-
 import math
 from collections.abc import Collection, Mapping, Sequence
 from dataclasses import field, replace

@@ -1,7 +1,5 @@
 """A paper experiment's result for people: on the terminal, and as CSV, Markdown, LaTeX and a picture."""
 
-from __future__ import annotations
-
 from collections.abc import Sequence
 from pathlib import Path
 from textwrap import fill

@@ -1,7 +1,5 @@
 """The result of a paper experiment: published, simulated and measured figures side by side."""
 
-from __future__ import annotations
-
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Literal

@@ -1,7 +1,5 @@
 """`make paper`: one experiment, or all of them."""
 
-from __future__ import annotations
-
 from collections.abc import Callable
 from pathlib import Path
 

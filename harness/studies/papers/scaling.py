@@ -1,7 +1,5 @@
 """How much of so many times the devices arrives as throughput: each size planned for itself, and simulated."""
 
-from __future__ import annotations
-
 from collections.abc import Mapping, Sequence
 from dataclasses import field, replace
 

@@ -1,8 +1,6 @@
 """Two kinds of experiments that only simulate: a published table, predicted, as `make predict` does with any table; and
 ways of working as Gantt charts."""
 
-from __future__ import annotations
-
 import shlex
 from dataclasses import replace
 

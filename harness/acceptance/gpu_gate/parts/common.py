@@ -1,7 +1,5 @@
 """Shapes of models, and clocks, that several parts use."""
 
-from __future__ import annotations
-
 import statistics
 import time
 from collections.abc import Callable

@@ -1,7 +1,5 @@
 """Versions, the devices, and what the first of them reaches bare: products, memory, copies to the host and back."""
 
-from __future__ import annotations
-
 import os
 import platform
 from collections.abc import Iterator

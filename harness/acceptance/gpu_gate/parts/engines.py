@@ -1,7 +1,5 @@
 """Whole jobs with the engines that have environments of their own, where these are installed here."""
 
-from __future__ import annotations
-
 import json
 import os
 import shutil

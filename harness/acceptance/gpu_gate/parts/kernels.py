@@ -3,15 +3,13 @@
 Tolerances: in float32 a log-probability may be off by 1e-4, a gradient by 1e-4 of its norm. In bfloat16, which has 8
 bits, by .1 and 5 %: float64 starts from the same rounded numbers, so that what is left is the rounding in between."""
 
-from __future__ import annotations
-
 import asyncio
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
+from transformers import PreTrainedModel
 
 from engines.torch.model import build_model
 from engines.torch.packing import flash_attention_3
@@ -26,9 +24,6 @@ from harness.protocols import Sampling
 from harness.rl.kl import k3
 from harness.rl.log_probs import head_log_probs
 from harness.rl.losses import policy_loss
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 _LOG_PROB = {torch.float32: 1e-4, torch.bfloat16: 0.1}
 _GRADIENT = {torch.float32: 1e-4, torch.bfloat16: 0.05}  # of its norm

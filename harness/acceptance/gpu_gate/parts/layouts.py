@@ -3,8 +3,6 @@ that trains the same: what a wrong order of messages or a sum left out would cha
 
 NCCL between GPUs, a device each; a machine of one is left out. Between cores Gloo, two processes."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

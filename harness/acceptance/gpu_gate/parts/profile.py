@@ -1,7 +1,5 @@
 """Times of the embedded engines on this device, and costs fitted to them: what a simulation of it needs."""
 
-from __future__ import annotations
-
 from collections.abc import Iterator
 from dataclasses import replace
 

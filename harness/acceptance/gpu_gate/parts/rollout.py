@@ -1,7 +1,5 @@
 """The embedded engine: what it samples greedily on the device is what it samples on the CPU; and tokens a second."""
 
-from __future__ import annotations
-
 import asyncio
 import time
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Training steps: the gradient of plain torch, a loss that falls, tokens a second, and the memory that they take."""
 
-from __future__ import annotations
-
 import asyncio
 import gc
 from collections.abc import Iterator

@@ -1,7 +1,5 @@
 """Every way that weights travel, from a trainer's process to an engine's: what arrives, and bytes a second."""
 
-from __future__ import annotations
-
 import multiprocessing
 from collections.abc import Iterator
 from multiprocessing.connection import Connection

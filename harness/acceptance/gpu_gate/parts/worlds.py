@@ -2,8 +2,6 @@
 
 NCCL between GPUs, a device each. Between cores Gloo, two processes."""
 
-from __future__ import annotations
-
 import multiprocessing
 import time
 from collections.abc import Callable, Iterator, Sequence
