@@ -7,8 +7,6 @@ trace.json holds the whole Timeline in the "Trace Event Format" (complete events
 microseconds), which Perfetto and chrome://tracing open: one process per role, one thread per engine; version and
 iteration are arguments of each slice. What no viewer needs (placement, iteration ends) stands in `otherData`."""
 
-from __future__ import annotations
-
 from bisect import bisect_right, insort
 from collections import defaultdict
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
@@ -32,6 +30,7 @@ SYNC_ROLES = ("rollout", "actor", "actor_fwd")  # roles that weights travel betw
 _PHASE_METRICS = {kind: f"time/{kind}_s" for kind in _PHASES}
 _CRITICS_METRICS = {kind: f"time/{kind}_s" for kind in CRITIC_KINDS}
 _SAME_INSTANT_S = 1e-9
+Interval = tuple[float, float]  # start and end, in seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -216,9 +215,6 @@ def _seconds_per_engine(spans: Iterable[Span]) -> float:
         total += span.end - span.start
         engines.add((span.role, span.engine))
     return total / len(engines) if engines else 0.0
-
-
-Interval = tuple[float, float]  # start and end, in seconds
 
 
 def union(intervals: Iterable[Interval]) -> list[Interval]:

@@ -1,7 +1,5 @@
 """Gantt charts, a lane per engine: of runs the same seconds after their warm-up, of one run its first iterations."""
 
-from __future__ import annotations
-
 from collections import Counter, defaultdict
 from collections.abc import Callable, Mapping, Sequence
 from textwrap import fill
@@ -33,6 +31,7 @@ MOST_BARS = 4_000
 """Bars in one panel, at most; what a picture lasts grows with them, and others may have written a trace."""
 _SEEN = 0.0003  # of the width: a bar that is shorter cannot be seen
 Paint = Callable[[Any], tuple[str, str]]  # the colour of a bar, a row of the table, and what is written in it
+DataVersion = Callable[[Span], int | None]
 
 
 def same_seconds(
@@ -194,7 +193,6 @@ def _mark_iterations(axes: Axes, marks: Sequence[Any], length: float) -> None:
 OWN_KINDS = SYNC_KINDS | BACKGROUND_SYNC_KINDS | {"generate"}
 """Kinds of work whose span has the version itself: of the weights that travel, or that sample."""
 _ROUNDED_S = 1e-6  # what times in files may be off
-DataVersion = Callable[[Span], int | None]
 
 
 def data_versions(timeline: Timeline, samples: pa.Table) -> DataVersion:
