@@ -17,7 +17,7 @@ from harness.metrics.tables import Table
 from harness.planner.judgement import DRAWS, Judgement, Judgements
 from harness.planner.plan import WORTH, Choice, Plan, bench_command, devices_and_batch, layout, origin, rate, why_none
 from harness.prediction.evidence import SHARED
-from harness.prediction.forecast import SURE, TIE, Verdict, interval, p_faster, verdict_of, words_of
+from harness.prediction.forecast import SURE, TIE, Verdict, figures_of, interval, p_faster, verdict_of, words_of
 from harness.report.drawing import save_figure
 
 _WORTH_SAYING = 0.01  # of an iteration
@@ -189,19 +189,11 @@ def _schedules(plan: Plan) -> Table:
 
 def _judgements(plan: Plan, judged: Judgements) -> Table:
     baseline, *others = judged.of
-    rows = []
-    for one in others:
-        low, high = interval(one.speedup)
-        rows.append(
-            (
-                plan.title(one.choice),
-                f"{rate(one.choice) / rate(baseline.choice):.2f}",
-                f"{np.median(one.speedup):.2f}",
-                f"{low:.2f} to {high:.2f}",
-                f"{p_faster(one.speedup):.0%}",
-                one.verdict,
-            )
-        )
+    own = rate(baseline.choice)
+    rows = [
+        (plan.title(one.choice), f"{rate(one.choice) / own:.2f}", *figures_of(one.speedup), one.verdict)
+        for one in others
+    ]
     columns = ("schedule", "plan", "median", f"{SURE:.0%} interval", "P(faster)", "verdict")
     return Table(f"Times as fast as {SHARED} (simulated)", columns, rows)
 

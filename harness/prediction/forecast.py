@@ -74,13 +74,16 @@ def verdict_of(speedup: NDArray[np.float64]) -> Verdict:
     return "faster" if sure >= SURE else "slower" if sure <= 1 - SURE else "cannot be told"
 
 
+def figures_of(speedup: NDArray[np.float64]) -> tuple[str, str, str]:
+    """A speed-up's median, interval and probability, as they are written."""
+    low, high = interval(speedup)
+    return f"{np.median(speedup):.2f}", f"{low:.2f} to {high:.2f}", f"{p_faster(speedup):.0%}"
+
+
 def words_of(speedup: NDArray[np.float64]) -> str:
     """A speed-up as its median, interval, probability and verdict."""
-    low, high = interval(speedup)
-    return (
-        f"{np.median(speedup):.2f} times as fast ({low:.2f} to {high:.2f}, P {p_faster(speedup):.0%}): "
-        f"{verdict_of(speedup)}"
-    )
+    median, between, sure = figures_of(speedup)
+    return f"{median} times as fast ({between}, P {sure}): {verdict_of(speedup)}"
 
 
 def interval(draws: NDArray[np.float64], share: float = SURE) -> tuple[float, float]:

@@ -19,7 +19,7 @@ from harness.planner.explore import Effort, Exploration
 from harness.planner.judgement import judge
 from harness.planner.plan import Plan, Progress, explore_all, origin, plan_jobs
 from harness.prediction.evidence import SHARED
-from harness.prediction.forecast import SURE, interval, verdict_of
+from harness.prediction.forecast import SURE, figures_of, interval, verdict_of
 from harness.prediction.priors import Draws
 from harness.report.drawing import legend_below, letters_across, lines_high, save_in_every_format
 from harness.report.palette import OTHER
@@ -160,8 +160,8 @@ def _speedups(study: ScalingStudy, model: str, sizes: Sequence[int]) -> str:
 def _cell(speedup: Draws | None) -> str:
     if speedup is None:
         return "-"
-    low, high = interval(speedup)
-    return f"{np.median(speedup):.2f} ({low:.2f} to {high:.2f}) {verdict_of(speedup)}"
+    median, between, _ = figures_of(speedup)
+    return f"{median} ({between}) {verdict_of(speedup)}"
 
 
 def _rates(study: ScalingStudy, model: str, sizes: Sequence[int]) -> str:

@@ -1,6 +1,5 @@
 """Whether the run of a log would gain by another schedule, split or staleness on its own devices, and how surely."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 
@@ -9,10 +8,10 @@ import numpy as np
 from harness.config import ConfigError
 from harness.config.compose import as_arguments, compose_job
 from harness.cost_model.shape import weight_bytes
-from harness.metrics.formatting import markdown_table
+from harness.metrics.formatting import markdown_table, number
 from harness.metrics.tables import Table
 from harness.prediction.evidence import SHARED, Evidence, StepRow, Workload
-from harness.prediction.forecast import Forecast, interval
+from harness.prediction.forecast import Forecast, figures_of
 from harness.prediction.logs.read import PHASES, ReadLog
 from harness.prediction.prediction import predict
 
@@ -175,13 +174,9 @@ def forecasts_table(found: Answer) -> Table:
     columns = ("schedule", "devices", "step, s", "step, 80 %", "speed-up", "speed-up, 80 %", "P(faster)", "verdict")
     rows = []
     for one in found.forecasts:
-        (fast, slow), (low, high) = one.interval(), interval(one.speedup)
-        step = (_figure(one.median), f"{_figure(fast)} to {_figure(slow)}")
-        speedup = (f"{float(np.median(one.speedup)):.2f}", f"{low:.2f} to {high:.2f}")
+        step = (number(one.median), " to ".join(map(number, one.interval())))
         devices = f"{one.row.rollout_devices} + {one.row.train_devices}"
-        rows.append(
-            (one.row.schedule + _options(one.row), devices, *step, *speedup, f"{one.p_faster:.0%}", one.verdict)
-        )
+        rows.append((one.row.schedule + _options(one.row), devices, *step, *figures_of(one.speedup), one.verdict))
     return Table("simulated from the log of one run; intervals hold 80 % of the draws", columns, rows)
 
 
@@ -195,7 +190,7 @@ def what_it_stands_on(found: Answer) -> list[str]:
     lines = [f"settled most by: {best.settles}"] * bool(best.settles and best.verdict == "cannot be told")
     lines += [best.implausible] * bool(best.implausible)
     if found.own is not None:
-        lines += [f"of the run itself {_figure(found.own.median)} s a step are predicted; draws weigh by that"]
+        lines += [f"of the run itself {number(found.own.median)} s a step are predicted; draws weigh by that"]
     lines += [f"read: {read.row}, {_seconds(read.row)}", *read.notes]
     lines += [f"given: {', '.join(known)}"]
     lines += [f"not said, and drawn or assumed (experiments/priors.yaml): {', '.join(unknown)}"] * bool(unknown)
@@ -213,24 +208,20 @@ def as_markdown(found: Answer) -> str:
 def sentence(found: Answer) -> str:
     """The answer in one sentence."""
     best, run = found.best, found.read.row
-    low, high = interval(best.speedup)
+    median, between, sure = figures_of(best.speedup)
     what = f"{best.row.schedule}{_options(best.row)} on {best.row.rollout_devices} + {best.row.train_devices} devices"
-    gain = f"{float(np.median(best.speedup)):.2f} times as fast as {run} ({low:.2f} to {high:.2f}, 80 %)"
+    gain = f"{median} times as fast as {run} ({between}, 80 %)"
     if best.verdict == "faster":
         return f"{what} is {gain}"
     if best.verdict == "slower":
         return f"Stay with {run.schedule}: the best of others, {what}, is {gain}"
-    return f"{'A tie' if best.verdict == 'tie' else 'Cannot tell'}: {what} is {gain}; P(faster) {best.p_faster:.0%}"
+    return f"{'A tie' if best.verdict == 'tie' else 'Cannot tell'}: {what} is {gain}; P(faster) {sure}"
 
 
 def _options(row: StepRow) -> str:
     return "".join(f" {name}={value}" for name, value in row.options.items())
 
 
-def _figure(value: float) -> str:
-    return f"{value:,.{max(0, 2 - int(math.log10(max(value, 1e-9))))}f}"
-
-
 def _seconds(row: StepRow) -> str:
     fields = ("step_s", *PHASES, "generate_s")
-    return ", ".join(f"{name} {_figure(value)}" for name in fields if (value := getattr(row, name)) is not None)
+    return ", ".join(f"{name} {number(value)}" for name in fields if (value := getattr(row, name)) is not None)
