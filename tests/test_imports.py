@@ -100,7 +100,7 @@ def test_a_real_run_needs_no_ray(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     monkeypatch.setenv("PYTHONPATH", os.pathsep.join([str(tmp_path / "absent"), str(ROOT)]))
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
 
-    folder = bench(tmp_path, "no_ray", *SMALL.split(), "iterations=2", "task.reward_processes=2")
+    folder = bench(tmp_path, "no_ray", *SMALL.split(), "loggers=[mlflow]", "iterations=2", "task.reward_processes=2")
 
     assert (folder / "DONE").is_file()
 

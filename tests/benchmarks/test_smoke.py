@@ -14,7 +14,7 @@ from tests.support.project import ROOT, python
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
 SHORT = [
-    *("model.warm_start=false", "iterations=3", "warmup_iterations=1"),
+    *("model.warm_start=false", "iterations=3", "warmup_iterations=1", "loggers=[]"),
     *("algorithm.batch_groups=4", "algorithm.group_size=4", "algorithm.micro_batch_groups=4"),
 ]
 ARGUMENTS = {
@@ -30,7 +30,7 @@ ARGUMENTS = {
     "bench_scale": ["--engines", "8", "--clients", "8", "--seconds", "1", "--samples", "64"],
     "bench_service": ["--rounds", "1", "--samples", "64", "--batch", "16", "--weights-mib", "1"],
     "bench_simulation": ["iterations=2"],
-    "bench_soak": ["--every", "5", "--faults", "iterations=12", "checkpoint.every=2"],
+    "bench_soak": ["--every", "5", "--faults", "iterations=12", "checkpoint.every=2", "loggers=[]"],
     "bench_weight_sync": ["--rounds", "1", "--layers", "1", "--verify", "--only", "collective"],
     "transfer_queue": ["--quick", "--cases", "stream"],
 }

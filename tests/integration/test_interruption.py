@@ -18,7 +18,10 @@ from tests.support.real_runs import BARE, command, environment, lines
 
 pytestmark = pytest.mark.slow
 
-SETTINGS = ("iterations=80", "schedule=fully_async", "model.warm_start=false", "smoke=true", *BARE.split())
+SETTINGS = (
+    *("iterations=120", "schedule=fully_async", "model.warm_start=false", "smoke=true", "loggers=[]", *BARE.split()),
+    *("algorithm.batch_groups=4", "algorithm.group_size=4", "algorithm.micro_batch_groups=2"),
+)
 STARTED_WITHIN_S, ENDED_WITHIN_S = 300, 120
 
 
@@ -114,7 +117,7 @@ def test_signals_end_a_run_whole_however_many_there_are(
 
 
 def test_an_engine_that_stops_without_dying_is_noticed_and_started_again(results: Path, drivers: Drivers) -> None:
-    settings = (*SETTINGS, "iterations=10", "cluster.heartbeat_timeout_s=10")
+    settings = (*SETTINGS, "iterations=20", "cluster.heartbeat_timeout_s=10")
     code, output = drivers.run_killed(results, "stopped_0", settings, [("device[0]", 3)], signal.SIGSTOP)
     assert code == 0, output
     assert "device[0] did not answer for 10 s (cluster.heartbeat_timeout_s)" in " ".join(output.split()), output

@@ -21,8 +21,9 @@ STARTED_WITHIN_S = 240
 
 BARE = "algorithm.recompute_log_probs=false"
 """Without the role that only measures."""
-SMALL = f"backend=real cluster.oversubscribe=true model.warm_start=false smoke=true {BARE}"
-"""From random weights, so that no warm start is needed; rewards are rare, not absent, and updates move the weights."""
+SMALL = f"backend=real cluster.oversubscribe=true model.warm_start=false smoke=true loggers=[] {BARE}"
+"""From random weights, so that no warm start is needed; rewards are rare, not absent, and updates move the weights.
+Without MLflow, which takes seconds to load and has tests of its own."""
 SEVERAL_TURNS = "iterations=4 task=lookup task.latency_s=0.005 algorithm.recompute_log_probs=true"
 """Beside SMALL: samples whose environment answers between their turns, and is read by the role that recomputes."""
 

@@ -1,7 +1,7 @@
 """What reads a setting: every one says it, what a job does not read changes nothing of it, and is refused by name."""
 
 import inspect
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import fields, is_dataclass, replace
 from functools import cache
 from pathlib import Path
@@ -28,10 +28,12 @@ from harness.config.readers import (
     settings_of,
 )
 from harness.config.registries import ADVANTAGES, ENGINES, REGISTRIES, SCHEDULES, TASKS, find
+from harness.driver import PRELOAD
 from harness.driver.run import run_seed
 from harness.driver.session import simulate
 from harness.planner.automatic import plan_split
 from harness.runtime.interrupts import LeaveRequest
+from harness.runtime.local_runtime import launch_server
 from tests.support.real_runs import SMALL
 
 
@@ -129,10 +131,11 @@ def test_what_a_job_does_not_read_changes_no_byte_of_it_and_names_no_cell(schedu
 )
 def test_what_a_real_run_does_not_read_changes_no_byte_of_it(asked: str, tmp_path: Path) -> None:
     job = settle([*SMALL.split(), "iterations=2", *asked.split()], Machine(cores=8, gpus=0, gpu_bytes=0), plan_split)
-    folders = [
-        run_seed(config, job.plan, 0, tmp_path / name, Console(quiet=True), LeaveRequest())
-        for name, config in (("as it is", job.config), ("other", inert_changed(job.config)))
-    ]
+    with closing(launch_server(PRELOAD)) as server:
+        folders = [
+            run_seed(config, job.plan, 0, tmp_path / name, Console(quiet=True), LeaveRequest(), server)
+            for name, config in (("as it is", job.config), ("other", inert_changed(job.config)))
+        ]
     assert differences(*folders) == []
 
 
