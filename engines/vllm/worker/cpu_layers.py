@@ -2,7 +2,8 @@
 
 vLLM packs linear weights for oneDNN when a model is loaded and computes with the packed copy from then on. A reload
 that packs them again misses the output layer where it is tied to the embeddings: it would go on with the old weights,
-without an error. So linear layers compute with the plain weights, which `load_weights` changes in place.
+without an error. So linear layers compute with the plain weights, which `load_weights` changes in place. Experts it
+packs too, and the first weights alone: a reload has to make their kernel anew.
 """
 
 from typing import Any
@@ -11,6 +12,7 @@ import torch
 from torch.nn.functional import linear, pad
 from vllm.model_executor.layers import utils
 from vllm.model_executor.layers.attention import Attention
+from vllm.model_executor.layers.fused_moe.unquantized_fused_moe_method import UnquantizedFusedMoEMethod
 from vllm.model_executor.models import llama, qwen2, qwen3
 from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 
@@ -18,12 +20,21 @@ from vllm.v1.attention.backends.cpu_attn import CPUAttentionBackend
 def install() -> None:
     """Replace layers of vLLM; to be called before the model is made."""
     utils.dispatch_cpu_unquantized_gemm = _compute_with_plain_weights
+    UnquantizedFusedMoEMethod._setup_kernel = _set_up_anew
     for architecture in (llama, qwen2, qwen3):
         architecture.Attention = WidenedAttention
 
 
 def _compute_with_plain_weights(layer: Any, remove_weight: bool) -> None:
     layer.cpu_linear = linear
+
+
+_set_up_kernel = UnquantizedFusedMoEMethod._setup_kernel
+
+
+def _set_up_anew(method: Any, layer: Any, w13: torch.Tensor, w2: torch.Tensor) -> None:
+    method.moe_kernel = None
+    _set_up_kernel(method, layer, w13, w2)
 
 
 class WidenedAttention(Attention):

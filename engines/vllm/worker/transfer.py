@@ -21,10 +21,10 @@ class BucketInfo(BucketContents, WeightTransferUpdateInfo):
 
 
 class BucketTransfer(WeightTransferEngine[WeightTransferInitInfo, BucketInfo]):
-    """Puts each bucket in place as it comes: the adapter lets nothing be generated before the last one. On a GPU, and
-    where they are quantised, vLLM's layerwise reload makes of a layer's weights what its kernels want, once all of them
-    are there; else on a CPU, whose layers compute with the plain weights, they are changed in place. Each of several
-    workers gets all weights whole, of which the model's own loading takes its part."""
+    """Puts each bucket in place as it comes: the adapter lets nothing be generated before the last one. On a GPU,
+    where they are quantised, and where a model has experts, vLLM's layerwise reload makes of a layer's weights what its
+    kernels want, once all of them are there; else on a CPU, whose layers compute with plain weights, in place. Each of
+    several workers gets all weights whole, of which the model's own loading takes its part."""
 
     init_info_cls = WeightTransferInitInfo
     update_info_cls = BucketInfo
@@ -76,7 +76,7 @@ class BucketTransfer(WeightTransferEngine[WeightTransferInitInfo, BucketInfo]):
 
     @property
     def _layerwise(self) -> bool:
-        return self.device.type != "cpu" or self.model_config.quantization is not None
+        return self.device.type != "cpu" or self.model_config.quantization is not None or self.model_config.is_moe
 
     def _synchronize(self) -> None:
         if self.device.type != "cpu":
