@@ -356,7 +356,12 @@ def _as_completed(number: int, spec: WorkerSpec) -> MicroBatchReader:
     rows = min(algorithm.batch_samples, ranks * spec.micro_batch("actor"))
     group_size = algorithm.group_size
     reader: MicroBatchReader = CompletionReader(
-        spec.queue, rows=rows, group_size=group_size, batch=algorithm.batch_groups, mini_batches=algorithm.mini_batches
+        spec.queue,
+        rows=rows,
+        group_size=group_size,
+        batch=algorithm.batch_groups,
+        mini_batches=algorithm.mini_batches,
+        full=spec.schedule.colocated,  # then a batch is complete before it is trained
     )
     if spec.replay is not None:
         reader = RecordedReader(spec.queue, spec.replay.batches, group_size=group_size)

@@ -14,10 +14,10 @@ from typing import Any
 import numpy as np
 import torch.distributed as dist
 
-from harness.transfer_queue import Batch, Column, GetRequest, TransferQueue, concatenated, taken, with_get_options
+from harness.transfer_queue import Batch, Column, GetRequest, TransferQueue, taken, with_get_options
 from harness.transfer_queue.control.policies import balanced
 from harness.workers.dataflow import TOKENS
-from harness.workers.readers import Deadlines, MicroBatchReader, host_groups
+from harness.workers.readers import Deadlines, MicroBatchReader, host_groups, joined
 
 Cut = Callable[[np.ndarray, int], list[np.ndarray]]
 """Tokens of groups int64 [n], ranks -> for each rank the places of its groups, ascending."""
@@ -158,11 +158,3 @@ def some_rows(batch: Batch, rows: np.ndarray) -> Batch:
     """The rows at these places, int64 [k]."""
     columns = {name: taken(column, rows) for name, column in batch.columns.items()}
     return replace(batch, rows=batch.rows[rows], columns=columns)
-
-
-def joined(batches: Sequence[Batch]) -> Batch:
-    """All rows of one or more batches, of whatever partitions, as of the first one's."""
-    if len(batches) == 1:
-        return batches[0]
-    columns = {name: concatenated([batch.columns[name] for batch in batches]) for name in batches[0].columns}
-    return replace(batches[0], rows=np.concatenate([batch.rows for batch in batches]), columns=columns)

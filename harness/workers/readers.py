@@ -9,10 +9,11 @@ from dataclasses import replace
 from datetime import timedelta
 from typing import Any, Protocol
 
+import numpy as np
 import torch.distributed as dist
 
 from engines.gloo_groups import all_connected, prove
-from harness.transfer_queue import Batch, Column, GetRequest, TransferQueue, with_get_options
+from harness.transfer_queue import Batch, Column, GetRequest, TransferQueue, concatenated, with_get_options
 from harness.workers.dataflow import partition_name
 
 Deadlines = Sequence[tuple[int, int]]
@@ -48,7 +49,8 @@ class FifoReader:
 
 
 class CompletionReader:
-    """Reads whatever is complete, until `batch` groups are taken: one to `rows` samples at a time, in whole groups.
+    """Reads whatever is complete, until `batch` groups are taken: one to `rows` samples at a time, in whole groups; or
+    as many as there is room for, where all of the batch is complete and a smaller micro-batch would gain no time.
 
     For a training world of one rank: with more, ranks would not agree on what is left of the batch.
     """
@@ -61,32 +63,43 @@ class CompletionReader:
         group_size: int,
         batch: int,
         mini_batches: int = 1,
+        full: bool = False,
         task: str = "actor",
     ) -> None:
-        """batch: groups; mini_batches: parts of it, none of which shares a micro-batch with the next; task: of the
-        queue, whose rows these are."""
+        """batch: groups; mini_batches: parts of it, none of which shares a micro-batch with the next; full: whether
+        micro-batches are as large as there is room for; task: of the queue, whose rows these are."""
         self.queue, self.rows, self.group_size, self.batch, self.task = queue, rows, group_size, batch, task
-        self._part = batch // mini_batches * group_size
+        self._part, self._full = batch // mini_batches * group_size, full
 
     async def read(self, iteration: int, first: Deadlines) -> AsyncIterator[Batch]:
         """Read as far as `first` leaves room. The queue counts rows where schedules count groups."""
-        n = self.group_size
+        n, held, room = self.group_size, list[Batch](), 0
         left, taken = self.batch * n, 0
         while left:
+            room = room or min(self.rows, left, self._part - taken % self._part)
             deadlines = tuple((limit * n, groups * n - taken) for limit, groups in first)
             batch = await self.queue.get(
-                self.task,
-                min(self.rows, left, self._part - taken % self._part),
-                minimum=n,
-                first=("rollout", deadlines) if deadlines else None,
+                self.task, room, minimum=n, first=("rollout", deadlines) if deadlines else None
             )
             if batch is None:
                 raise RuntimeError(
                     f"iteration {iteration} lacks {left // n} of its {self.batch} groups, and the queue has no more; "
                     "admit as many groups as are dropped before closing the prompts"
                 )
-            left, taken = left - len(batch.rows), taken + len(batch.rows)
-            yield batch
+            rows = len(batch.rows)
+            left, taken, room = left - rows, taken + rows, room - rows
+            held.append(batch)
+            if not (self._full and room):
+                yield joined(held)
+                held, room = [], 0
+
+
+def joined(batches: Sequence[Batch]) -> Batch:
+    """All rows of one or more batches, of whatever partitions, as of the first one's."""
+    if len(batches) == 1:
+        return batches[0]
+    columns = {name: concatenated([batch.columns[name] for batch in batches]) for name in batches[0].columns}
+    return replace(batches[0], rows=np.concatenate([batch.rows for batch in batches]), columns=columns)
 
 
 class RankQueue:

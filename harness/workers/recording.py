@@ -45,7 +45,8 @@ from harness.rl.diagnostics import policy_metrics
 from harness.runtime.runtime import RealClock, open_ended
 from harness.transfer_queue import Batch, Ragged, TransferQueue
 from harness.workers.dataflow import RECORD, REFUSED, samples_in, texts_of
-from harness.workers.dealing import joined, some_rows
+from harness.workers.dealing import some_rows
+from harness.workers.readers import joined
 from harness.workers.training import TrainedRows
 from harness.workers.turns import NO_TURNS, ComputingRole
 

@@ -25,9 +25,8 @@ from harness.metrics.arrivals import (
 )
 from harness.protocols import Completion, Request, RolloutEngine, Sampling
 from harness.transfer_queue import Batch, TransferQueue
-from harness.workers.dealing import joined
 from harness.workers.held_engine import WrappedEngine
-from harness.workers.readers import Deadlines
+from harness.workers.readers import Deadlines, joined
 
 if TYPE_CHECKING:
     import torch

@@ -395,22 +395,26 @@ class Trainer:
             yield groups
 
     async def _as_completed(self, first: Sequence[tuple[int, int]]) -> AsyncIterator[Sequence[int]]:
-        """Take whatever is complete, up to a micro-batch; the next one is asked for while one is computed."""
+        """Take whatever is complete, up to a micro-batch, or as large ones as can be (`CompletionReader`); the next one
+        is asked for while one is computed."""
         job, taken = self._job, list[int]()
         mini, most = job.config.algorithm.mini_batch_groups, job.micro_batch("actor")
         due = [(limit, job.arrivals.taken + groups) for limit, groups in first]
 
-        def ask() -> asyncio.Future[list[int]]:
-            return job.arrivals.ask(min(most, job.batch - len(taken), mini - len(taken) % mini), due)
+        async def ask() -> list[int]:
+            room, groups = min(most, job.batch - len(taken), mini - len(taken) % mini), list[int]()
+            while not groups or (job.schedule.colocated and len(groups) < room):
+                groups += await job.arrivals.ask(room - len(groups), due)
+            return groups
 
-        asked = ask()
+        asked = asyncio.create_task(ask())
         while len(taken) < job.batch:
             since = job.now
             groups = await asked
             self.waited_s[-1] += job.now - since
             taken += groups
             if len(taken) < job.batch:
-                asked = ask()
+                asked = asyncio.create_task(ask())
             await asyncio.sleep(0)
             yield groups
         self.trained.append(taken)

@@ -282,6 +282,20 @@ async def test_no_micro_batch_in_completion_order_goes_beyond_its_mini_batch() -
     assert trainer.done == [2, 1, "step", 2, 1, "step"]
 
 
+async def test_full_micro_batches_are_put_together_from_groups_of_several_partitions_as_these_are_completed() -> None:
+    setting = Setting(batch=5)
+    reader = CompletionReader(setting.queue, rows=MICRO_BATCH, group_size=GROUP, batch=5, full=True)
+    setting.actor = actor(reader, setting.trainer)
+    await setting.admit()
+    await setting.queue.start(2 * GROUPS, below=LIMIT)
+    training = asyncio.create_task(setting.actor.train(0))
+    for group in (0, GROUPS, 1, 2, GROUPS + 1):
+        await setting.complete(group)
+    report = await training
+    assert groups_of(report) == [0, GROUPS, 1, 2, GROUPS + 1]
+    assert [len(part.rows) for part in report.trained] == [2 * GROUP, 2 * GROUP, GROUP]
+
+
 async def test_a_micro_batch_that_goes_beyond_a_mini_batch_is_an_error() -> None:
     reader = FifoReader(await answered(), rank=0, rows=MICRO_BATCH)
     updates = Updates(rows=3 * GROUP)
