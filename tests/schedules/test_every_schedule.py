@@ -164,9 +164,9 @@ def test_engines_leave_and_come_back(schedule: str) -> None:
         job=jobs(schedule),
         seed=st.integers(0, 3),
         leaves=st.floats(0, 0.5),
-        joins=st.floats(0.1, 0.9),
+        joins=st.floats(0.1, 0.7),
         engine=st.integers(0, 4),
-        dies=st.booleans(),
+        dies=st.sampled_from([False, False, False, True]),  # what is drawn depends on what else was imported
     )
     def holds(job: JobConfig, seed: int, leaves: float, joins: float, engine: int, dies: bool) -> None:
         engines = engines_of(job)
