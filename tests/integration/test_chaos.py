@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from harness.acceptance.chaos import real
 from harness.acceptance.chaos.real import RealFault, feel
 from tests.support.real_runs import RUN_TIMEOUT_S
 
@@ -17,7 +18,10 @@ ENDS_IN_A_LINE = {
 
 
 @pytest.mark.parametrize("fault", ENDS_IN_A_LINE)
-def test_a_run_ends_in_a_line_and_the_same_command_finishes_it(fault: str, tmp_path: Path) -> None:
+def test_a_run_ends_in_a_line_and_the_same_command_finishes_it(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(real, "_JOB", [*real._JOB, "loggers=[]"])
     struck, said = ENDS_IN_A_LINE[fault]
     felt = feel(struck, tmp_path)
     assert felt.problems == [] and said in felt.happened[0]

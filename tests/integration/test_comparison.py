@@ -25,7 +25,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(3 * WITHIN_S)]
 
 COMMAND = [
     *(sys.executable, "-m", "harness", "compare", "experiment=compared", "schedules=separated_sync,fully_async"),
-    *("seeds=2", "iterations=4", "warmup_iterations=1", "model.warm_start=false", *BARE.split()),
+    *("seeds=2", "iterations=4", "warmup_iterations=1", "model.warm_start=false", "loggers=[]", *BARE.split()),
     *("algorithm.batch_groups=4", "algorithm.group_size=4", "algorithm.micro_batch_groups=2"),
     "cluster.oversubscribe=true",
     "cluster.devices=2",

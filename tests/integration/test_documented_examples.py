@@ -22,7 +22,9 @@ from tests.support.project import ROOT, python
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1500)]
 
-SHORT = "--iterations 8 warmup_iterations=2"
+SHORT = (
+    "--iterations 4 warmup_iterations=1 algorithm.batch_groups=4 algorithm.group_size=4 algorithm.micro_batch_groups=2"
+)
 """In place of the page's numbers: what is tried is that its commands go through and show what it says they do."""
 COMMAND = re.compile(r"^    cadence (.*?)(?: +# refused: (.*))?$", re.MULTILINE)
 

@@ -181,7 +181,7 @@ def door_of_a_real_run(choice: Choice, settings: Sequence[str], monkeypatch: pyt
 def test_what_is_proposed_for_a_real_run_passes_its_door(
     device: str, devices: int, engine: str, every_trial: None, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    for name in SCHEDULES:
+    for name in list(SCHEDULES)[:: 1 if devices <= 8 else 4]:  # of two nodes' devices there are thousands of candidates
         settings = (*REAL, f"schedule={name}", f"engine={engine}", f"device={device}", f"cluster.devices={devices}")
         settings += ("model=qwen0.5b",) if devices == 1 else ()  # no plan moves moments to the host
         choices = proposable(*settings)

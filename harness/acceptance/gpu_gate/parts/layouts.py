@@ -3,6 +3,8 @@ that trains the same: what a wrong order of messages or a sum left out would cha
 
 NCCL between GPUs, a device each; a machine of one is left out. Between cores Gloo, two processes."""
 
+from __future__ import annotations
+
 import asyncio
 import time
 from collections.abc import Iterator
@@ -36,11 +38,13 @@ _TOLERANCE = 1e-5  # of the norm of gradients, and in log-probabilities, whose s
 
 @dataclass(frozen=True)
 class _Found:
-    """Results of one rank. log_probs: float32 [tokens], after all steps; norm: of first gradients; step_s: the last."""
+    """Results of one rank. log_probs: float32 [tokens], after all steps; norm: of first gradients; step_s: the last;
+    alone: of the first rank, what it finds by itself."""
 
     log_probs: np.ndarray
     norm: float
     step_s: float
+    alone: _Found | None = None
 
 
 def run(setting: GateSetting) -> Iterator[Check]:
@@ -49,8 +53,11 @@ def run(setting: GateSetting) -> Iterator[Check]:
         if setting.gpu and torch.cuda.device_count() < 2:
             yield Check(what, "there is one device", left_out=True)
             continue
-        alone, *_ = _world(setting, 1, model, TrainingConfig())
-        both = _world(setting, 2, model, training)
+        store = listening_store("127.0.0.1", 2, _TIMEOUT_S)
+        arguments = [(rank, store.port, setting.kind, model, training) for rank in range(2)]
+        both: list[_Found] = in_processes(_rank, arguments, 3 * _TIMEOUT_S)
+        alone = both[0].alone
+        assert alone is not None, "the first rank's"
         off = max(float(np.abs(found.log_probs - alone.log_probs).max()) for found in both)
         norm = max(abs(found.norm / alone.norm - 1) for found in both)
         said = (
@@ -59,24 +66,27 @@ def run(setting: GateSetting) -> Iterator[Check]:
         yield Check(what, said, max(off, norm) < _TOLERANCE)
 
 
-def _world(setting: GateSetting, size: int, model: ModelConfig, training: TrainingConfig) -> list[_Found]:
-    store = listening_store("127.0.0.1", size, _TIMEOUT_S)
-    how = replace(training, layout="packed", tokens_per_micro_batch=512)
-    arguments = [(rank, size, store.port, setting.kind, model, how) for rank in range(size)]
-    return in_processes(_rank, arguments, 3 * _TIMEOUT_S)
-
-
-def _rank(rank: int, size: int, port: int, kind: str, model: ModelConfig, training: TrainingConfig) -> _Found:
+def _rank(rank: int, port: int, kind: str, model: ModelConfig, training: TrainingConfig) -> _Found:
     device = torch.device("cuda", rank) if kind == "cuda" else torch.device("cpu")
     torch.set_num_threads(1)
     exact_products()
     if kind == "cuda":
         torch.cuda.set_device(device)
-    store = dist.TCPStore("127.0.0.1", port, size, False)
+    store = dist.TCPStore("127.0.0.1", port, 2, False)
+    found = _trained(store, rank, 2, device, model, training)
+    if rank == 0:
+        found = replace(found, alone=_trained(dist.HashStore(), 0, 1, device, model, TrainingConfig()))
+    return found
+
+
+def _trained(
+    store: dist.Store, rank: int, size: int, device: torch.device, model: ModelConfig, training: TrainingConfig
+) -> _Found:
     algorithm = AlgorithmConfig("gate", 4, 4, 1, learning_rate=1e-4, correction="none")
-    world = TorchWorld(TrainingSetting(model, algorithm, training, store, rank, size, device, _TIMEOUT_S))
-    batch = _batch(range(16) if training.expert_parallel == 1 else range(rank, 16, size))
-    norms = []
+    how = replace(training, layout="packed", tokens_per_micro_batch=512)
+    world = TorchWorld(TrainingSetting(model, algorithm, how, store, rank, size, device, _TIMEOUT_S))
+    samples = range(16)
+    batch, norms = _batch(samples if training.expert_parallel == 1 else samples[rank::size]), []
     for _ in range(3):
         wait_for(device)
         start = time.perf_counter()
@@ -84,7 +94,7 @@ def _rank(rank: int, size: int, port: int, kind: str, model: ModelConfig, traini
         norms.append(asyncio.run(world.policy.step())["grad_norm"])
         wait_for(device)
         step_s = time.perf_counter() - start
-    every = _batch(range(16))
+    every = _batch(samples)
     scored = asyncio.run(world.scorer().log_probs(every.prompts, every.responses))
     dist.destroy_process_group()
     return _Found(scored.values, norms[0], step_s)

@@ -85,7 +85,8 @@ def _travelled(
     place = new_path()
     rendezvous, store = open_rendezvous(place, 1, _TIMEOUT_S)
     source, offer = transport_of(transport).with_ends().offer(plan, rendezvous, here, within_gpu=within_gpu)
-    context = multiprocessing.get_context("spawn")
+    context = multiprocessing.get_context("forkserver")  # one that has used CUDA cannot be forked itself
+    context.set_forkserver_preload([__name__])
     answers, theirs = context.Pipe(duplex=False)
     receiver = context.Process(target=_receive, args=(offer, model, there, theirs), daemon=True)
     receiver.start()

@@ -107,6 +107,8 @@ Made = TypeVar("Made")
 def in_processes(work: Callable[..., Made], of: Sequence[tuple[Any, ...]], limit_s: float) -> list[Made]:
     """Results of `work` for each of these arguments, all computed at the same time. Raises what one of them raised
     first, or TimeoutError after `limit_s`; the gate's runner ends what is left."""
-    with ProcessPoolExecutor(len(of), multiprocessing.get_context("spawn")) as pool:
+    context = multiprocessing.get_context("forkserver")  # one that has used CUDA cannot be forked itself
+    context.set_forkserver_preload([work.__module__])
+    with ProcessPoolExecutor(len(of), context) as pool:
         waiting = [pool.submit(work, *arguments) for arguments in of]
         return [future.result(limit_s) for future in waiting]
