@@ -1,6 +1,7 @@
 """A real SGLang server on the CPU, beyond the contract of rollout engines (tests/contract): how it is found, how it
 ends, and whole runs. `make setup-sglang` installs it, `make test-sglang` runs this."""
 
+import asyncio
 import os
 import signal
 import subprocess
@@ -24,7 +25,6 @@ from engines.torch.model import build_model, outline_model
 from harness.cli.forked_runs import ForkedRuns
 from harness.comparison.promises import read_finished
 from harness.config import ModelConfig, TrainingConfig
-from harness.config.registries import SCHEDULES, find
 from harness.protocols import Completion, Request, Sampling
 from harness.runtime.runtime import RealClock
 from tests.support.forked_drivers import Drivers
@@ -64,20 +64,6 @@ def greedy(model: Qwen3ForCausalLM, tokens: int) -> list[int]:
     return done[0, len(PROMPT) :].tolist()
 
 
-async def test_a_server_that_was_there_gets_the_weights_of_the_run_and_stays(monkeypatch: pytest.MonkeyPatch) -> None:
-    server = LocalServer(Served(build_model(MODEL, seed=1), 4, torch.device("cpu")), "the test", Options())
-    try:
-        monkeypatch.setenv(URL, server.url)
-        monkeypatch.setenv(TOKEN, server.token)
-        for seed in (2, 3):  # one run after the other
-            engine = make_engine(build_model(MODEL, seed=seed), Sampling(max_tokens=20, temperature=0))
-            assert (await one(engine)).tokens.tolist() == greedy(build_model(MODEL, seed=seed), 20)
-            await engine.close()
-            server.require_alive()
-    finally:
-        server.stop()
-
-
 async def samples(engine: SGLangRollout) -> list[tuple[list[int], list[float], set[int]]]:
     """Tokens, log-probabilities and versions of three samples, one after the other: sums do not depend on company."""
     found = []
@@ -99,7 +85,7 @@ def weights(seed: int) -> dict[str, torch.Tensor]:
 async def test_schedulers_of_two_devices_receive_the_trainers_weights_and_a_dead_one_is_noticed() -> None:
     engine = SGLangRollout(
         build_model(LONG_MODEL),
-        sampling=Sampling(max_tokens=20),
+        sampling=Sampling(max_tokens=6),
         slots=4,
         seed=0,
         clock=RealClock.starting_now(),
@@ -189,50 +175,47 @@ async def test_a_server_that_cannot_start_says_why(monkeypatch: pytest.MonkeyPat
         make_engine(build_model(MODEL), Sampling(max_tokens=4))
 
 
-SMALLER = f"{SMALL} engine=sglang engine.slots=16 iterations=3 algorithm.batch_groups=4 algorithm.group_size=4"
-OWN_SERVERS = {
-    "colocate_sync": "cluster.devices=1",
-    "half_step": "cluster.devices=3 schedule.split.rollout=2",
-    "lending": "",
-}
-"""Schedules whose runs start servers of their own, as these sleep, or are several; with the settings that they need."""
+SMALLER = (
+    f"{SMALL} engine=sglang engine.slots=16 iterations=3 algorithm.batch_groups=4 algorithm.group_size=4 "
+    "algorithm.micro_batch_groups=2"
+)
 
 
-@pytest.fixture(scope="module")
-def runs(results: Path, drivers: Drivers) -> dict[str, Path]:
-    """One of every schedule, and one with samples of several turns. Most of a run is the start of its server, so all
-    others share one that is there."""
-
-    def settings(schedule: str) -> str:
-        one_engine = "cluster.devices=1" if find("schedule", schedule).colocated else ""
-        more = OWN_SERVERS.get(schedule, one_engine)
-        return f"{SMALLER} algorithm.micro_batch_groups=2 schedule={schedule} {more}"
-
-    done = drivers.bench_all(results, {schedule: settings(schedule) for schedule in OWN_SERVERS})
-    server = LocalServer(Served(build_model(MODEL), 16, torch.device("cpu")), "the test", Options())
-    try:
-        with pytest.MonkeyPatch.context() as patch:
-            patch.setenv(URL, server.url)
-            patch.setenv(TOKEN, server.token)
-            others = {schedule: settings(schedule) for schedule in SCHEDULES if schedule not in OWN_SERVERS}
-            turns = {"turns": f"{SMALL} engine=sglang engine.slots=16 {SEVERAL_TURNS}"}
-            with ForkedRuns() as forked:  # which sees the server that is there
-                return done | Drivers(forked).bench_all(results, others | turns)
-    finally:
-        server.stop()
-
-
-@pytest.mark.parametrize("schedule", SCHEDULES)
-def test_every_schedule_keeps_its_promises_with_sglang(runs: dict[str, Path], schedule: str) -> None:
-    check_run(read_finished(runs[schedule]))
-
-
-def test_samples_of_several_turns_are_on_sglang_what_their_trainer_reads(runs: dict[str, Path]) -> None:
-    check_run(read_finished(runs["turns"]))
-    check_turns(runs["turns"])
+@pytest.mark.parametrize("settings", ["schedule=colocate_sync cluster.devices=1", "schedule=lending"])
+def test_engines_that_sleep_and_several_start_servers_of_their_own(
+    results: Path, drivers: Drivers, settings: str
+) -> None:
+    experiment = f"sglang_{settings.split()[0].partition('=')[2]}"
+    check_run(read_finished(drivers.bench(results, experiment, *SMALLER.split(), *settings.split())))
 
 
 @pytest.mark.slow
 def test_a_run_whose_engine_has_two_devices_beside_ranks_keeps_its_promises(results: Path, drivers: Drivers) -> None:
-    job = f"{SMALLER} algorithm.micro_batch_groups=2 schedule=colocate_sync engine.tensor_parallel=2 cluster.devices=2"
+    job = f"{SMALLER} schedule=colocate_sync engine.tensor_parallel=2 cluster.devices=2"
     check_run(read_finished(drivers.bench(results, "sglang_two_devices", *job.split())))
+
+
+async def test_a_server_that_was_there_gets_the_weights_of_each_run_and_stays(
+    results: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other, also of runs: one that loads in mid-response, with samples of several turns; one by way of
+    host memory; and one that cuts samples off."""
+    server = LocalServer(Served(build_model(MODEL, seed=1), 16, torch.device("cpu")), "the test", Options())
+    try:
+        monkeypatch.setenv(URL, server.url)
+        monkeypatch.setenv(TOKEN, server.token)
+        for seed in (2, 3):
+            engine = make_engine(build_model(MODEL, seed=seed), Sampling(max_tokens=20, temperature=0))
+            assert (await one(engine)).tokens.tolist() == greedy(build_model(MODEL, seed=seed), 20)
+            await engine.close()
+            server.require_alive()
+        jobs = {"fully_async": SEVERAL_TURNS, "delayed_update": "", "partial_rollout_sync": "cluster.devices=1"}
+        settings = {f"shared_{name}": f"{SMALLER} schedule={name} {more}" for name, more in jobs.items()}
+        with ForkedRuns() as forked:  # which sees the server that is there
+            runs = await asyncio.to_thread(Drivers(forked).bench_all, results, settings)
+        server.require_alive()
+    finally:
+        server.stop()
+    for run in runs.values():
+        check_run(read_finished(run))
+    check_turns(runs["shared_fully_async"])
