@@ -276,8 +276,8 @@ class ReceivingWorker(ABC):
         self.receiver = ElsewhereReceiver()
 
     async def use(self, receiver: WeightReceiver | HostReceiver) -> None:
-        """Take weights from this receiver, which needs not join."""
-        self.receiver = receiver
+        """Take weights from this receiver, which needs not join, or from the one that is there, with what it staged."""
+        self.receiver = self.receiver or receiver
 
     async def load(self, version: int) -> list[Span]:
         """Take the weights of `version` from the trainer."""

@@ -36,8 +36,7 @@ class SimulatedTransport:
         self._sender = SimulatedSender(self.times, self.clock, self._sender)
         await trainers[0].role.use(self._sender)
         for receiver in receivers:
-            if receiver.role.receiver is None:
-                await receiver.role.use(SimulatedReceiver(self.times, self.clock))
+            await receiver.role.use(SimulatedReceiver(self.times, self.clock))
 
     async def transfer(
         self, trainers: Sequence[Sender], receivers: Sequence[Receiver], version: int

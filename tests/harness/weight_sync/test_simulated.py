@@ -6,7 +6,7 @@ import pytest
 
 from harness.config.transports import TransferTimes
 from harness.runtime.virtual_runtime import LocalRole, VirtualClock
-from harness.weight_sync.endpoints import HostReceiver, HostSender, WeightReceiver, WeightSender
+from harness.weight_sync.endpoints import HostReceiver, HostSender, ReceivingWorker, WeightReceiver, WeightSender
 from harness.weight_sync.plan import TransferPlan
 from harness.weight_sync.simulated import SimulatedReceiver, SimulatedSender, SimulatedTransport
 from tests.support.local_queue import virtual
@@ -76,7 +76,7 @@ class Worker:
         if isinstance(end, SimulatedSender):
             self.sender = end
         else:
-            self.receiver = end
+            await ReceivingWorker.use(self, end)  # type: ignore[arg-type]
 
     async def send(self, version: int) -> list[object]:
         return await self._note("send", self.sender.send(version, {}))
