@@ -163,14 +163,14 @@ def test_engines_leave_and_come_back(schedule: str) -> None:
     @given(
         job=jobs(schedule),
         seed=st.integers(0, 3),
-        leaves=st.floats(0, 0.5),
-        joins=st.floats(0.1, 0.7),
+        leaves=st.floats(0, 0.25),
+        joins=st.floats(0.4, 0.8),
         engine=st.integers(0, 4),
         dies=st.sampled_from([False, False, False, True]),  # what is drawn depends on what else was imported
     )
     def holds(job: JobConfig, seed: int, leaves: float, joins: float, engine: int, dies: bool) -> None:
         engines = engines_of(job)
-        assume(engines > 1 and leaves < joins)
+        assume(engines > 1)
         job = replace(job, iterations=job.iterations + 4)
         ends_at = check(job, seed)
         whose = engine % engines
