@@ -124,10 +124,11 @@ class Evaluation:
         """Evaluate a version by the engines that hold it; by none, where an engine that was started again holds a newer
         one. Returns when the job goes on."""
         await self.fleet.any_back(None)
-        engines = self.fleet.holding(version)
-        if not engines:
-            return
-        async with self._standing_still():
+        async with self._standing_still() as held:
+            versions = self.fleet.membership.versions
+            engines = [engine for engine in held if versions[engine.name] == version]
+            if not engines:
+                return
             start = time.monotonic()
             problems, requests = self._requests()
             completions = await self._completed(engines, problems, requests)
@@ -260,14 +261,14 @@ class Evaluation:
         )
 
     @asynccontextmanager
-    async def _standing_still(self) -> AsyncIterator[None]:
+    async def _standing_still(self) -> AsyncIterator[Sequence[Handle[RolloutRole]]]:
         """The job, and its clock. Engines last: they work on while others come to the end of what they compute."""
         engines = list(self.fleet.working)
         while any(await ask_all(self.others, lambda role: role.hold())):
             continue  # one that waited for a device may have got it when another's turn was over
         await ask_all(engines, lambda engine: engine.hold())
         at = max(self.clock.stop(), await self.runtime.stop_clocks())
-        yield
+        yield engines
         self.clock.restart(at)
         await self.runtime.start_clocks(self.clock)
         await ask_all(engines, lambda engine: engine.let_go())

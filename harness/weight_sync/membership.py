@@ -242,10 +242,6 @@ class Fleet(Generic[Engine_co]):
         ranks = self.membership.ranks
         return [handle for name, handle in self._handles.items() if name in ranks]
 
-    def holding(self, version: int) -> list[Handle[Engine_co]]:
-        """Engines that generate, by this version of the weights."""
-        return [engine for engine in self.working if self.membership.of(engine.name).version == version]
-
     def add(self, engine: Handle[Any], version: int = 0) -> None:
         """Add an engine, which holds `version`: it works, and takes part from the next transfer on."""
         self.membership.join(engine.name, version=version)
