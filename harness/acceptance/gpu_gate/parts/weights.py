@@ -1,6 +1,5 @@
 """Every way that weights travel, from a trainer's process to an engine's: what arrives, and bytes a second."""
 
-import multiprocessing
 from collections.abc import Iterator
 from multiprocessing.connection import Connection
 
@@ -8,6 +7,7 @@ import torch
 
 from harness.acceptance.gpu_gate.part import GateSetting
 from harness.acceptance.gpu_gate.parts.common import QWEN_HALF_B, SMALL, per_second, seconds_of
+from harness.acceptance.gpu_gate.parts.worlds import forking
 from harness.acceptance.gpu_gate.results import Check, Figure
 from harness.calibration.profile.timing import wait_for
 from harness.calibration.profile.transfers import timed_arrival, timed_sending
@@ -85,8 +85,7 @@ def _travelled(
     place = new_path()
     rendezvous, store = open_rendezvous(place, 1, _TIMEOUT_S)
     source, offer = transport_of(transport).with_ends().offer(plan, rendezvous, here, within_gpu=within_gpu)
-    context = multiprocessing.get_context("forkserver")  # one that has used CUDA cannot be forked itself
-    context.set_forkserver_preload([__name__])
+    context = forking(__name__)
     answers, theirs = context.Pipe(duplex=False)
     receiver = context.Process(target=_receive, args=(offer, model, there, theirs), daemon=True)
     receiver.start()

@@ -7,6 +7,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import dataclass
+from multiprocessing.context import ForkServerContext
 from typing import Any, TypeVar
 
 import torch
@@ -101,14 +102,20 @@ def _wrong(rank: int, size: int, device: torch.device, group: dist.ProcessGroup)
         yield "reduce-scatter"
 
 
+def forking(module: str) -> ForkServerContext:
+    """A way to start processes, which are forked from one that has imported this module: one that has used CUDA cannot
+    be forked itself."""
+    context = multiprocessing.get_context("forkserver")
+    context.set_forkserver_preload([module])
+    return context
+
+
 Made = TypeVar("Made")
 
 
 def in_processes(work: Callable[..., Made], of: Sequence[tuple[Any, ...]], limit_s: float) -> list[Made]:
     """Results of `work` for each of these arguments, all computed at the same time. Raises what one of them raised
     first, or TimeoutError after `limit_s`; the gate's runner ends what is left."""
-    context = multiprocessing.get_context("forkserver")  # one that has used CUDA cannot be forked itself
-    context.set_forkserver_preload([work.__module__])
-    with ProcessPoolExecutor(len(of), context) as pool:
+    with ProcessPoolExecutor(len(of), forking(work.__module__)) as pool:
         waiting = [pool.submit(work, *arguments) for arguments in of]
         return [future.result(limit_s) for future in waiting]
