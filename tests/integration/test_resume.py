@@ -9,7 +9,8 @@ from safetensors.torch import load_file
 
 from harness.cli.main import LEFT_AT_CHECKPOINT
 from harness.comparison.promises import read_finished
-from harness.metrics.run_files import load_config, load_evaluations, load_kept, load_manifest, load_metrics
+from harness.metrics.parquet import read_columns
+from harness.metrics.run_files import load_config, load_evaluations, load_manifest, load_metrics
 from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_run
 from tests.support.real_runs import SMALL, check_equal
@@ -89,7 +90,7 @@ def test_a_run_on_other_devices_begins_with_a_checkpoint_and_ends_within_roundin
     assert [line["iteration"] for line in load_metrics(moved)] == list(range(ITERATIONS))
     check_run(read_finished(moved))
     stayed = drivers.whole(results, *there)
-    ran = [load_kept(folder, "responses").select(["sample_id", "response"]) for folder in (moved, stayed)]
+    ran = [read_columns(folder / "responses.parquet", ["sample_id", "response"]) for folder in (moved, stayed)]
     assert ran[0].equals(ran[1])
     norms = [[line["train/grad_norm"] for line in load_metrics(folder)] for folder in (moved, stayed)]
     assert norms[0][:began] == norms[1][:began] and norms[0] == pytest.approx(norms[1], rel=1e-4)

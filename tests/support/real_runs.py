@@ -9,8 +9,9 @@ from pathlib import Path
 from typing import Any
 
 from harness.comparison.equivalence import timeless
-from harness.metrics.run_files import load_kept, load_ledger, weight_files
-from harness.metrics.samples import read_samples
+from harness.metrics.parquet import read_as
+from harness.metrics.run_files import load_ledger, weight_files
+from harness.metrics.samples import RESPONSES_SCHEMA, read_samples
 from tests.support.project import ROOT
 
 RUN_TIMEOUT_S = 840
@@ -84,7 +85,8 @@ def check_equal(broken: Path, whole: Path) -> None:
     """Bit for bit, but for rewards of what was dropped."""
     (ours,), (theirs,) = weight_files(broken), weight_files(whole)
     assert ours.read_bytes() == theirs.read_bytes()
-    assert load_kept(broken, "responses").equals(load_kept(whole, "responses"))
+    responses = [read_as(folder / "responses.parquet", RESPONSES_SCHEMA) for folder in (broken, whole)]
+    assert responses[0].equals(responses[1])
     names = ("sample_id", "fate", "reward", "trained_iteration", "version_first", "version_last", "lag_worst")
     columns = [timeless(read_samples(folder / "samples.parquet")).select(names) for folder in (broken, whole)]
     assert columns[0].equals(columns[1])
