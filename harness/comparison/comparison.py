@@ -87,6 +87,11 @@ class Comparison:
         return no_verdict(self.faults) if self.faults else self.claim
 
     @property
+    def of_one_seed(self) -> bool:
+        """Whether each cell has one run: then nothing has an interval."""
+        return all(len(cell.runs) == 1 for cell in self.cells)
+
+    @property
     def outcome(self) -> Measure | None:
         """The measure of what was learnt, None where nothing was rewarded."""
         return self.measure(outcome_of(self.measures))

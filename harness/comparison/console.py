@@ -20,8 +20,9 @@ _SHORT_TITLES = {
 }
 _IDLE = "idle/"
 
-NOTES = (
-    "mean over seeds, with its 95 % t interval; ratios and differences are paired by seed where seeds are shared",
+_MEANS = "mean over seeds, with its 95 % t interval; ratios and differences are paired by seed where seeds are shared"
+_ONE_SEED = "one seed: no figure has an interval, and no difference is judged"
+_SIGNS = (
     "* significant difference: its interval excludes no effect, and so does Holm's correction for several cells; "
     "= equal within {}, by two one-sided tests; no sign: not told apart; ? not judged",
     "better: probability that a run of this cell is better than one of the baseline, with its 95 % interval",
@@ -42,7 +43,8 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         console.print(_thresholds(comparison, reached))
     for table in _in_short(comparison):
         console.print(table)
-    for note in NOTES if len(comparison.cells) > 1 else NOTES[:1]:
+    notes = [_ONE_SEED if comparison.of_one_seed else _MEANS, *_SIGNS * (len(comparison.cells) > 1)]
+    for note in notes:
         _line(console, note.format(comparison.measures[0].margin_text), style="dim")
     if (gate := comparison.gate) is not None:
         for line in gate.summary():

@@ -7,7 +7,7 @@ from harness.comparison.correction_matrix import as_markdown, has_matrix, matrix
 from harness.comparison.curves import role_times
 from harness.comparison.measure_text import MeasureRow, headlines, rows_of, titled
 from harness.comparison.measures import Measure
-from harness.metrics.formatting import code, escaped, latex, latex_table, markdown_table, percent, plural, visible
+from harness.metrics.formatting import code, escaped, latex, latex_table, markdown_table, percent, visible
 from harness.report.page import text as texts
 from harness.report.templates import rendered
 
@@ -89,7 +89,8 @@ def table_tex(comparison: Comparison) -> str:
     if len(cells) > 1:
         base = cells[comparison.baseline].label
         ratios = ", ".join(measure.title for measure in measures if measure.compared == "ratio")
-        notes.append(latex(f"Against {base}, paired by seed, are ratios ({ratios}) and differences (all else)."))
+        paired = "" if comparison.of_one_seed else ", paired by seed,"
+        notes.append(latex(f"Against {base}{paired} are ratios ({ratios}) and differences (all else)."))
         across = rf"\multicolumn{{{len(measures) + 1}}}{{@{{}}l}}"
         rows.append([rf"\midrule {across}{{\emph{{against {latex(base)}}}}} \\"])
     marks = {"*": r"\textbf{{{}}}", "=": "{} ="}
@@ -107,8 +108,8 @@ def table_tex(comparison: Comparison) -> str:
         notes.append(latex(f"Other processes kept at most {percent(max(loads))} of the cores busy."))
     if comparison.withheld:
         notes.append(latex(comparison.verdict))
-    seeds = plural(len(cells[0].seeds), "seed")
-    about = f"{headings.on}, {headings.how_word}: means over {seeds}, 95 % intervals in brackets."
+    means = f"means over {len(cells[0].seeds)} seeds, 95 % intervals in brackets"
+    about = f"{headings.on}, {headings.how_word}: {'of one seed' if comparison.of_one_seed else means}."
     needs = f"% needs \\usepackage{{booktabs}}; made for text {TEXT_PT} pt wide, as NeurIPS and ICLR have it\n"
     return needs + latex_table(map(latex, ("cell", *map(titled, measures))), rows, latex(about), notes)
 

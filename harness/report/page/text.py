@@ -15,17 +15,25 @@ from harness.metrics.formatting import number, plural
 from harness.metrics.manifest import HOW_TIMED
 from harness.report.plots import share_label
 
-RESULTS = (
-    "Means over seeds, 95 % intervals below them, and what each cell is against the baseline, paired by seed. A "
-    "difference is significant only where its interval and Holm's correction for several cells and measures both "
-    "exclude no effect."
-)
 SAMPLE_KINDS = {
     "worst": "lowest rewards",
     "best": "highest rewards",
     "dropped": "not trained",
     "held": "held out, lowest rewards",
 }
+
+
+def results_text(comparison: Comparison) -> str:
+    """Words for what the figures are, and when a difference is significant."""
+    if comparison.of_one_seed:
+        return (
+            "Of one seed, and what each cell is against the baseline: nothing has an interval, and nothing is judged."
+        )
+    return (
+        "Means over seeds, 95 % intervals below them, and what each cell is against the baseline, paired by seed. A "
+        "difference is significant only where its interval and Holm's correction for several cells and measures both "
+        "exclude no effect."
+    )
 
 
 def _asked(comparison: Comparison) -> str:
@@ -79,6 +87,8 @@ def _devices(config: Mapping[str, Any], simulated: bool) -> str:
 
 def measures_caption(comparison: Comparison) -> str:
     """How to read the tables of measures."""
+    if comparison.of_one_seed:
+        return "Of one seed: there are no intervals."
     text = "Dots are seeds, the band is the 95 % interval of their mean (the line)."
     if len(comparison.cells) > 1:
         base = comparison.cells[comparison.baseline].label

@@ -154,6 +154,17 @@ def test_what_is_left_out_stands_with_the_facts_and_is_no_warning(comparison: Co
     assert "half_step is left out: it needs <3> devices" in printed.getvalue() and "Warning" not in printed.getvalue()
 
 
+def test_of_one_seed_nothing_speaks_of_means_over_seeds(tmp_path: Path) -> None:
+    cells = [make_cell(tmp_path, name, Made(step_s=s), range(1)) for name, s in (("slow", 1.0), ("fast", 0.5))]
+    one, printed = compare(cells), io.StringIO()
+    print_comparison(one, Console(file=printed, width=200))
+    files = {path.name: path for path in write_report(one, tmp_path / "report")}
+    texts = [files[name].read_text(encoding="utf-8") for name in ("report.md", "report.html", "table.tex")]
+    for text in (printed.getvalue(), *texts):
+        assert "one seed" in text.lower()
+        assert not re.search(r"(?i)means? over (\d+ )?seeds|paired by seed|seeds, the band|means and 95", text)
+
+
 def test_what_was_said_by_others_is_escaped_and_cannot_end_a_script(comparison: Comparison) -> None:
     cells = tuple(replace(cell, label=f"{HOSTILE}{number}") for number, cell in enumerate(comparison.cells))
     runs = cells[0].runs
