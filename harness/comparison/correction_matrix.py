@@ -80,6 +80,21 @@ class CorrectionMatrix:
         """Whether it has too many columns to lie across a page."""
         return len(self.columns) > WIDEST
 
+    @property
+    def of_one_seed(self) -> bool:
+        """Whether each entry is of one run: then nothing has an interval."""
+        return all(len(entry.measured.per_seed) == 1 for entry in self.entries.values())
+
+    @property
+    def key(self) -> str:
+        """How to read its entries."""
+        if self.of_one_seed:
+            return "Of one seed: there are no intervals."
+        return (
+            "Bold: mean over seeds; in brackets its 95 % interval; then every seed. *: the difference to the baseline, "
+            "paired by seed, is significant."
+        )
+
 
 def has_matrix(comparison: Comparison) -> bool:
     """Whether these cells differ in correction, in nothing that a matrix has no place for, and were rewarded."""
@@ -159,11 +174,7 @@ def as_frame(matrix: CorrectionMatrix) -> pd.DataFrame:
 
 def as_markdown(matrix: CorrectionMatrix) -> str:
     """The mean in bold, its interval, and every seed; lags of every schedule; then which differ significantly."""
-    lines = [
-        f"{matrix.what.capitalize()} ({matrix.about}). Bold: mean over seeds; in brackets its 95 % interval; then",
-        "every seed. \\*: the difference to the baseline, paired by seed, is significant.",
-        "",
-    ]
+    lines = [f"{matrix.what.capitalize()} ({matrix.about}).", matrix.key.replace("*", "\\*"), ""]
     heads, rows = _table(matrix, _markdown, "`{}`")
     rule = ["---", *("---:" if head == _LAG else "---" for head in heads[1:])]
     lines += [f"| {' | '.join(line)} |" for line in (heads, rule, *rows)]
@@ -174,7 +185,8 @@ def as_latex(matrix: CorrectionMatrix) -> str:
     """Means, bold where the difference to the baseline is significant, and their intervals."""
     heads, rows = _table(matrix, _latex, "{}")
     base = next((" under ".join(place) for place, entry in matrix.entries.items() if entry.baseline), "")
-    caption = f"{matrix.what.capitalize()} ({matrix.about}): means over seeds, 95 % intervals in brackets."
+    means = "of one seed" if matrix.of_one_seed else "means over seeds, 95 % intervals in brackets"
+    caption = f"{matrix.what.capitalize()} ({matrix.about}): {means}."
     notes = [latex(f"Baseline: {base}.")] if base else []
     if any(entry.distinguishable for entry in matrix.entries.values()):
         notes.append("Bold: the difference to it, paired by seed, is significant.")

@@ -67,11 +67,9 @@ def verdict_table(comparison: Comparison) -> pd.DataFrame | None:
 
 def caption_of(data: pd.DataFrame) -> str:
     """How to read it."""
-    base, seeds = data["label"][data["baseline"]].iloc[0], len(data.filter(regex="^seed ").columns)
-    text = f"Ratios to {base} and differences from it{', paired by seed' * bool(seeds)}: means and 95 % intervals"
-    text += ", small dots are seeds." * bool(seeds) or "."
-    if seeds == 1:
-        text = f"Ratios to {base} and differences from it, of one seed: there are no intervals."
+    base, paired = data["label"][data["baseline"]].iloc[0], not data.filter(regex="^seed ").empty
+    text = f"Ratios to {base} and differences from it{', paired by seed' if paired else ''}: means and 95 % intervals"
+    text += ", small dots are seeds." if paired else "."
     text += " Filled: significant after Holm's correction." if data["significant"].any() else ""
     text += f" =: equal within {data['margin'].iloc[0]}." if data["value"].str.endswith("=").any() else ""
     return text + (" Bold: the cells that the verdict is for." if data["best"].any() else "")

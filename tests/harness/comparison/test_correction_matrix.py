@@ -11,6 +11,7 @@ from harness.cli.compare import matrix_request
 from harness.comparison.comparison import compare
 from harness.comparison.correction_matrix import (
     as_frame,
+    as_latex,
     as_markdown,
     has_matrix,
     matrix_of,
@@ -139,6 +140,8 @@ def test_a_comparison_becomes_a_table_a_file_and_a_picture(folder: Path) -> None
 def test_one_seed_alone_has_no_interval_to_show(folder: Path) -> None:
     matrix = matrix_of(compare([made(folder / "alone", 0, "clip", 0.9, seeds=1)], AXES))
     assert "[" not in as_markdown(matrix).splitlines()[5]
+    assert "of one seed" in as_latex(matrix) and "Of one seed" in as_markdown(matrix)
+    assert "over seeds" not in as_latex(matrix) + as_markdown(matrix)
     draw_matrix(folder, matrix)
 
 
