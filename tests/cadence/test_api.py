@@ -68,6 +68,7 @@ def test_runs_are_listed_with_their_settings_and_smoke_runs_not_compared(made: R
         cadence.load(first.parent / "seed=7")
 
 
+@pytest.mark.slow
 def test_a_script_without_a_main_guard_runs_and_leaves_what_is_done(made: Results, tmp_path: Path) -> None:
     results = made.paths[0].parents[2]
     script = tmp_path / "script.py"
@@ -116,6 +117,7 @@ def test_values_are_written_as_on_the_command_line(name: str, value: object, wri
     assert _written(name, value) == written
 
 
+@pytest.mark.slow
 def test_the_notebook_runs_and_draws_what_it_compared(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     monkeypatch.delenv("CADENCE_RESULTS", raising=False)

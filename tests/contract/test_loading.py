@@ -162,6 +162,7 @@ def assert_tells_versions_apart(
         assert errors[version] < errors[other[version]] or abs(under[version][at] - under[other[version]][at]) < 2e-4
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("mode", ["keep", "wait", "abort"])
 @in_flight
 async def test_ten_updates_in_a_row_under_load(subject: Subject, mode: StopMode) -> None:

@@ -69,6 +69,7 @@ def join_world(port: int, rank: int, said: Connection) -> None:
         said.send(str(error))
 
 
+@pytest.mark.slow
 def test_a_training_rank_names_the_one_that_died_while_they_connected() -> None:
     held, (answer, said) = listening_store("127.0.0.1", 2, 60.0), multiprocessing.Pipe(duplex=False)
     ranks = [forking().Process(target=join_world, args=(held.port, rank, said)) for rank in (0, 1)]

@@ -17,6 +17,8 @@ from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_devices, check_run
 from tests.support.real_runs import bench
 
+pytestmark = pytest.mark.slow
+
 ITERATIONS = 20  # after a dozen it has learnt most of what it learns in 120
 SETTINGS = ("algorithm.reference=true", f"iterations={ITERATIONS}")
 

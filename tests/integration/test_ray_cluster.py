@@ -28,6 +28,7 @@ from tests.support.worker_roles import EchoRole, build_echoes, fail_to_build
 pytestmark = [pytest.mark.slow, *IGNORED]
 
 ONE_CPU = {"num_cpus": 1, "include_dashboard": False}
+SETTINGS = (*SMALL.split(), "schedule=fully_async", f"cluster.wait_timeout_s={STARTED_WITHIN_S}")
 JOINS = "import ray; ray.init()"
 """Whatever session Ray finds on this machine."""
 
@@ -93,7 +94,7 @@ async def test_payloads_of_a_run_travel_in_the_channel_of_its_queue(address: str
 def test_a_run_with_all_on_a_cluster(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of `fully_async`; others in test_hosts."""
     monkeypatch.setenv("RAY_ADDRESS", address)
-    folder = bench(tmp_path, "cluster", "schedule=fully_async", "cluster.queue=ray", *SMALL.split(), "iterations=2")
+    folder = bench(tmp_path, "cluster", "cluster.queue=ray", *SETTINGS, "iterations=2")
     assert (folder / "DONE").is_file()
 
 
@@ -104,7 +105,7 @@ def test_a_run_that_names_no_cluster_does_not_join_another(tmp_path: Path, monke
         monkeypatch.setenv("RAY_TMPDIR", folder)
         theirs = Cluster(initialize_head=True, head_node_args=ONE_CPU)
         try:
-            run = bench(tmp_path, "beside", "schedule=fully_async", *SMALL.split(), "iterations=2")
+            run = bench(tmp_path, "beside", *SETTINGS, "iterations=2")
             assert (run / "DONE").is_file()
             assert not theirs.global_state.job_table()
             subprocess.run([sys.executable, "-c", JOINS], check=True, timeout=STARTED_WITHIN_S)
@@ -115,6 +116,5 @@ def test_a_run_that_names_no_cluster_does_not_join_another(tmp_path: Path, monke
 
 def test_sigterm_on_clusters_leaves_a_checkpoint(address: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("RAY_ADDRESS", address)
-    settings = (*SMALL.split(), "schedule=fully_async", "iterations=400", "checkpoint.every=1")
-    code, said = killed(tmp_path, "left", settings, 2, signal.SIGTERM)
+    code, said = killed(tmp_path, "left", (*SETTINGS, "iterations=400", "checkpoint.every=1"), 2, signal.SIGTERM)
     assert code == 75 and "left, as SIGTERM asked, with a checkpoint of version" in said

@@ -61,6 +61,7 @@ def test_no_weights_are_no_bucket() -> None:
     assert list(buckets([], CPU, 1 << 20)) == []
 
 
+@pytest.mark.slow
 def test_a_bucket_on_the_host_is_mapped_by_another_process_as_it_is() -> None:
     for bucket in buckets(WEIGHTS.items(), CPU, 64):
         reading = "import sys; sys.stdout.buffer.write(shared_tensor([sys.argv[1]], int(sys.argv[2])).numpy())"

@@ -131,6 +131,7 @@ def patient() -> Iterator[None]:
     assert {number: signal.getsignal(number) for number in before} == before
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("patient")
 @pytest.mark.parametrize("spawned", [False, True], ids=["forked", "spawned"])
 @pytest.mark.parametrize("how", ["SIGINT", "SIGTERM", "deaf"])

@@ -39,6 +39,7 @@ def test_a_setting_that_may_differ_is_named_and_one_that_decides_nothing_is_not(
     )
 
 
+@pytest.mark.slow
 def test_the_more_cells_the_more_it_takes_to_call_one_of_them(tmp_path: Path) -> None:
     """One that is alone called worse; beside 12 that are the same it is not."""
     draws = (("a", BEFORE, 2), ("b", replace(BEFORE, step_s=1.03, draw=1), 50))

@@ -17,6 +17,7 @@ from harness.config.registries import SCHEDULES, find
 from harness.cost_model.job_cost import simulated_cost
 from harness.driver.recorder import Recorder
 from harness.driver.session import simulate
+from tests.support.every_schedule import EVERY_SCHEDULE
 from tests.support.examples import examples
 
 FIGURES = ("flops", "memory_bytes_per_s", "link_bytes_per_s")
@@ -106,7 +107,7 @@ def jobs(draw: st.DrawFn, schedule: str) -> JobConfig:
     )
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", EVERY_SCHEDULE)
 def test_no_run_is_faster_than_its_work(schedule: str) -> None:
     @settings(max_examples=examples(6, least=3), suppress_health_check=list(HealthCheck))
     @given(config=jobs(schedule), seed=st.integers(0, 3))
@@ -124,7 +125,7 @@ def test_no_run_is_faster_than_its_work(schedule: str) -> None:
 # -- better is never slower, worse never faster
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", EVERY_SCHEDULE)
 def test_more_of_what_is_short_never_slows_a_run_and_a_heavier_tail_never_speeds_it(schedule: str) -> None:
     """Rollout is the bottleneck of these jobs."""
     usual = seconds(simulate(job(schedule), 0))

@@ -9,10 +9,11 @@ from harness.checks.layout import device_roles
 from harness.config import JobConfig
 from harness.config.compose import compose_job
 from harness.config.placement import resolve_split
-from harness.config.registries import SCHEDULES, find
+from harness.config.registries import find
 from harness.cost_model.job_cost import simulated_cost
 from harness.driver.event_model import fast_steps, simulated_steps
 from harness.runtime.runtime import parts_of
+from tests.support.every_schedule import EVERY_SCHEDULE
 
 EACH = 2
 """Jobs of each schedule."""
@@ -96,7 +97,7 @@ def random_job(schedule: str, number: int) -> JobConfig:
 
 
 @pytest.mark.parametrize("number", range(EACH))
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", EVERY_SCHEDULE)
 def test_it_is_the_schedules_own_file_draw_by_draw(schedule: str, number: int) -> None:
     config = random_job(schedule, number)
     fast, own = fast_steps(config, number), simulated_steps(config, number)

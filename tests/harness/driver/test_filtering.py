@@ -22,6 +22,7 @@ from harness.driver.listeners import IterationListener
 from harness.driver.places import Candidates, Places, Verdict
 from harness.driver.session import simulate
 from harness.runtime.runtime import parts_of
+from tests.support.every_schedule import EVERY_SCHEDULE
 from tests.support.invariants import check_run
 from tests.support.random_jobs import play
 
@@ -62,6 +63,7 @@ def test_every_schedule_trains_full_batches_of_kept_groups_and_pays_for_the_othe
     assert seconds[0.5] > 1.5 * seconds[0.0]
 
 
+@pytest.mark.slow
 def test_which_groups_are_kept_does_not_depend_on_the_schedule() -> None:
     completion = filtered("fully_async", 0.5, order="completion", max_staleness=1)
     assert all_keep_the_same([*(played(schedule, 0.5) for schedule in IN_ORDER), play(completion).finished])
@@ -205,7 +207,7 @@ def test_what_takes_too_long_ends_at_its_limit_and_is_trained(schedule: str, too
     assert sum(shares) / len(shares) == pytest.approx(len(cut) / len(trained))
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", EVERY_SCHEDULE)
 def test_the_place_of_a_group_that_takes_too_long_is_dealt_another(schedule: str) -> None:
     tools = tools_of(schedule)
     run = play(limited(schedule, "drop", 4.0 if tools else 2.0, tools))

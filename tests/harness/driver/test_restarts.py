@@ -10,7 +10,6 @@ from harness.acceptance.chaos.jobs import base, random_job
 from harness.comparison.promises import FinishedRun
 from harness.config import JobConfig, RestartsConfig
 from harness.config.compose import compose_job, make_schedule
-from harness.config.registries import SCHEDULES
 from harness.config.transports import transport_of
 from harness.driver.restarts import EngineRestarts, GivenUp, Restarts, how, roles_in
 from harness.metrics.schemas import Restart
@@ -19,6 +18,7 @@ from harness.runtime.virtual_runtime import LocalRole
 from harness.weight_sync.membership import LostEngine
 from tests.support.coordinated_workers import BROKEN, DIED, Setting, Worker
 from tests.support.engine_events import KillableHandle
+from tests.support.every_schedule import EVERY_SCHEDULE
 from tests.support.invariants import check_dispatch, check_every_sample_once, check_lags, check_times
 from tests.support.killable_runtime import Death, simulate_killed
 from tests.support.random_jobs import play
@@ -39,7 +39,7 @@ DEATHS = [(0.2, "host", 0.05), (0.3, "rollout[0]", 0.1), (0.32, "rollout[1]", 0.
 tests/harness/acceptance/test_chaos.py."""
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", EVERY_SCHEDULE)
 def test_roles_that_die_are_started_again_and_no_sample_knows_of_it(schedule: str) -> None:
     job = replace(random_job(schedule, Random(3).choice), iterations=6, restarts=RestartsConfig(limit=len(DEATHS)))
     engines = int(job.schedule.split["rollout"]) if alone(job) else 0

@@ -14,13 +14,13 @@ import pytest
 from harness.comparison.promises import FinishedRun, read_finished
 from harness.config import CheckpointConfig, EvalConfig, JobConfig
 from harness.config.compose import compose_job, make_schedule
-from harness.config.registries import SCHEDULES
 from harness.driver.checkpoint_files import CHECKPOINTS, DRIVER, Cut
 from harness.driver.checkpointing import LeftAtCheckpoint
 from harness.metrics.run_files import load_evaluations, load_metrics
 from harness.runtime.runtime import parts_of
 from harness.tasks import Problem, Task
 from tests.support.attempts import attempt
+from tests.support.every_schedule import EVERY_SCHEDULE
 from tests.support.invariants import check_run
 
 ITERATIONS = 8
@@ -99,7 +99,7 @@ def check_resumed(config: JobConfig, cuts: list[float]) -> list[int]:
     return began
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", EVERY_SCHEDULE)
 def test_a_run_that_was_cut_off_twice_keeps_what_its_schedule_promises(schedule: str) -> None:
     began = check_resumed(job(schedule), [0.55, 0.4])
     assert began == sorted(began) and began[-1] > began[0] == 0
@@ -211,7 +211,7 @@ def test_the_step_after_a_checkpoint_which_is_done_again_counts_once(schedule: s
     assert load_metrics(finished.path)[-1]["seconds"] < seconds[-1] + step / 2
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", EVERY_SCHEDULE)
 def test_the_same_versions_are_evaluated_wherever_a_run_is_cut_off(schedule: str, tmp_path: Path) -> None:
     def evaluated(run: Path) -> list[int]:
         return [line["version"] for line in load_evaluations(run)]
@@ -226,7 +226,7 @@ def test_the_same_versions_are_evaluated_wherever_a_run_is_cut_off(schedule: str
     assert len(set(began)) > 1
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", EVERY_SCHEDULE)
 def test_a_run_that_is_asked_to_leave_makes_a_checkpoint_and_goes_on_from_it(schedule: str, tmp_path: Path) -> None:
     config, began = job(schedule, every=100), list[int]()
     _, ends = whole_run(config, tmp_path)

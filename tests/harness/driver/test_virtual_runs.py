@@ -26,6 +26,7 @@ from harness.runtime.runtime import RealClock, Stalled
 from harness.runtime.virtual_runtime import Deadlock
 from schedules.fully_async import FullyAsync
 from schedules.protocol import Job
+from tests.support.every_schedule import EVERY_SCHEDULE
 from tests.support.invariants import check_run
 from tests.support.random_jobs import play
 
@@ -46,7 +47,7 @@ def told(recorder: Recorder) -> tuple[Any, ...]:
     return recorder.samples(), timeline.spans, timeline.iteration_ends, recorder.ledger.to_json()
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", EVERY_SCHEDULE)
 def test_a_run_is_the_same_for_the_same_seed_and_another_for_another(schedule: str) -> None:
     first, again, other = (told(simulate(job(schedule), seed)) for seed in (3, 3, 4))
     assert first == again
@@ -304,7 +305,7 @@ def test_every_pass_and_every_step_costs_its_time_and_scoring_before_the_first_a
     assert (spent[steps][1], spent[frozen][1] > 0) == (0, True)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", EVERY_SCHEDULE)
 @pytest.mark.parametrize("proximal", ["trainer", "actor_fwd"])
 def test_every_schedule_keeps_its_promises_with_several_steps_a_batch(schedule: str, proximal: str) -> None:
     loss = (*STEPS, "algorithm.correction=decoupled", f"algorithm.proximal={proximal}")

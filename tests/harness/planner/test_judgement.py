@@ -55,6 +55,7 @@ def test_what_is_judged_is_not_the_users_choice_and_a_tie_lies_within_its_bound(
     assert judge(of_costs, FIXED).why_none == "cost=tiny_cpu is given, of one system: nothing of it is drawn"
 
 
+@pytest.mark.slow
 def test_all_choices_are_judged_in_the_same_systems(plan: Plan) -> None:
     judged = judge(plan, FIXED)
     assert [one.choice.schedule for one in judged.of][0] == SHARED and len(judged.of) == 3
@@ -65,6 +66,7 @@ def test_all_choices_are_judged_in_the_same_systems(plan: Plan) -> None:
     assert again is not None and np.array_equal(speedup, again)
 
 
+@pytest.mark.slow
 def test_a_proposal_that_is_not_the_fastest_of_its_schedule_is_drawn_beside_that(plan: Plan, tmp_path: Path) -> None:
     proposed = replace(of(plan, "half_step"))
     plan = replace(plan)

@@ -32,6 +32,7 @@ from harness.planner.search import Prospect, front, search
 from harness.planner.work import LengthSamples, least_work, likely_work
 from harness.studies.staleness import BUSY, FIXED, flows, fully_async, page, simulated, study
 from schedules.k_step_off import KStepOff
+from tests.support.every_schedule import EVERY_SCHEDULE
 
 SMALL = (
     "backend=virtual model=qwen7b cluster.devices=16 algorithm.batch_groups=8 algorithm.group_size=4 "
@@ -75,7 +76,7 @@ def test_no_run_is_faster_than_its_bound(name: str, option: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", SCHEDULES)
+@pytest.mark.parametrize("name", EVERY_SCHEDULE)
 def test_the_planners_best_is_the_best_of_all_candidates(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.planner.explore._LEAST_SAMPLES", 1)  # two iterations tell them apart
     chosen = ["algorithm.micro_batch_groups=2", "training.recompute_activations=true", "training.pipeline_parallel=1"]

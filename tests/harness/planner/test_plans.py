@@ -33,6 +33,7 @@ from harness.planner.plan import Choice, Plan, bench_command, fixed_by, plan_set
 from harness.planner.report import print_plan, verdict, why_slower
 from harness.planner.search import SearchResult
 from harness.studies.scaling import Point, ScalingStudy, as_table, draw_scaling, efficiency, page
+from tests.support.every_schedule import EVERY_SCHEDULE
 
 OUTCOME = TrialResult(
     seconds=100.0, bound=90.0, samples_per_s=80.0, tokens_per_s_per_device=1000.0, lag_mean=0.0, lag_worst=0.0,
@@ -120,7 +121,7 @@ def test_a_plan_says_time_left_costs_schedules_and_batches_it_took() -> None:
     assert plan_settings([])[0] == plan_settings(["schedule=all"])[0] == list(SCHEDULES)
 
 
-@pytest.mark.parametrize("schedule", SCHEDULES)
+@pytest.mark.parametrize("schedule", EVERY_SCHEDULE)
 def test_every_job_that_is_searched_can_be_run(schedule: str) -> None:
     for job in variants(compose_job([f"schedule={schedule}", *SETTINGS]), frozenset()):
         make_schedule(job)
@@ -270,6 +271,7 @@ def test_a_job_with_a_split_or_a_real_one_is_left_as_it_is(settings: tuple[str, 
         assert not settle(settings, LAPTOP, refuse_to_plan).planned
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["fully_async", "colocate_sync"])
 def test_32b_is_split_fits_and_starts_on_machines_that_are_described(schedule: str) -> None:
     described = (f"schedule={schedule}", "model=qwen32b", "device=h100", "cluster.devices=16")

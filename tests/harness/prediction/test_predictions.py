@@ -71,6 +71,7 @@ def test_what_is_said_of_the_job_is_given_and_training_phases_are_read(tmp_path:
     assert wide.median > 0.3 * 440 and np.log(wide.step_s).std() > np.log(told.step_s).std()
 
 
+@pytest.mark.slow
 def test_a_table_that_no_draw_fits_says_so_in_words_and_in_the_file(tmp_path: Path) -> None:
     """Its draws are weighed by how far they are from each other, however far all are from what there is."""
     gains = EXPERIMENTS / "predictions/gains.csv"
@@ -95,6 +96,7 @@ def test_a_table_that_no_draw_fits_says_so_in_words_and_in_the_file(tmp_path: Pa
         assert "implausible, check seconds, lengths" in text
 
 
+@pytest.mark.slow
 def test_gains_losses_and_what_cannot_be_told_are_told_apart() -> None:
     verdicts = {}
     for name in ("gains", "loses", "cannot_tell"):
@@ -259,6 +261,7 @@ def test_scores_are_of_the_normal_distribution_and_of_own_phases() -> None:
     assert (scores.own_phases_s(row, sync, "train"), scores.own_phases_s(row, sync, "sync")) == (80.0, 60.0)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("table", "given", "rows"),
     [

@@ -28,6 +28,7 @@ from harness.metrics.timeline import Place, Timeline
 from harness.protocols import Span
 from harness.report.drawing import COLUMN, PAGE, draw_again, save_in_every_format
 from harness.report.gantt import MOST_BARS, data_versions, draw_same_seconds, same_seconds
+from harness.report.page import pictures
 from harness.report.page.markdown import TEXT_PT
 from harness.report.page.pictures import DRAWINGS, PICTURES, draw_comparison, draw_front, draw_matrix
 from harness.report.plots import draw_idle, draw_run, idle_times
@@ -152,7 +153,8 @@ def test_rewards_are_drawn_against_time_with_held_out_accuracy(tmp_path: Path, f
     assert not figures["seed=0/staleness.png"].axes[1].get_legend(), "no sample has any lag"
 
 
-def test_the_front_has_the_cells_that_no_other_is_ahead_of(tmp_path: Path) -> None:
+def test_the_front_has_the_cells_that_no_other_is_ahead_of(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pictures, "_PICTURES", {"front": pictures._PICTURES["front"]})
     made = [Made(lag=lag, iterations=6, draw=lag) for lag in range(4)]
     cells = [make_cell(tmp_path, f"cell {one.lag}", one, range(3)) for one in made]
     figure = Figure(layout="constrained")
@@ -166,6 +168,7 @@ def test_the_front_has_the_cells_that_no_other_is_ahead_of(tmp_path: Path) -> No
     assert [text.partition(",")[0] for text in marks if text != "front"] == list(drawn.label)
 
 
+@pytest.mark.slow
 def test_every_picture_of_a_comparison_is_drawn_again_from_its_table_word_for_word(tmp_path: Path) -> None:
     made = [Made(lag=lag, iterations=6, draw=lag, step_s=1 - lag / 4) for lag in range(3)]
     draw_comparison(compare([make_cell(tmp_path / "runs", f"cell {one.lag}", one, range(3)) for one in made]), tmp_path)

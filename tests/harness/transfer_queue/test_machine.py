@@ -1,6 +1,8 @@
 """Every implementation that needs no other server, against the one model in plain Python: any order of calls, exactly
 once."""
 
+import pytest
+
 from harness.transfer_queue.storage.inline import InlineBackend
 from harness.transfer_queue.storage.shm import ShmBackend
 from tests.support.queue_machine import TASKS, TIMED, UNTIMED, run_machine
@@ -30,6 +32,7 @@ def test_the_queue_over_tcp_behaves_as_its_model() -> None:
     run_machine(lambda: SocketSide(UNTIMED, InlineBackend(), "tcp:127.0.0.1:0"), cases=10, steps=30, least=least)
 
 
+@pytest.mark.slow
 def test_a_server_that_was_saved_and_loaded_goes_on_as_its_model() -> None:
     least = dict.fromkeys([*TASKS, "deaths", "restarts"], 1)
     run_machine(lambda: SavedSocketSide(UNTIMED, SMALL), cases=10, steps=40, least=least)

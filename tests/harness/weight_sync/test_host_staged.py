@@ -111,6 +111,7 @@ def receive_and_go_on(number: int, offer: Any) -> list[bool]:
     return asyncio.run(receive())
 
 
+@pytest.mark.slow
 async def test_both_sides_go_on_while_weights_travel() -> None:
     """The sender returns before anybody receives; and who receives still acts: otherwise this would wait for ever."""
     offer, store = offered("host_staged", receivers=2, rows=ROWS)

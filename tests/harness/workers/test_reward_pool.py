@@ -73,6 +73,7 @@ async def test_processes_give_the_scores_that_the_task_gives_in_the_same_order()
     assert not {score.extra["process"] for score in there} & {score.extra["process"] for score in here}
 
 
+@pytest.mark.slow
 async def test_every_hostile_reward_costs_its_own_sample_and_no_other() -> None:
     """Endless loops, memory bombs, crashes: each between two samples that are scored as ever."""
     asked = [says(response) for name in HOSTILE for response in ("fine", name)]
@@ -103,6 +104,7 @@ async def test_a_pool_that_is_closed_leaves_nothing_whatever_it_is_doing() -> No
     assert not descendants()
 
 
+@pytest.mark.slow
 async def test_a_reward_whose_process_cannot_start_is_named() -> None:
     with scoring("mine:reward", make=_no_task) as pool, pytest.raises(ExceptionGroup) as raised:
         await pool.scores([says("a")])
