@@ -33,6 +33,7 @@ def brought_along(module: str, unwanted: tuple[str, ...]) -> list[str]:
     return done.stdout.split()
 
 
+@pytest.mark.slow
 def test_engines_weight_sync_and_losses_load_where_only_torch_and_transformers_are(tmp_path: Path) -> None:
     folders = (
         *("engines", "engines/torch", "engines/vllm", "engines/sglang", "harness/weight_sync", "harness/rl"),

@@ -156,6 +156,7 @@ def short(parameter: object) -> str | None:
     return getattr(parameter, "__name__", "").removeprefix("test_")[:30]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("broken", "test", "parameters"),
     [

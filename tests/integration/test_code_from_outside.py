@@ -187,6 +187,7 @@ def seeing(outside: Path) -> Iterator[Drivers]:
         yield drivers
 
 
+@pytest.mark.slow
 def test_a_job_runs_on_a_loss_and_a_storage_from_outside(outside: Path, seeing: Drivers) -> None:
     folder = seeing.bench(
         outside / "results",

@@ -13,7 +13,7 @@ from tests.support.forked_drivers import Drivers
 from tests.support.invariants import check_devices, check_run
 from tests.support.real_runs import FIRST_TIMEOUT_S, SMALL
 
-pytestmark = pytest.mark.timeout(FIRST_TIMEOUT_S)
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(FIRST_TIMEOUT_S)]
 
 SHORT = f"{SMALL} iterations=5 algorithm.batch_groups=4 algorithm.group_size=4 algorithm.micro_batch_groups=2"
 DRAINED = (

@@ -4,7 +4,7 @@ import pytest
 
 from harness.config import ConfigError
 from harness.config.compose import compose_job, make_schedule
-from harness.config.registries import SCHEDULES
+from tests.support.every_schedule import EVERY_SCHEDULE
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -22,4 +22,4 @@ def pytest_configure(config: pytest.Config) -> None:
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:
     if "schedule" in metafunc.fixturenames and metafunc.module.__name__.endswith("test_every_schedule"):
         chosen = metafunc.config.getoption("--schedule", default=None)
-        metafunc.parametrize("schedule", [chosen] if chosen else list(SCHEDULES))
+        metafunc.parametrize("schedule", [chosen] if chosen else EVERY_SCHEDULE)

@@ -130,6 +130,7 @@ STREAM = "tests.support.colocated_stream:ColocatedStream"
 exclusive_devices_checked = settings(max_examples=examples(60), suppress_health_check=list(HealthCheck))
 
 
+@pytest.mark.slow
 @exclusive_devices_checked
 @given(job=jobs(STREAM), moment=st.floats(0, 1), seed=st.integers(0, 3))
 def test_roles_that_stream_on_one_pool_take_turns_and_an_engine_that_dies_leaves_its_device_to_the_others(

@@ -21,7 +21,8 @@ def worlds_to_test(config: pytest.Config) -> list[WorldUnderTest]:
 
 
 def marks_of(world: WorldUnderTest, layout: Layout) -> list[str]:
-    return [*([world.marker] if world.marker else []), *(["slow"] if layout.long else [])]
+    slow = layout.long or layout.tensor > 1  # the dispatch of DTensor takes most of a minute
+    return [*([world.marker] if world.marker else []), *(["slow"] if slow else [])]
 
 
 def pytest_generate_tests(metafunc: pytest.Metafunc) -> None:

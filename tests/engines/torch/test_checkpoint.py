@@ -118,7 +118,8 @@ def of_a_rank(store: Store, rank: int, ranks: int, tensor_parallel: int, folder:
     return all(told)
 
 
-@pytest.mark.parametrize(("ranks", "tensor_parallel"), [(1, 1), (2, 1), pytest.param(4, 2, marks=pytest.mark.slow)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("ranks", "tensor_parallel"), [(1, 1), (2, 1), (4, 2)])
 def test_moments_that_rest_on_the_host_change_no_bit(ranks: int, tensor_parallel: int, tmp_path: Path) -> None:
     assert all(run_ranks(of_a_rank, ranks, ranks, tensor_parallel, tmp_path))
 

@@ -97,6 +97,7 @@ def rank_of(store: Store, rank: int, ranks: int, tensor: int) -> tuple[Tensors, 
         return stepped(engine, [share]), values
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("ranks", "tensor"), [(2, 1), (4, 2)])
 def test_ranks_that_share_a_batch_or_layers_make_the_same_step(ranks: int, tensor: int) -> None:
     expected, values = by_hand()

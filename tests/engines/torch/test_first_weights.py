@@ -104,7 +104,10 @@ def sharded(store: Store, rank: int, ranks: int, tensor_parallel: int, configs: 
     return found
 
 
-@pytest.mark.parametrize(("ranks", "tensor_parallel"), [(1, 1), (2, 1), (4, 1), (4, 2)])
+@pytest.mark.parametrize(
+    ("ranks", "tensor_parallel"),
+    [(1, 1), (2, 1), *(pytest.param(4, tensor, marks=pytest.mark.slow) for tensor in (1, 2))],
+)
 def test_shards_that_ranks_read_are_those_of_the_whole_model(ranks: int, tensor_parallel: int, tmp_path: Path) -> None:
     build_model(ODD, seed=5).save_pretrained(tmp_path / "tied")
     build_model(UNTIED, seed=6).save_pretrained(tmp_path / "untied", max_shard_size="10KB")

@@ -78,6 +78,7 @@ async def test_a_sample_is_bitwise_the_same_alone_and_among_random_others(slots:
     await assert_company_changes_nothing(TINY, Sampling(max_tokens=60, stop_tokens=(0,)), slots, 45)
 
 
+@pytest.mark.slow
 async def test_company_changes_nothing_in_another_model_with_top_p() -> None:
     await assert_company_changes_nothing(UNTIED, Sampling(max_tokens=40, stop_tokens=(0,), top_p=0.9), 40, 45)
 

@@ -21,6 +21,7 @@ from harness.transfer_queue import QueueSpec, TaskSpec
 from tests.support.local_queue import COLUMNS, ids, rewards, soon
 
 
+@pytest.mark.slow
 def test_a_seed_with_faults_keeps_its_promises_and_can_be_repeated(tmp_path: Path) -> None:
     first, again = (play(46, tmp_path / name) for name in ("first", "again"))
     assert first.problems == [] and first.faults > 0

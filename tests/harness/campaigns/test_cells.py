@@ -100,6 +100,7 @@ def test_two_cores_are_enough_for_all_but_one_which_is_named_with_what_it_needs(
     assert "needs 2 rollout engines, its split gives 1 of 2 devices; set cluster.devices=4" in left_out["half_step"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("arguments", "machine"), [([], Machine(cores=4, gpus=0, gpu_bytes=0)), (["cluster.oversubscribe=true"], LAPTOP)]
 )

@@ -84,6 +84,7 @@ def test_what_is_bad_fails(good: Path, monkeypatch: pytest.MonkeyPatch, capsys: 
     assert "missing  results" in capsys.readouterr().out
 
 
+@pytest.mark.slow
 def test_with_a_job_it_says_what_lies_on_each_device(capsys: pytest.CaptureFixture[str]) -> None:
     job = ["model=qwen7b", "cluster.devices=8", "device=h100", "max_tokens=2048"]
     assert cli.main(["doctor", "schedule=fully_async", *job]) == 0

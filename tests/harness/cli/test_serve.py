@@ -76,6 +76,7 @@ sys.exit(main(["serve", "port=0"]))
 ENGINES = 300  # more than anybody else may have who serves HTTP here
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("number", "told"), [(signal.SIGINT, "interrupted"), (signal.SIGTERM, "ended by SIGTERM")])
 def test_a_signal_ends_it_in_a_line_whoever_waits(number: signal.Signals, told: str, tmp_path: Path) -> None:
     script = SERVE_UNTIL_PROMPTS_COME.format(number=int(number))

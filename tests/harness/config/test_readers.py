@@ -115,6 +115,7 @@ def inert_changed(job: JobConfig) -> JobConfig:
     return other
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["colocate_sync", "half_step", "fully_async"])
 @settings(max_examples=2)
 @given(data=st.data())

@@ -96,7 +96,7 @@ def random_job(schedule: str, number: int) -> JobConfig:
     return replace(config, cost=replace(simulated_cost(config, placement), kv_tokens=room))
 
 
-@pytest.mark.parametrize("number", range(EACH))
+@pytest.mark.parametrize("number", [0, *(pytest.param(more, marks=pytest.mark.slow) for more in range(1, EACH))])
 @pytest.mark.parametrize("schedule", EVERY_SCHEDULE)
 def test_it_is_the_schedules_own_file_draw_by_draw(schedule: str, number: int) -> None:
     config = random_job(schedule, number)

@@ -224,6 +224,7 @@ def bench(capsys: pytest.CaptureFixture[str], *settings: str) -> str:
 SIMULATED = "SIMULATED: every time below comes from a cost model; no model is trained and nothing is rewarded."
 
 
+@pytest.mark.slow
 @mirrored
 def test_a_virtual_run_leaves_a_runs_files_without_a_model(results: Path, capsys: pytest.CaptureFixture[str]) -> None:
     settings = ("experiment=virtual", "schedule=half_step", "backend=virtual")

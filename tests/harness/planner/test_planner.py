@@ -39,7 +39,11 @@ SMALL = (
     "cost.prompt_tokens=64 cost.lengths.mean=256 cost.lengths.cap=1024"
 ).split()
 BOTH_WAYS = {"separated_sync": ("schedule.streaming=true", "schedule.streaming=false")}
-JOBS = [(name, option) for name in SCHEDULES for option in BOTH_WAYS.get(name, ("seeds=1",))]
+JOBS = [
+    pytest.param(*one.values, option, marks=one.marks)
+    for one in EVERY_SCHEDULE
+    for option in BOTH_WAYS.get(str(one.values[0]), ("seeds=1",))
+]
 
 
 def candidates(config: JobConfig) -> list[Candidate]:
@@ -76,7 +80,7 @@ def test_no_run_is_faster_than_its_bound(name: str, option: str) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", EVERY_SCHEDULE)
+@pytest.mark.parametrize("name", SCHEDULES)
 def test_the_planners_best_is_the_best_of_all_candidates(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.planner.explore._LEAST_SAMPLES", 1)  # two iterations tell them apart
     chosen = ["algorithm.micro_batch_groups=2", "training.recompute_activations=true", "training.pipeline_parallel=1"]
@@ -98,6 +102,7 @@ def test_the_planners_best_is_the_best_of_all_candidates(name: str, monkeypatch:
     assert found.tried[0][1].seconds == min(times)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "model", "devices", "tensor"),
     [("colocate_sync", "qwen3-30b-a3b", 16, (2, 4)), ("separated_sync", "qwen7b", 64, (4, 4))],
@@ -206,6 +211,7 @@ def test_samples_at_the_door_are_as_long_as_those_that_are_simulated(
     assert held(explore_module._Door(replace(config, max_tokens=20), ("max_tokens",)), kept)
 
 
+@pytest.mark.slow
 def test_real_candidates_are_what_users_would_try_on_several_devices(every_trial: None) -> None:
     """Half of the devices, all where they are shared, and layers shared by 1, 2 and 4 of them, uncut."""
     for name, actor in (("fully_async", 8), ("colocate_sync", 16)):
@@ -320,6 +326,7 @@ def test_where_training_is_slower_the_lag_is_what_the_dispatch_rule_allows(flow:
     assert simulated(ahead, fully_async(ahead))[0] == pytest.approx(1.5, abs=0.02)
 
 
+@pytest.mark.slow
 def test_the_page_and_littles_law_say_how_far_apart_they_are() -> None:
     for flow in light(8, slower=(0.3, 0.8)):
         rho = flow.train_s / flow.generate_s

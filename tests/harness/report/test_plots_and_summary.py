@@ -182,6 +182,7 @@ def test_every_picture_of_a_comparison_is_drawn_again_from_its_table_word_for_wo
     ) > 5
 
 
+@pytest.mark.slow
 def test_no_picture_prints_markup_whatever_its_names(tmp_path: Path, figures: dict[str, Figure]) -> None:
     name = r"$\bf{a}$_%"
     draw_run(written(tmp_path).path)

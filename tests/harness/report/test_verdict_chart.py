@@ -71,6 +71,7 @@ def names(panel: Axes) -> dict[str, bool]:
     return {name.get_text(): name.get_fontweight() == "bold" for name in panel.get_yticklabels()}
 
 
+@pytest.mark.slow
 def test_bold_are_the_cells_of_the_sentence_and_no_ties(comparison: Comparison, tmp_path: Path) -> None:
     first, tied = comparison.verdict.split(" trains ")[0], re.findall(r"told apart from (\w+) \(", comparison.verdict)
     bold = names(drawn(comparison)[0])
@@ -107,6 +108,7 @@ def test_where_algorithms_differ_learning_is_drawn_and_without_rewards_lag(tmp_p
     assert " ".join(lag.get_xlabel().split()) == "mean lag of a sample (iterations)"
 
 
+@pytest.mark.slow
 def test_there_is_none_where_nothing_may_be_claimed_and_none_is_left(
     comparison: Comparison, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -477,6 +477,7 @@ def test_a_fork_server_with_a_thread_forks_nothing_and_says_so(tmp_path: Path) -
         process.close()
 
 
+@pytest.mark.slow
 def test_what_real_workers_import_leaves_one_thread(tmp_path: Path) -> None:
     preload = [*MODELS, "transformers.models.qwen3.modeling_qwen3"]
     with closing(launch_server(preload, log=tmp_path / "log")) as server:
@@ -553,6 +554,7 @@ async def test_a_process_that_is_stopped_counts_as_dead_and_its_calls_end(runtim
     assert await stopped[0].death() == told[0]
 
 
+@pytest.mark.slow
 async def test_who_only_waited_for_the_one_stopped_is_freed(runtime: LocalRuntime, tmp_path: Path) -> None:
     (waiting,), (stopped,) = started(runtime, "one", 0), started(runtime, "other", 1)
     freed, told = tmp_path / "freed", list[str]()

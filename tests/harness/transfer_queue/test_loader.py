@@ -115,6 +115,7 @@ def forked(workers: int) -> dict[str, object]:
     return {"multiprocessing_context": "fork", "timeout": 120, "in_order": False} if workers else {}
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_read_each_batch_once_and_the_next_partition_when_told(process: QueueProcess, workers: int) -> None:
     with process.sync() as queue:

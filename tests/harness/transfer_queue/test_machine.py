@@ -17,6 +17,7 @@ def test_the_queue_in_one_event_loop_behaves_as_its_model() -> None:
     run_machine(lambda: LocalSide(TIMED), cases=100, steps=50, least=least)
 
 
+@pytest.mark.slow
 def test_a_queue_that_was_saved_and_loaded_goes_on_as_its_model() -> None:
     least = dict.fromkeys([*TASKS, "first", "finished", "expired", "restarts"], 2)
     run_machine(lambda: SavedSide(TIMED), cases=40, steps=40, least=least)

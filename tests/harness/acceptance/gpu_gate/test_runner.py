@@ -136,6 +136,7 @@ def test_every_part_runs_whatever_became_of_those_before_it(part: Callable[..., 
     assert summary([found["fine"], found["unfit"]]).startswith("1 of 2 parts passed, 1 left out (unfit)")
 
 
+@pytest.mark.slow
 def test_a_part_that_hangs_is_ended_with_all_that_it_started(part: Callable[..., GatePart], tmp_path: Path) -> None:
     found = run(tmp_path, part("hangs", limit_s=5.0), part("parent", limit_s=5.0), part("fine"))
     assert found["hangs"].status == "timed out" and "waiting for nobody" in found["hangs"].why

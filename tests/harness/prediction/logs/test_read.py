@@ -180,7 +180,9 @@ SAID: dict[str, tuple[str, ...]] = {
 }
 
 
-@pytest.mark.parametrize("name", SAID)
+@pytest.mark.parametrize(
+    "name", [name if name == "verl.log" else pytest.param(name, marks=pytest.mark.slow) for name in SAID]
+)
 def test_one_log_is_enough_for_an_answer(name: str) -> None:
     read = read_log([WRITTEN / name], SAID[name])
     found = answer(read, draws=4)
