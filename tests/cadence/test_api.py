@@ -26,6 +26,7 @@ SETTINGS: dict[str, Any] = {
     "warmup_iterations": 1,
     "seeds": 2,
     "smoke": True,
+    "loggers": [],
 }
 
 

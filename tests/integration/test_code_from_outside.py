@@ -209,6 +209,7 @@ def test_a_job_runs_on_a_loss_and_a_storage_from_outside(outside: Path, seeing: 
 SENT = ("schedule=outside_transport:Sent", "schedule.transport=outside_transport:Folder", "iterations=3")
 
 
+@pytest.mark.slow
 def test_weights_travel_by_a_transport_from_outside(outside: Path, seeing: Drivers) -> None:
     """The weights that engines sample with are those that were trained: all digests agree, and the log-probs of the
     engine are those of the trainer's own forward pass, as by broadcast."""

@@ -20,7 +20,7 @@ CASES = [
     TrainingCase(1, rows=4, response=100),
     TrainingCase(2, dtype="float32", vocabulary=4096, response=100),
     TrainingCase(2, dtype="float32", layout="packed", recompute=True, ff=512, layers=8, architecture="qwen3"),
-    TrainingCase(1, response=100, lora_rank=8),
+    TrainingCase(1, lora_rank=8),
     TrainingCase(2, dtype="float32", layout="packed", architecture="qwen3_moe", ff=256, experts=8, spread=2),
     TrainingCase(4, recompute=True, architecture="qwen3", hidden=128, ff=1024, layers=3, rows=4, response=100),
 ]

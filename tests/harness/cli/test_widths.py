@@ -68,6 +68,7 @@ def results(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Path]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(cli, "RESULTS", folder)
         patch.setattr("harness.report.plots.draw_run", lambda folder: [])
+        patch.setattr("harness.report.page.document.draw_comparison", lambda *_: [])
         for schedule in ("fully_async", "delayed_update"):
             assert cli.main(["bench", f"schedule={schedule}", "seeds=3", *JOB]) == 0
         yield folder
