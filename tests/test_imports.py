@@ -49,6 +49,7 @@ def test_engines_weight_sync_and_losses_load_where_only_torch_and_transformers_a
     assert done.stderr.strip().endswith("No module named 'msgspec'"), "the machine is not bare"
 
 
+@pytest.mark.slow
 def test_metrics_reports_and_comparisons_load_without_torch_ray_or_vllm() -> None:
     together = [name for folder in ("metrics", "report", "comparison") for name in modules(f"harness/{folder}")]
     assert brought_along(", ".join(together), HEAVY) == []

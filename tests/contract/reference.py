@@ -1,15 +1,20 @@
 """What an engine is compared with: plain transformers forwards of small random models, and textbook sampling."""
 
+from __future__ import annotations
+
 from collections.abc import Iterator
 from functools import lru_cache
+from typing import TYPE_CHECKING
 
 import numpy as np
 import torch
-from transformers import Qwen3ForCausalLM
 
 from engines.torch.model import build_model
 from harness.config import ModelConfig
 from harness.protocols import Completion, Sampling
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
 
 VOCABULARY = 96  # not a multiple of 64: engines that pad it must not sample the padding
 MAX_LENGTH = 256

@@ -7,17 +7,19 @@ import functools
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from itertools import count
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pytest
 import torch
-from transformers import Qwen3ForCausalLM
 
 from harness.protocols import Completion, Request, RolloutEngine, Sampling, StopMode
 from harness.runtime.runtime import RealClock
 from tests.contract.engine_under_test import Capability, EngineUnderTest, Setting
 from tests.contract.reference import TOLERANCE, VOCABULARY, log_probs_of, make_model, reference_model, weights_of
+
+if TYPE_CHECKING:
+    from transformers import Qwen3ForCausalLM
 
 WAIT_S = 120.0
 """Longest wait for news that is due: what an engine on a busy machine never needs."""

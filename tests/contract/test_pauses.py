@@ -251,6 +251,7 @@ async def test_an_engine_that_slept_samples_from_the_weights_it_had(subject: Sub
     await assert_generates(subject)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("keep_weights", [True, False])
 async def test_weights_that_came_during_sleep_are_the_ones_it_wakes_with(subject: Subject, keep_weights: bool) -> None:
     """As colocated roles do: the engine is asleep while the trainer publishes."""

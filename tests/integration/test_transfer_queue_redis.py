@@ -239,6 +239,7 @@ async def test_a_get_that_fails_gives_its_rows_back(backend: RedisBackend, serve
         assert described["open_leases"] == 0 and described["partitions"]["train_0"]["tasks"]["train"]["ready"] == 4
 
 
+@pytest.mark.slow
 def test_the_queue_in_redis_behaves_as_its_model_and_leaves_nothing_there(servers: tuple[Server, Server]) -> None:
     backend = RedisBackend(tuple(server.url for server in servers), inline_bytes=256)
     least = dict.fromkeys(TASKS, 2) | {"deaths": 1}

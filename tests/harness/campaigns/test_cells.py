@@ -94,6 +94,7 @@ def resolved(request: ComparisonRequest, machine: Machine) -> tuple[list[str], d
     return [cell.label for cell in cells], left_out
 
 
+@pytest.mark.slow
 def test_two_cores_are_enough_for_all_but_one_which_is_named_with_what_it_needs() -> None:
     cells, left_out = resolved(compare_request(["model=tiny"], LAPTOP), LAPTOP)
     assert cells == [name for name in SCHEDULES if name != "half_step"]
@@ -133,6 +134,7 @@ def experiment(arguments: Sequence[str]) -> str:
     return compare_request(["cluster.devices=2", *arguments], LAPTOP).experiment
 
 
+@pytest.mark.slow
 def test_only_what_may_be_compared_shares_a_folder() -> None:
     name = experiment([])
     assert name.startswith("compare-tiny-reverse-")

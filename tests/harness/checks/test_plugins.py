@@ -219,6 +219,7 @@ def test_what_cannot_be_used_is_one_line_before_anything_starts(lab: Path, argum
 # -- whole runs
 
 
+@pytest.mark.slow
 @pytest.mark.filterwarnings("ignore:::sqlalchemy", "ignore:::mlflow", "ignore::ResourceWarning")
 @pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore::FutureWarning")
 def test_it_runs_on_the_virtual_clock(lab: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -169,6 +169,7 @@ def test_corrections_are_compared_in_pairs_of_three_seeds(folder: Path) -> None:
     ]
 
 
+@pytest.mark.slow
 def test_many_corrections_stand_below_each_other(folder: Path) -> None:
     names = ("none", "clip", "dual_clip", "tis", "mis", "cispo", "sapo")
     matrix = matrix_of(compare([made(folder / "many", 2, name, 0.9, seeds=2) for name in names], AXES))

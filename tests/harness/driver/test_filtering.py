@@ -52,6 +52,7 @@ def all_keep_the_same(runs: Sequence[FinishedRun]) -> bool:
     return all(one == kept[0] for one in kept)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", REFILLING)
 def test_every_schedule_trains_full_batches_of_kept_groups_and_pays_for_the_others(schedule: str) -> None:
     seconds = {}
@@ -74,6 +75,7 @@ def test_which_groups_are_kept_does_not_depend_on_the_schedule() -> None:
     assert len(set(numbers)) * recorder.group_size == len(numbers) and max(numbers) > DEALT_AGAIN
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "over_sampling"), [*((name, 1.3) for name in REFILLING), ("half_step", 2.0), ("fully_async", 2.0)]
 )

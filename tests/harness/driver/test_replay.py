@@ -79,6 +79,7 @@ def check_same(there: Path, replay: Replay, other: JobConfig, results: Path, *, 
 TIMES = st.sampled_from([0.1, 0.5, 1.0, 3.0, 20.0])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("schedule", ["fully_async", "half_step"])
 @settings(max_examples=examples(40))
 @given(data=st.data())

@@ -122,6 +122,7 @@ def filtered(config: JobConfig, share: float = 0.4, over_sampling: float = 1.0) 
     return replace(config, algorithm=algorithm, cost=replace(config.cost, filtered_share=share))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "over_sampling"),
     [("colocate_sync", 1.0), ("k_step_off", 1.5), ("half_step", 2.0), ("fully_async", 1.0)],
@@ -131,6 +132,7 @@ def test_so_it_is_where_groups_are_refused(schedule: str, over_sampling: float) 
     check_resumed(filtered(job(schedule), over_sampling=over_sampling), [0.6, 0.4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("on_stale", ["wait", "drop"])
 def test_so_it_is_where_refused_groups_are_dealt_again_and_stale_ones_dropped(on_stale: str) -> None:
     check_resumed(filtered(job("fully_async", order="completion", on_stale=on_stale, max_staleness=1.0)), [0.6, 0.3])
@@ -172,6 +174,7 @@ def test_the_coefficient_that_follows_a_kl_is_that_of_the_unbroken_run(schedule:
     check_resumed(replace(config, algorithm=followed), [0.55, 0.4])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("schedule", "devices", "others"), [("colocate_sync", 2, 4), ("one_step_off", 4, 2), ("fully_async", 2, 4)]
 )

@@ -310,6 +310,7 @@ def light(count: int, slower: tuple[float, float]) -> list[Flow]:
     ]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("flow", light(8, slower=(0.3, 0.8)), ids=str)
 def test_where_rollout_is_slower_the_lag_is_that_of_littles_law(flow: Flow) -> None:
     first, of_all = simulated(flow, fully_async(flow))

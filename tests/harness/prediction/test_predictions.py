@@ -184,6 +184,7 @@ def test_lengths_and_shares_at_the_cap_are_those_asked_for(tmp_path: Path) -> No
         posteriors(read_evidence(path, [*SMALL, "cost.lengths.mean=150"]), 16)
 
 
+@pytest.mark.slow
 def test_what_a_filter_adds_to_generation_is_in_the_given_rows_already(tmp_path: Path) -> None:
     path = table(tmp_path, "colocate_sync,4,4,4,1000,900,880,20,20,60", "one_step_off,8,4,4,,,,,,")
     filters = ["algorithm.filter=zero_variance", "cost.filtered_share=.4"]
@@ -279,6 +280,7 @@ def test_no_row_moves_without_its_score(table: str, given: Given, rows: list[str
             )
 
 
+@pytest.mark.slow
 def test_published_steps_are_scored_blind_and_simulated_ones_predicted() -> None:
     for path in scores.published_tables():
         evidence = read_evidence(path)

@@ -358,6 +358,7 @@ def test_a_run_that_was_cut_short_is_summed_up_and_called_unfinished(tmp_path: P
     assert "unfinished" in printed([run.path])
 
 
+@pytest.mark.slow
 def test_a_picture_of_a_trace_without_end_has_its_longest_bars_and_says_so() -> None:
     timeline = Timeline({("actor", "0"): Place("actor", ("device 1",))})
     timeline.end_iteration(0, 10.0)

@@ -529,6 +529,7 @@ def started(runtime: LocalRuntime, name: str, *numbers: int) -> list[RemoteRole[
     return runtime.start_worker(name, (), {("echo", number): EchoRole for number in numbers}, build_echoes)
 
 
+@pytest.mark.slow
 async def test_a_process_that_is_stopped_counts_as_dead_and_its_calls_end(runtime: LocalRuntime) -> None:
     stopped, other = started(runtime, "one", 0, 1), started(runtime, "other", 2)
     told: list[str] = []
@@ -575,6 +576,7 @@ async def test_who_only_waited_for_the_one_stopped_is_freed(runtime: LocalRuntim
     assert len(told) == 1 and await waiting.role.echo(2) == [2]
 
 
+@pytest.mark.slow
 async def test_a_queue_that_is_stopped_is_ended_and_every_call_of_it_says_why(runtime: LocalRuntime) -> None:
     queue = runtime.start_queue(QueueSpec({"x": ColumnSpec("int64")}, {"read": TaskSpec(("x",))}))
     assert isinstance(queue, RemoteQueue)

@@ -184,6 +184,7 @@ def test_errors_are_told_for_figures_and_bands_and_not_for_words() -> None:
     assert ResultLine("q", "l", "measured", 2.0, None, 1.0).met is None
 
 
+@pytest.mark.slow
 def test_a_result_is_printed_written_and_drawn(tmp_path: Path) -> None:
     experiment = read_experiment("relax")
     lines = [
@@ -230,6 +231,7 @@ def _printed(result: Result, width: int) -> list[str]:
     return lines
 
 
+@pytest.mark.slow
 def test_charts_of_several_ways_of_working_stand_on_one_page(tmp_path: Path) -> None:
     modes = [
         Mode(mode.label, mode.job, mode.role, {"rollout": 2, "actor": 1, "actor_fwd": 1, "reference": 1})

@@ -128,6 +128,7 @@ def test_workers_read_each_batch_once_and_the_next_partition_when_told(process: 
         assert queue.clear_finished() == [f"a{workers}", f"b{workers}"], "all was acknowledged"
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("workers", [0, 2])
 def test_workers_replay_their_windows(process: QueueProcess, workers: int) -> None:
     with process.sync() as queue:

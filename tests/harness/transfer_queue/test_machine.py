@@ -28,6 +28,7 @@ def test_the_queue_in_shared_memory_behaves_as_its_model() -> None:
     run_machine(lambda: SocketSide(UNTIMED, SMALL), cases=25, steps=40, least=least)
 
 
+@pytest.mark.slow
 def test_the_queue_over_tcp_behaves_as_its_model() -> None:
     least = dict.fromkeys([*TASKS, "deaths"], 1)
     run_machine(lambda: SocketSide(UNTIMED, InlineBackend(), "tcp:127.0.0.1:0"), cases=10, steps=30, least=least)

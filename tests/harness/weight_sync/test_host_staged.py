@@ -212,6 +212,7 @@ def take_part(kind: str, number: int, port: int, offer: Any) -> list[bool] | Non
     return trainer(number, port, offer) if kind == "trainer" else receiver(number, offer)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("transport", TRANSPORTS)
 @pytest.mark.parametrize("how", [{}, {"checked": True}, {"delta": True}])
 def test_every_version_of_two_ranks_shards_arrives_bit_for_bit(transport: str, how: dict[str, bool]) -> None:
