@@ -227,6 +227,7 @@ def test_weights_travel_by_a_transport_from_outside(outside: Path, seeing: Drive
     assert mismatch[0] == mismatch[1]
 
 
+@pytest.mark.slow
 def test_a_transport_from_outside_is_simulated(outside: Path, seeing: Drivers, monkeypatch: pytest.MonkeyPatch) -> None:
     folder = seeing.bench(
         outside / "results", "simulated", *SENT, "backend=virtual", "cost=tiny_cpu", "cluster.devices=2"
