@@ -255,17 +255,21 @@ def test_recomputing_activations_runs_each_layer_twice(world: World) -> None:
 
 @pytest.mark.slow
 @pytest.mark.filterwarnings("default")  # TorchDynamo looks at every attribute, old ones too
-@pytest.mark.parametrize("layout", ["padded", "packed"])
-def test_compiled_blocks_have_the_gradients_of_others(world: World, layout: Layout) -> None:
-    """Within the tolerance that other orders of sums have in this file."""
-    found = []
+@pytest.mark.parametrize(
+    ("dtype", "layout", "rtol"), [("float32", "padded", 1e-5), ("float32", "packed", 1e-5), ("bfloat16", "packed", 0.1)]
+)
+def test_compiled_blocks_have_the_gradients_of_others(world: World, dtype: str, layout: str, rtol: float) -> None:
+    """Within the tolerance that other orders of sums have in this file; in bfloat16 within 8 roundings of 2^-8 in a
+    row, in each of 2 layers forward and back, that add up as a random walk: 2^-8 sqrt(32) = .02, of a tensor's norm,
+    and so .1 of its largest element."""
+    model, found = replace(SMALL, dtype=dtype), []
     for compiled in (True, False):
-        engine = world.engine(FREE, TrainingConfig(layout=layout, compile=compiled))
+        engine = world.engine(FREE, TrainingConfig(layout=layout, compile=compiled), model=model)  # type: ignore[arg-type]
         train(engine, [ALL[:3], ALL[3:8], ALL[8:]])  # no size twice
         found.append((gradients(engine), scores(engine.scorer(), ALL)))
     (ours, our_scores), (theirs, their_scores) = found
-    assert_close(ours, theirs, 1e-5)
-    np.testing.assert_allclose(our_scores, their_scores, rtol=1e-5)
+    assert_close(ours, theirs, rtol)
+    np.testing.assert_allclose(our_scores, their_scores, rtol=rtol)
     assert any(not torch.equal(ours[name], theirs[name]) for name in theirs), "nothing was compiled"
 
 
