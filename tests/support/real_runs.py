@@ -72,7 +72,8 @@ def wait_for_lines(results: Path, experiment: str, count: int, process: subproce
     while lines(results, experiment) < count and process.poll() is None:
         if time.monotonic() > deadline:
             process.kill()
-            pytest.fail(f"no {count} iterations within {STARTED_WITHIN_S} s{logs(results, 0)}")
+            said, _ = process.communicate()
+            pytest.fail(f"no {count} iterations within {STARTED_WITHIN_S} s: {said or ''}{logs(results, since=0)}")
         time.sleep(0.02)
 
 

@@ -21,7 +21,7 @@ def worlds_to_test(config: pytest.Config) -> list[WorldUnderTest]:
 
 
 def marks_of(world: WorldUnderTest, layout: Layout) -> list[str]:
-    slow = layout.long or layout.tensor > 1  # the dispatch of DTensor takes most of a minute
+    slow = layout.long or layout.tensor > 1  # of two ranks too, which take as long as four that share otherwise
     return [*([world.marker] if world.marker else []), *(["slow"] if slow else [])]
 
 

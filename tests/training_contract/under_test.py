@@ -38,8 +38,8 @@ TOKENS = 25  # of a part of a micro-batch
 
 @dataclass(frozen=True)
 class Layout:
-    """How a training world is laid out. models: that it takes, of `MODELS`; slow: its tests are, as those of more than
-    two ranks."""
+    """How a training world is laid out. models: that it takes, of `MODELS`; slow: it makes many steps, as those of more
+    than two ranks do, in slow tests."""
 
     data: int = 1
     pipeline: int = 1
@@ -54,7 +54,7 @@ class Layout:
 
     @property
     def long(self) -> bool:
-        """Whether its tests are slow."""
+        """Whether it makes many steps."""
         return self.slow or self.world > 2
 
     @property
